@@ -18,7 +18,7 @@ from pathlib import Path
 from pytest_hwqueue.metrics.numbers import figure, percent
 from pytest_hwqueue.noise.names import NOISES, NONE
 from pytest_hwqueue.records.cell import RunRecord, read_record
-from pytest_hwqueue.reports.markdown import markdown_table, plain
+from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.noise_losses import (
     Loss,
     by_run,

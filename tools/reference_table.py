@@ -25,7 +25,7 @@ from pytest_hwqueue.gate.statistics import MeanDifference
 from pytest_hwqueue.gate.verdict import THROUGHPUT, GateSettings
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import Interval, counted, figure, percent, rate, times, untold
-from pytest_hwqueue.reports.markdown import markdown_table, plain
+from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdict_words import mean_value
 from pytest_hwqueue.verdicts.figures import GatedFigure

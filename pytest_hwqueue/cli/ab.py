@@ -126,7 +126,7 @@ def _compare(
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
     from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides, with_median
     from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
-    from pytest_hwqueue.reports.doctor import make_console
+    from pytest_hwqueue.reports.grid import make_console
     from pytest_hwqueue.reports.verdicts import render_judgement
 
     if len(places) not in (0, 2) or not (places or any(variants)):

@@ -54,12 +54,13 @@ def baseline() -> None:
 @baseline.command("list", cls=OwnStatus)
 def list_baselines(baselines: str | None) -> None:
     """List the stored baselines of all devices."""
-    from pytest_hwqueue.reports.baselines import describe_baselines, print_baselines
+    from pytest_hwqueue.reports.baselines import baselines_document, describe_baselines
+    from pytest_hwqueue.reports.grid import print_document
 
     store = open_store(baselines)
     rows = describe_baselines(store)
     if rows:
-        print_baselines(rows)
+        print_document(baselines_document(rows))
     else:
         click.echo(f"no baseline in {store.root}: `hwq run --save NAME` stores one")
 
@@ -70,7 +71,8 @@ def list_baselines(baselines: str | None) -> None:
 @click.argument("cell", required=False)
 def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> None:
     """Show a baseline's cells and what they can detect; with CELL, its runs."""
-    from pytest_hwqueue.reports.baselines import describe_cells, print_cells, print_runs
+    from pytest_hwqueue.reports.baselines import cells_document, describe_cells, runs_document
+    from pytest_hwqueue.reports.grid import print_document
 
     settings, figures = gate_settings(given), gated_figures(given)
     store = open_store(baselines)
@@ -78,9 +80,9 @@ def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> No
     cells = store.read(name, device).cells
     label = f"{device}/{name}"
     if cell is None:
-        print_cells(label, describe_cells(cells, figures, settings), settings)
+        print_document(cells_document(label, describe_cells(cells, figures, settings), settings))
     else:
-        print_runs(label, _chosen(cells, (cell,), label)[cell])
+        print_document(runs_document(label, _chosen(cells, (cell,), label)[cell]))
 
 
 @with_options(only=("baselines",))
@@ -88,12 +90,14 @@ def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> No
 @click.argument("name")
 def history(name: str, baselines: str | None) -> None:
     """Show when and why a baseline was moved, and how far in total."""
-    from pytest_hwqueue.reports.baselines import print_history
+    from pytest_hwqueue.reports.baselines import moves_document
+    from pytest_hwqueue.reports.grid import print_document
 
     store = open_store(baselines)
     device, name = _find(store, name)
     anchor, cells = store.anchor(name, device).cells, store.read(name, device).cells
-    print_history(f"{device}/{name}", store.history(name, device), anchor, cells)
+    moves = store.history(name, device)
+    print_document(moves_document(f"{device}/{name}", moves, anchor, cells))
 
 
 @with_options(only=("baselines",))
@@ -112,7 +116,8 @@ def accept(
     NAME may be new. The first runs stay as the anchor, and the move is added to the history.
     """
     from pytest_hwqueue.baselines.sources import load_source
-    from pytest_hwqueue.reports.baselines import print_move, too_few_runs
+    from pytest_hwqueue.reports.baselines import move_document, too_few_runs
+    from pytest_hwqueue.reports.grid import print_document
 
     store = open_store(baselines)
     source = load_source(origin, store)
@@ -122,7 +127,8 @@ def accept(
         raise InputRefused(f"--from: {source.label} is the baseline itself")
     commits = {run.commit for cell in cells.values() for run in cell.runs}
     commit = commits.pop() if len(commits) == 1 else None
-    print_move(f"{device}/{name}", store.accept(name, device, cells, reason, commit))
+    move = store.accept(name, device, cells, reason, commit)
+    print_document(move_document(f"{device}/{name}", move))
     for left in source.left_out:
         if not chosen or left.cell_id in chosen:
             click.echo(f"left out: {left.cell_id}: {left.status}: {left.reason}", err=True)
@@ -167,7 +173,8 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     runs each: `hwq run P0 --runs 3 --save aa`, five times.
     """
     from pytest_hwqueue.baselines.sources import load_source
-    from pytest_hwqueue.reports.calibration import HOW_TO_RECORD, print_calibration
+    from pytest_hwqueue.reports.calibration import HOW_TO_RECORD, calibration_document
+    from pytest_hwqueue.reports.grid import print_document
     from pytest_hwqueue.verdicts.stored import NothingToCalibrate, calibrate_sources
 
     store = open_store(baselines)
@@ -178,7 +185,7 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
         found, left_out = calibrate_sources(loaded, figures, settings)
     except NothingToCalibrate as error:
         raise InputRefused(f"{error}. {HOW_TO_RECORD}") from None
-    print_calibration(found, settings, left_out)
+    print_document(calibration_document(found, settings, left_out))
 
 
 def _find(store: Store, text: str) -> tuple[str, str]:
@@ -334,7 +341,7 @@ def _policies(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _terminal() -> tuple[int, bool]:
-    from pytest_hwqueue.reports.doctor import make_console
+    from pytest_hwqueue.reports.grid import make_console
 
     console = make_console()
     return console.width, console.color_system is not None

@@ -237,16 +237,18 @@ def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, devi
 
 def _report(found: CapacityFile, folder: Path, given: dict[str, Any]) -> None:
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.capacity import capacity_markdown, capacity_svg, draw_capacity
-    from pytest_hwqueue.reports.doctor import make_console
+    from pytest_hwqueue.reports.capacity import capacity_document, capacity_svg
+    from pytest_hwqueue.reports.document import markdown
+    from pytest_hwqueue.reports.grid import print_document
 
     # First of all, so that a file that cannot be written hides no figure.
-    draw_capacity(found, make_console())
+    document = capacity_document(found)
+    print_document(document)
     text = found.model_dump_json(by_alias=True, indent=1) + "\n"
     for path in filter(None, (given["json_file"], folder / "capacity.json")):
         write_text(path, text)
     if given["markdown"] is not None:
-        write_text(given["markdown"], capacity_markdown(found))
+        write_text(given["markdown"], markdown(document))
     if given["svg"] is not None:
         write_text(given["svg"], capacity_svg(found))
 

@@ -57,13 +57,16 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
     from pytest_hwqueue.fleet.outliers import judge_fleet
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown, print_fleet
+    from pytest_hwqueue.reports.document import markdown
+    from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
+    from pytest_hwqueue.reports.grid import print_document
 
     try:
         found = judge_fleet(collect(folders))
-        print_fleet(found)
+        document = fleet_document(found)
+        print_document(document)
         for name, text in (
-            ("json_file", fleet_json), ("markdown", fleet_markdown),
+            ("json_file", fleet_json), ("markdown", lambda _: markdown(document)),
             ("prometheus", prometheus_text),
         ):  # fmt: skip
             if given[name]:

@@ -190,9 +190,10 @@ def list_workloads(verbose: bool) -> None:
     With --verbose, also show whether a workload needs several processes, what its ratios mean, and
     its parameters with types, bounds and defaults at each size.
     """
-    from pytest_hwqueue.reports.listing import describe_workloads, print_workloads
+    from pytest_hwqueue.reports.grid import print_document
+    from pytest_hwqueue.reports.listing import describe_workloads, workloads_document
 
-    print_workloads(describe_workloads(), verbose)
+    print_document(workloads_document(describe_workloads(), verbose))
 
 
 @with_options(without=("workload",))
@@ -232,9 +233,10 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
     from pytest_hwqueue.doctor.checks import describe_machine
     from pytest_hwqueue.errors import LeaseError, RecordError
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.doctor import print_diagnosis, print_machine
+    from pytest_hwqueue.reports.doctor import diagnosis_document, machine_document
+    from pytest_hwqueue.reports.grid import print_document
 
-    print_machine(describe_machine())
+    print_document(machine_document(describe_machine()))
     try:
         diagnosis = diagnose(
             setting("device", given["device"]),
@@ -242,7 +244,7 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
             quick=quick,
             progress=lambda text: click.echo(f"hwq doctor: {text}", err=True),
         )
-        print_diagnosis(diagnosis)
+        print_document(diagnosis_document(diagnosis))
         if json_file is not None:
             write_text(Path(json_file), as_json(diagnosis))
     except BadOption as error:

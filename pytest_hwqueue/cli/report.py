@@ -186,7 +186,9 @@ def history(
     from pytest_hwqueue.history.analysis import LEAST_P, OtavaMissing, analyse
     from pytest_hwqueue.history.series import arrange
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.history import print_history, render_markdown
+    from pytest_hwqueue.reports.document import markdown as as_markdown
+    from pytest_hwqueue.reports.grid import print_document
+    from pytest_hwqueue.reports.history import history_document
     from pytest_hwqueue.settings.values import share
 
     store = open_store(baselines, packaged=True)
@@ -209,11 +211,12 @@ def history(
         )  # fmt: skip
     except OtavaMissing as error:
         raise InputRefused(str(error)) from None
-    print_history(found)
+    document = history_document(found)
+    print_document(document)
     if json_file is not None:
         write_text(Path(json_file), found.model_dump_json(by_alias=True) + "\n")
     if markdown is not None:
-        write_text(Path(markdown), render_markdown(found))
+        write_text(Path(markdown), as_markdown(document))
 
 
 def _sources(text: str, store: Store) -> list[Source]:

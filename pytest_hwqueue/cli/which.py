@@ -33,7 +33,7 @@ from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
     from pytest_hwqueue.capacity.result import CapacityFile
-    from pytest_hwqueue.reports.which.terminal import WhichProgress
+    from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.runs import WhichRuns
@@ -121,7 +121,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.records.files import make_session_folder
-    from pytest_hwqueue.reports.which.terminal import WhichProgress
+    from pytest_hwqueue.reports.which.progress import WhichProgress
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
     from pytest_hwqueue.schedulers.syntax import unopened
     from pytest_hwqueue.which.runs import WhichRuns
@@ -195,9 +195,10 @@ def _report(
     complete: bool, folder: Path | None = None, capacities: CapacityFile | None = None,
 ) -> int:  # fmt: skip
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.doctor import make_console
-    from pytest_hwqueue.reports.which.files import which_markdown, which_svg
-    from pytest_hwqueue.reports.which.terminal import draw_which
+    from pytest_hwqueue.reports.document import markdown
+    from pytest_hwqueue.reports.grid import print_document
+    from pytest_hwqueue.reports.which.document import which_document
+    from pytest_hwqueue.reports.which.plot import which_svg
     from pytest_hwqueue.which.runs import entries
     from pytest_hwqueue.which.table import table
 
@@ -211,12 +212,12 @@ def _report(
         ]
         found = found.model_copy(update={"cases": cases})
     # First of all, so that a file that cannot be written hides no figure.
-    draw_which(found, make_console(), verbose=given["verbose"])
+    print_document(which_document(found, verbose=given["verbose"]))
     text = found.model_dump_json(by_alias=True, indent=1) + "\n"
     for path in filter(None, (given["json_file"], folder and folder / "which.json")):
         write_text(path, text)
     if given["markdown"] is not None:
-        write_text(given["markdown"], which_markdown(found))
+        write_text(given["markdown"], markdown(which_document(found)))
     if given["svg"] is not None:
         drawn = which_svg(found, lines, runs)
         if drawn is None:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.errors import BadOption, GitHubError, shortened
-from pytest_hwqueue.reports.markdown import plain
+from pytest_hwqueue.reports.document import plain
 
 _ANSWER_S = 30.0
 _CHUNK_BYTES = 1 << 16

@@ -1,4 +1,4 @@
-"""Prints `hwq baseline list`, `show`, `history` and `accept`: what is stored, and its reach."""
+"""`hwq baseline list`, `show`, `history` and `accept`: what is stored, and its reach."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.table import Column, Table
-from rich.text import Text
 
 from pytest_hwqueue.baselines.folders import Move, describe_move
 from pytest_hwqueue.baselines.runs import CellBaseline, soft_fields
@@ -25,7 +20,16 @@ from pytest_hwqueue.gate.calibrate import (
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import GateSettings, Quantity, percent, refusal
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, decimals, fixed, rate, time_unit
-from pytest_hwqueue.reports.doctor import make_console
+from pytest_hwqueue.reports.document import (
+    Column,
+    Document,
+    Heading,
+    Line,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+)
 from pytest_hwqueue.reports.verdict_words import figure_value, mean_value, tau_words
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.judging import UnknownFigure
@@ -117,109 +121,128 @@ def describe_cells(
     return rows
 
 
-def print_baselines(rows: Sequence[BaselineRow], console: Console | None = None) -> None:
-    """Print a table of baselines."""
-    table = folded_table(
-        "Baselines", "Device", "Name", "Cells", "Runs a cell", "Sessions", "Last change"
-    )
-    for row in rows:
-        least, most = row.runs
-        runs = str(least) if least == most else f"{least}–{most}"
-        table.add_row(
-            row.device, row.name, str(row.cells), runs, str(row.sessions), _when(row.changed)
-        )
-    (console or make_console()).print(table)
-
-
-def print_cells(
-    label: str, rows: Sequence[CellRow], settings: GateSettings, console: Console | None = None
-) -> None:
-    """Print a baseline's cells and what they can detect."""
-    table = folded_table(
-        f"{label}: {counted(len({row.stored.cell_id for row in rows}), 'cell')}",
-        "Cell", "Figure", "K", "Sessions", "Mean", "sd", "Detects", "Note",
+def baselines_document(rows: Sequence[BaselineRow]) -> Document:
+    """Return a table of baselines."""
+    columns = (
+        Column("name", "name"), Column("device", "device"), Column("cells", "cells", right=True),
+        Column("runs", "runs a cell", right=True), Column("sessions", "sessions", right=True),
+        Column("changed", "last change", rank=1),
     )  # fmt: skip
+    table = [
+        Row({
+            "name": row.name, "device": row.device, "cells": str(row.cells),
+            "runs": "–".join(dict.fromkeys(map(str, row.runs))), "sessions": str(row.sessions),
+            "changed": _when(row.changed),
+        })
+        for row in rows
+    ]  # fmt: skip
+    return Document([Heading("Baselines", 1), Table(columns, table)])
+
+
+def cells_document(label: str, rows: Sequence[CellRow], settings: GateSettings) -> Document:
+    """Return a baseline's cells and what they can detect."""
+    columns = (
+        Column("cell", "cell"), Column("figure", "figure"), Column("runs", "K", right=True),
+        Column("sessions", "sessions", right=True, rank=2),
+        Column("mean", "mean", unit_in_header=False), Column("sd", "sd", right=True, rank=1),
+        Column("detects", "detects", right=True),
+    )  # fmt: skip
+    table = []
     for row in rows:
         cell = row.stored
         mean = REFUSED if row.mean is None else figure_value(row.quantity, row.mean, row.mean)
         detects = str(REFUSED)
         if cell.detectable is not None:
             detects = least_change(row.quantity, cell.detectable)
-        table.add_row(
-            escape(cell.cell_id), cell.label, str(cell.runs), str(cell.sessions),
-            str(mean), share(cell.sd), detects, escape("; ".join(row.notes)),
-        )  # fmt: skip
-    legend = Text(
+        texts = {
+            "cell": cell.cell_id, "figure": cell.label, "runs": str(cell.runs),
+            "sessions": str(cell.sessions), "sd": share(cell.sd), "detects": detects,
+        }  # fmt: skip
+        table.append(Row(texts, {"mean": [mean]}, opens=True, below=[*row.notes]))
+    legend = (
         "Mean: geometric, over runs; sd: between runs, of its logarithm. Detects: the least "
         f"worsening found with {100 * settings.power:.3g} % power, if {100 * settings.rate:.3g} % "
         f"of unchanged suites may alarm. --tau: {tau_words(settings)}."
     )
-    (console or make_console()).print(Group(table, legend))
+    title = f"{label}: {counted(len({row.stored.cell_id for row in rows}), 'cell')}"
+    return Document([Heading(title, 1), Table(columns, table), Paragraph(legend)])
 
 
-def print_runs(label: str, cell: CellBaseline, console: Console | None = None) -> None:
-    """Print every run of a cell, and the conditions they share."""
+_TIMES = {
+    "p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9", "max": "max",
+}  # fmt: skip
+
+
+def runs_document(label: str, cell: CellBaseline) -> Document:
+    """Return every run of a cell, and the conditions they share."""
     worst_ns = [run.max_ns for run in cell.runs]
     unit = time_unit(statistics.median(run.p50_ns for run in cell.runs), worst_ns)
-    table = folded_table(
-        f"{label}, {cell.header.cell.id}: {counted(len(cell.runs), 'run')}, times in {unit.name}",
-        "Run", "Session", "Measured", "Commit", "n",
-        "P50", "P90", "P95", "P99", "P99.9", "Max", "Throughput", "Differs",
-    )  # fmt: skip
     places = decimals(cell.runs[0].p50_ns / unit.ns)
+    columns = (
+        Column("run", "run", right=True), Column("when", "measured"),
+        *(
+            Column(key, name, right=True, rank=0 if key in ("p50", "p99") else 2)
+            for key, name in _TIMES.items()
+        ),
+        Column("n", "n", right=True, rank=1), Column("throughput", "throughput", rank=3),
+        Column("commit", "commit", rank=4), Column("session", "session", rank=5),
+    )  # fmt: skip
+    rows = []
     for number, run in enumerate(cell.runs, start=1):
-        times = (run.p50_ns, run.p90_ns, run.p95_ns, run.p99_ns, run.p999_ns, run.max_ns)
-        rates = [str(rate(value, unit)) for unit, value in run.throughput.items()]
+        texts = {
+            "run": str(number), "session": run.session, "when": _when(run.when), "n": str(run.n),
+            "commit": _commit(run.commit),
+            **{key: fixed(getattr(run, f"{key}_ns") / unit.ns, places) for key in _TIMES},
+        }  # fmt: skip
+        rates = [rate(value, unit) for unit, value in run.throughput.items()]
         differs = [f"{name} = {value}" for name, value in run.soft.items()]
-        table.add_row(
-            str(number), run.session, _when(run.when), _commit(run.commit), str(run.n),
-            *(fixed(value / unit.ns, places) for value in times),
-            escape("\n".join(rates)), escape("\n".join(differs)),
-        )  # fmt: skip
+        below: list[Line] = [differs] if differs else []
+        rows.append(Row(texts, {"throughput": rates}, opens=True, below=below))
     header = cell.header
-    parts: list[RenderableType] = [table]
-    for title, fields in (
+    title = f"{label}, {header.cell.id}: {counted(len(cell.runs), 'run')}, times in {unit.name}"
+    parts: list[Part] = [Heading(title, 1), Table(columns, rows)]
+    for name, fields in (
         ("Parameters", header.cell.parameters),
         ("Must be the same to compare", header.hard),
         ("Of the first run", soft_fields(header, cell.runs[0])),
     ):
         listed = ", ".join(f"{name} = {value}" for name, value in sorted(fields.items()))
-        parts.append(Text(f"{title}: {listed or 'none'}"))
-    (console or make_console()).print(Group(*parts))
+        parts.append(Paragraph(f"{name}: {listed or 'none'}"))
+    return Document(parts)
 
 
-def print_history(
+def moves_document(
     label: str,
     moves: Sequence[Move],
     anchor: Mapping[str, CellBaseline],
     cells: Mapping[str, CellBaseline],
-    console: Console | None = None,
-) -> None:
-    """Print when a baseline was moved, how far each time, and its distance from its anchor.
+) -> Document:
+    """Return when a baseline was moved, how far each time, and its distance from its anchor.
 
     Args:
         label: of the baseline.
         moves: oldest first.
         anchor: the cells' first accepted runs.
         cells: the cells' runs now.
-        console: to print on.
 
     """
-    console = console or make_console()
-    if not moves:
-        console.print(Text(f"{label} was never moved."))
-    else:
-        table = folded_table(
-            f"{label}: moved {counted(len(moves), 'time')}",
-            "When", "Commit", "Cells", "P99 to previous", "P99 to anchor", "Changed", "Reason",
+    parts: list[Part] = [Heading(f"{label} was never moved.", 1)]
+    if moves:
+        columns = (
+            Column("when", "when"), Column("commit", "commit"),
+            Column("cells", "cells", right=True), *_DISTANCES,
         )  # fmt: skip
-        for move in moves:
-            table.add_row(
-                _when(move.when), _commit(move.commit), str(len(move.cells)),
-                change(move.median_p99_ratio), change(move.median_p99_ratio_to_anchor),
-                escape(", ".join(move.changed)), escape(move.reason),
-            )  # fmt: skip
-        console.print(table)
+        rows = [
+            Row({
+                "when": _when(move.when), "commit": _commit(move.commit),
+                "cells": str(len(move.cells)), "previous": change(move.median_p99_ratio),
+                "anchor": change(move.median_p99_ratio_to_anchor),
+            }, opens=True, below=[*_changed(move), move.reason])
+            for move in moves
+        ]  # fmt: skip
+        parts = [
+            Heading(f"{label}: moved {counted(len(moves), 'time')}", 1), Table(columns, rows)
+        ]  # fmt: skip
     now = describe_move(anchor, anchor, cells, "", None)
     ratios = {
         cell_id: cell.p99_ratio_to_anchor
@@ -232,26 +255,32 @@ def print_history(
             f"Now P99 is {change(now.median_p99_ratio_to_anchor)} against the anchor (median of "
             f"{counted(len(ratios), 'cell')}); farthest: {farthest} {change(ratios[farthest])}."
         )
-        console.print(Text(text))
+        parts.append(Paragraph(text, ""))
+    return Document(parts)
 
 
-def print_move(label: str, move: Move, console: Console | None = None) -> None:
-    """Print how far each cell of a baseline was moved."""
-    table = folded_table(
-        f"{label} moved: {counted(len(move.cells), 'cell')}",
-        "Cell", "P99 to previous", "P99 to anchor",
-    )  # fmt: skip
-    for cell_id, cell in move.cells.items():
-        table.add_row(escape(cell_id), change(cell.p99_ratio), change(cell.p99_ratio_to_anchor))
-    if len(move.cells) > 1:
-        table.add_section()
-        table.add_row(
-            "median", change(move.median_p99_ratio), change(move.median_p99_ratio_to_anchor)
-        )
-    parts: list[RenderableType] = [table]
-    if move.changed:
-        parts.append(Text(f"Conditions that changed: {', '.join(move.changed)}"))
-    (console or make_console()).print(Group(*parts))
+_DISTANCES = (
+    Column("previous", "P99", "to previous", right=True),
+    Column("anchor", "P99", "to anchor", right=True),
+)
+
+
+def move_document(label: str, move: Move) -> Document:
+    """Return how far each cell of a baseline was moved."""
+    ratios = [(name, cell.p99_ratio, cell.p99_ratio_to_anchor) for name, cell in move.cells.items()]
+    if len(ratios) > 1:
+        ratios.append(("median", move.median_p99_ratio, move.median_p99_ratio_to_anchor))
+    rows = [
+        Row({"cell": name, "previous": change(ratio), "anchor": change(to_anchor)})
+        for name, ratio, to_anchor in ratios
+    ]
+    heading = Heading(f"{label} moved: {counted(len(move.cells), 'cell')}", 1)
+    table = Table((Column("cell", "cell"), *_DISTANCES), rows)
+    return Document([heading, table, *(Paragraph(line, "") for line in _changed(move))])
+
+
+def _changed(move: Move) -> list[str]:
+    return [f"conditions that changed: {', '.join(move.changed)}"] if move.changed else []
 
 
 def too_few_runs(cells: Iterable[CellBaseline]) -> str:
@@ -281,12 +310,6 @@ def least_change(quantity: Quantity, detectable: float) -> str:
     if quantity.higher_is_worse:
         return f"≥ {percent(detectable)}"
     return f"≤ {percent(1 / (1 + detectable) - 1)}"
-
-
-def folded_table(title: str, *columns: str) -> Table:
-    """Return a table whose cells wrap, so a narrow terminal loses nothing."""
-    headings = [Column(column, overflow="fold") for column in columns]
-    return Table(*headings, title=escape(title), title_justify="left", title_style="bold")
 
 
 def _row(

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.text import Text
-
 from pytest_hwqueue.baselines.runs import FieldDifference, condition_differences
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.gate.calibrate import (
@@ -19,9 +15,8 @@ from pytest_hwqueue.gate.calibrate import (
     can_convict,
 )
 from pytest_hwqueue.gate.verdict import GateSettings, percent
-from pytest_hwqueue.metrics.numbers import REFUSED, Interval, counted
-from pytest_hwqueue.reports.baselines import folded_table, share
-from pytest_hwqueue.reports.doctor import make_console
+from pytest_hwqueue.metrics.numbers import REFUSED, Interval, PrintedFigure, counted
+from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Row, Table
 
 HOW_TO_RECORD = (
     f"Record unchanged code in {LEAST_SESSIONS} sessions, best on several days: "
@@ -29,50 +24,47 @@ HOW_TO_RECORD = (
 )
 
 
-def print_calibration(
-    found: Calibration,
-    settings: GateSettings,
-    left_out: Sequence[str],
-    console: Console | None = None,
-) -> None:
-    """Print each cell's noise, and the session term and number of runs that it needs.
+def calibration_document(
+    found: Calibration, settings: GateSettings, left_out: Sequence[str]
+) -> Document:
+    """Return each cell's noise, and the session term and number of runs that it needs.
 
     Args:
         found: the estimates.
         settings: used for them.
         left_out: one sentence for each cell without an estimate.
-        console: to print on.
 
     """
-    table = folded_table(
-        "Noise of unchanged code",
-        "Cell", "K", "Sessions", "Run sd", "Session sd", "Detects",
-        f"K = T for {100 * settings.detect:+.3g} %", "Note",
+    columns = (
+        Column("cell", "cell"), Column("runs", "K", right=True),
+        Column("sessions", "sessions", right=True, rank=1), Column("run_sd", "run sd"),
+        Column("session_sd", "session sd"), Column("detects", "detects", right=True),
+        Column("needed", "K = T for", f"{100 * settings.detect:+.3g} %", right=True),
     )  # fmt: skip
     cells = max(1, len(found.cells))
+    rows = []
     for cell_id, cell in found.cells.items():
         reach = can_convict(cell.runs, settings.last_look, settings, cells)
-        table.add_row(
-            escape(cell_id),
-            str(cell.runs),
-            str(cell.sessions),
-            _sd(cell.run_sd, cell.run_sd_interval),
-            _sd(cell.session_sd, cell.session_sd_interval),
-            f"≥ {percent(cell.detectable)}" if reach else str(REFUSED),
-            f"> {MOST_RUNS}" if cell.runs_needed is None else str(cell.runs_needed),
-            escape(cell.warning),
-        )
-    parts: list[RenderableType] = [table]
-    parts.append(
-        Text(
-            f"sd: standard deviation of the figure's logarithm, with its {100 * CONFIDENCE:.3g} % "
-            "interval. Detects: the least rise that a baseline of K runs finds with "
-            f"{100 * settings.power:.3g} % power; K = T: runs a side that find that of --detect."
-        )
+        texts = {
+            "cell": cell_id, "runs": str(cell.runs), "sessions": str(cell.sessions),
+            "detects": f"≥ {percent(cell.detectable)}" if reach else str(REFUSED),
+            "needed": f"> {MOST_RUNS}" if cell.runs_needed is None else str(cell.runs_needed),
+        }  # fmt: skip
+        figures = {
+            "run_sd": [_sd(cell.run_sd, cell.run_sd_interval)],
+            "session_sd": [_sd(cell.session_sd, cell.session_sd_interval)],
+        }
+        rows.append(Row(texts, figures, opens=True, below=[cell.warning] if cell.warning else []))
+    legend = (
+        f"sd: standard deviation of the figure's logarithm, with its {100 * CONFIDENCE:.3g} % "
+        "interval. Detects: the least rise that a baseline of K runs finds with "
+        f"{100 * settings.power:.3g} % power; K = T: runs a side that find that of --detect."
     )
-    parts += [Text(f"left out: {reason}") for reason in left_out]
-    parts += map(Text, _advice(found))
-    (console or make_console()).print(Group(*parts))
+    lines = [*(f"left out: {reason}" for reason in left_out), *_advice(found)]
+    return Document([
+        Heading("Noise of unchanged code", 1), Table(columns, rows), Paragraph(legend),
+        *(Paragraph(line, "") for line in lines),
+    ])  # fmt: skip
 
 
 def _advice(found: Calibration) -> list[str]:
@@ -99,11 +91,11 @@ def _with_session(found: Calibration) -> list[CellCalibration]:
     return [cell for cell in found.cells.values() if cell.session_sd is not None]
 
 
-def _sd(value: float | None, interval: Interval | None) -> str:
+def _sd(value: float | None, interval: Interval | None) -> PrintedFigure:
     if value is None or interval is None:
-        return str(REFUSED)
+        return REFUSED
     low, high = (f"{100 * end:.2f}" for end in interval)
-    return f"{share(value)} [{low}, {high}]"
+    return PrintedFigure(f"{100 * value:.2f}", "%", f"[{low}, {high}]")
 
 
 _MEANING = {

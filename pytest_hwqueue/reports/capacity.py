@@ -1,27 +1,37 @@
-"""The result of ``hwq capacity`` in a terminal, in Markdown and as a plot, and its progress."""
+"""The result of ``hwq capacity`` as a document and as a plot, and its progress."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.status import Status
-from rich.text import Text
 
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
 from pytest_hwqueue.capacity.search import RateVerdict
-from pytest_hwqueue.metrics.numbers import counted, figure
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.reports.charts import RatesCurve, rates_chart
+from pytest_hwqueue.reports.document import (
+    Column,
+    Command,
+    Document,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+)
 from pytest_hwqueue.reports.drawing import stacked_svg
-from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
-from pytest_hwqueue.reports.markdown import code, markdown_table, plain
 from pytest_hwqueue.reports.which.words import SIMULATED, printed
 from pytest_hwqueue.scenarios.planned_runs import Case
 from pytest_hwqueue.which.file import WhichFigure
 
-_SUMMARY = ("scheduler", "capacity, /s", "broke first", "held at, /s", "P99 there, ms")
-_RATES = ("scheduler", "rate, /s", "verdict", "windows", "P99, ms")
+_BRACKETS = (
+    "Capacities lie between the greatest rate shown to hold and the least shown to break; other "
+    "brackets are 95 % intervals."
+)
 
 
 def title(found: CapacityFile) -> str:
@@ -52,54 +62,66 @@ def capacity(case: CapacityCase) -> str:
     return "—" if of.high is None else f"below {of.high:.4g}"
 
 
-def summary_head(found: CapacityFile) -> list[str]:
-    """Return the headings of the table of schedulers."""
-    return [*_SUMMARY, *(f"lost by {name} there, %" for name in found.others)]
-
-
-def summary_row(found: CapacityFile, case: CapacityCase) -> list[str]:
-    """Return a scheduler's row: its capacity, and what was seen at the greatest rate that held."""
-    held = case.held[-1:]
-    there = [f"{held[0].rate_per_s:.4g}", *_seen(found, held[0])] if held else []
-    row = [case.id, capacity(case), ", ".join(case.broke_first) or "—", *there]
-    return row + ["—"] * (len(summary_head(found)) - len(row))
-
-
-def ended_early(case: CapacityCase) -> list[str]:
-    """Return the line below a scheduler's row that says so, if its search ended early."""
-    return [f"ended early, {case.reason}"] if case.reason else []
-
-
-def rates_head(found: CapacityFile) -> list[str]:
-    """Return the headings of the table of rates."""
-    return [*_RATES, *(f"lost by {name}, %" for name in found.others)]
-
-
-def rates_rows(found: CapacityFile, case: CapacityCase) -> list[list[str]]:
-    """Return a row for every rate of a scheduler."""
-    return [
-        [
-            case.id,
-            f"{rate.rate_per_s:.4g}",
-            rate.verdict or "not judged",
-            str(rate.windows),
-            *_seen(found, rate),
+def capacity_document(found: CapacityFile) -> Document:
+    """Return the answer, the capacities, and every rate."""
+    parts: list[Part] = [Heading(title(found), 1)]
+    if found.simulated:
+        parts.append(Paragraph(SIMULATED, "bold yellow"))
+    parts += [Paragraph(line) for line in (found.description, settings(found)) if line]
+    parts += [Paragraph(line, "bold") for line in answers(found)]
+    parts += [
+        Table(_columns(found, " there"), [_summary(found, case) for case in found.cases]),
+        *map(Paragraph, remarks(found)),
+    ]
+    for case in found.cases:
+        rows = [
+            replace(_seen(found, case, rate), opens=number == 0)
+            for number, rate in enumerate(case.rates)
         ]
-        for rate in case.rates
-    ]
+        if rows:
+            parts.append(Table(_columns(found, ""), rows))
+    return Document([*parts, Paragraph(_BRACKETS), *[Command(found.command)] * bool(found.command)])
 
 
-def _seen(found: CapacityFile, rate: CapacityRate) -> list[str]:
-    lost = [rate.lost.get(name) for name in found.others]
-    p99 = printed(rate.p99_ms, "ms")
+def _columns(found: CapacityFile, there: str) -> list[Column]:
     return [
-        " ".join(filter(None, (p99.number, p99.interval))),
-        *("—" if each is None else _plain(printed(each, "%")) for each in lost),
+        Column("case", "scheduler"),
+        Column("capacity", "capacity, /s"),
+        Column("broke", "broke first", rank=1),
+        Column("rate", "held at, /s" if there else "rate, /s"),
+        Column("verdict", "verdict"),
+        Column("windows", "windows", right=True, rank=1),
+        Column("p99", "P99", there.strip(), rank=2),
+        *(
+            Column(f"lost {name}", f"lost by {name}", there.strip(), rank=3)
+            for name in found.others
+        ),
     ]
 
 
-def _plain(shown: object) -> str:
-    return str(shown).replace(" %", "")
+def _summary(found: CapacityFile, case: CapacityCase) -> Row:
+    """Return a scheduler's row: its capacity, and what was seen at the greatest rate that held."""
+    row = _seen(found, case, case.held[-1]) if case.held else Row({"case": case.id})
+    for key in ("verdict", "windows"):
+        row.texts.pop(key, None)
+    row.texts |= {"capacity": capacity(case), "broke": ", ".join(case.broke_first) or "—"}
+    row.below = [f"ended early, {case.reason}"] if case.reason else []
+    return replace(row, opens=True)
+
+
+def _seen(found: CapacityFile, case: CapacityCase, rate: CapacityRate) -> Row:
+    """Return what was seen at a rate, and the goals that kept it from holding."""
+    lost = {name: rate.lost.get(name) for name in found.others}
+    texts = {
+        "case": case.id, "rate": f"{rate.rate_per_s:.4g}", "verdict": rate.verdict or "not judged",
+        "windows": str(rate.windows),
+    }  # fmt: skip
+    figures = {"p99": [printed(rate.p99_ms, "ms")]} | {
+        f"lost {name}": [REFUSED if each is None else printed(each, "%")]
+        for name, each in lost.items()
+    }
+    missed = goals_not_met(rate)
+    return Row(texts, figures, below=[missed] if missed else [])
 
 
 def goals_not_met(rate: CapacityRate) -> list[str]:
@@ -165,80 +187,6 @@ def _most(found: CapacityFile) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def draw_capacity(found: CapacityFile, console: Console) -> None:
-    """Print the capacities, every rate, and the answer."""
-    console.print(Text(title(found), style="bold"))
-    if found.simulated:
-        console.print(Text(SIMULATED, style="bold yellow"))
-    for line in filter(None, (found.description, settings(found))):
-        console.print(paragraph(line, console.width))
-    head = summary_head(found)
-    rows = [_row(head, summary_row(found, case), ended_early(case), True) for case in found.cases]
-    _draw(rows, console)
-    head = rates_head(found)
-    for case in found.cases:
-        rows = [
-            _row(head, texts, goals_not_met(rate), number == 0)
-            for number, (texts, rate) in enumerate(
-                zip(rates_rows(found, case), case.rates, strict=True)
-            )
-        ]
-        if rows:
-            console.print()
-            _draw(rows, console)
-    for line in remarks(found):
-        console.print(paragraph(line, console.width))
-    for line in answers(found):
-        console.print()
-        console.print(paragraph(line, console.width, style="bold"))
-
-
-def _row(head: Sequence[str], texts: Sequence[str], below: list[str], opens: bool) -> Row:
-    return Row(
-        texts=dict(zip(head, texts, strict=True)), opens=opens, below=[below] if below else []
-    )
-
-
-def _draw(rows: Sequence[Row], console: Console) -> None:
-    grid = Grid([Column(name, name) for name in rows[0].texts], rows)
-    if grid.width <= console.width:
-        grid.draw(console)
-        return
-    # Too narrow for a table: one line for each figure.
-    for row in rows:
-        parts = [f"{name}: {text}" for name, text in row.texts.items() if text]
-        console.print(paragraph(" · ".join(parts), console.width, style=""))
-        print_below(console, row.below, console.width)
-
-
-def capacity_markdown(found: CapacityFile) -> str:
-    """Return everything the terminal shows, with a final newline."""
-    blocks = [f"## {plain(title(found))}"]
-    if found.simulated:
-        blocks.append(f"**{plain(SIMULATED)}**")
-    blocks += [plain(line) for line in (found.description, settings(found)) if line]
-    rows = [summary_row(found, case) for case in found.cases]
-    rows = [
-        ["; ".join([row[0], *ended_early(case)]), *row[1:]]
-        for row, case in zip(rows, found.cases, strict=True)
-    ]
-    blocks.append(markdown_table(summary_head(found), [[*map(plain, row)] for row in rows]))
-    rows = [
-        [*row, ", ".join(goals_not_met(rate)) or "all met"]
-        for case in found.cases
-        for row, rate in zip(rates_rows(found, case), case.rates, strict=True)
-    ]
-    head = [*rates_head(found), "goals"]
-    blocks.append(markdown_table(head, [[*map(plain, row)] for row in rows]))
-    blocks.append("Capacities lie between the greatest rate shown to hold and the least shown to "
-                  "break; other brackets are 95 % intervals.")  # fmt: skip
-    blocks += [plain(line) for line in remarks(found)]
-    blocks += [f"**{plain(line)}**" for line in answers(found)]
-    if found.command:
-        blocks.append(f"Command: {code(found.command)}")
-    return "\n\n".join(blocks) + "\n"
 
 
 def capacity_svg(found: CapacityFile) -> str:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from rich.text import Text
-
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary, interval_of
 from pytest_hwqueue.metrics.numbers import (
@@ -30,16 +28,33 @@ from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.overlap import Figure as Measured
 from pytest_hwqueue.metrics.switching import DelaySummary
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
-from pytest_hwqueue.reports.grid import Row
+from pytest_hwqueue.reports.document import Column, Line, Row
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.servers import failures
 
 PERCENTILES = {"p50": "P50", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _WITH_INTERVAL = ("p50", "p99")
-_AFTER = {"after_other": "after another stream", "after_same": "after the same stream"}
+_AFTER = {"after_other": "after other", "after_same": "after same"}
+_TIMES = (*PERCENTILES, "max")
+COLUMNS = (
+    Column("n", "n", right=True),
+    Column("p50", "P50", shares=_TIMES),
+    Column("p95", "P95", shares=_TIMES, rank=1, kept=False),
+    Column("p99", "P99", shares=_TIMES),
+    Column("p999", "P99.9", shares=_TIMES, rank=3, kept=False),
+    Column("max", "max", shares=_TIMES, rank=3, kept=False),
+    Column("throughput", "throughput", unit_in_header=False, rank=2),
+    Column("after_other", "ready→start", _AFTER["after_other"], rank=5),
+    Column("after_same", "ready→start", _AFTER["after_same"], rank=5),
+    Column("in_flight", "kernels", "in flight", rank=5),
+    Column("overlap", "overlap", rank=5),
+    Column("peak_allocated", "peak", "memory", unit_in_header=False, rank=5),
+    Column("process_peak", "peak", "of process", unit_in_header=False, rank=5),
+)
+"""Of a cell's figures; narrow tables leave P95, P99.9 and the maximum to the records."""
 _NS_PER_MS = 1e6
-# The best key that a device offers, and whose peak it is.
-_MEMORY = {"peak_allocated": "memory peak", "process_peak": "process peak"}
+# Of memory, the best first: a device offers one of them.
+_MEMORY = ("peak_allocated", "process_peak")
 NO_REASON = "no reason was recorded"
 # Of its pass; a machine that is left alone stays far below.
 _WAITED_SHARE = 0.01
@@ -52,18 +67,18 @@ class CellRows:
     Args:
         record: any record, measured or not.
         name: the cell as notes call it.
-        columns: keys of the table's columns; other figures go below the row.
         notes: collects refusals, explanations and footnotes.
+        left_out: keys of `COLUMNS` that the table does not show.
 
     """
 
     def __init__(
-        self, record: RunRecord, name: str, columns: Collection[str], notes: Notes
+        self, record: RunRecord, name: str, notes: Notes, left_out: Collection[str] = ()
     ) -> None:
         self._record = record
         self._name = name
-        self._columns = columns
         self._notes = notes
+        self._left_out = left_out
 
     def rows(self, identity: dict[str, str], ratios_once: bool) -> list[Row]:
         """Return the cell's row and those of its tags.
@@ -81,25 +96,25 @@ class CellRows:
             head.texts["workload"] += f" {marks.rstrip()}"
         rows = [head]
         if record.status != "ok":
-            head.below.append(Text(status_of(record), style=self._style))
+            head.below.append(status_of(record))
         if record.primary.per != "iteration" or record.primary.name != "iteration":
             head.texts["workload"] += f" · {record.primary.name}"
         if record.launch_bound:
             head.texts["workload"] += " (launch-bound)"
         if metrics.latency is None:
             if record.status == "ok":
-                head.below.append(Text("no latency was recorded", style="red"))
+                head.below.append("no latency was recorded")
+                head.style = "red"
             return rows
         self._put_latency(head, metrics.latency, None)
-        found = self._throughput() | self._device_figures()
-        head.figures |= {key: shown for key, shown in found.items() if key in self._columns}
+        head.figures |= self._throughput() | self._device_figures()
         for tag, summary in other_series(record).items():
             row = Row(texts={"workload": f"  {tag}"})
             self._put_latency(row, summary, tag)
             rows.append(row)
         for refused, reason in metrics.refused.items():
             self._notes.refuse(refused, reason, self._name)
-        below = rows[-1].below
+        below: list[Line] = rows[-1].below
         below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
         if metrics.overlap is not None:
             below.append(self._hidden(metrics.overlap))
@@ -107,9 +122,8 @@ class CellRows:
             below.append(self._bandwidth(metrics.bandwidth))
         if record.ranks is not None:
             below.append(_ranks(record.ranks))
-        rest = {key: shown for key, shown in found.items() if key not in self._columns}
-        if rest:
-            below.append(self._parts(rest))
+        if metrics.apart:
+            below.append([f"{name} {value:.3g}" for name, value in metrics.apart.items()])
         return rows
 
     @property
@@ -119,7 +133,7 @@ class CellRows:
     def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
         row.texts["n"] = str(summary.n)
         for key, shown in latency_figures(summary).items():
-            if key in self._columns:
+            if key not in self._left_out:
                 row.figures[key] = [shown]
                 if shown == REFUSED:
                     reason = summary.refused.get(key, NO_REASON)
@@ -131,17 +145,11 @@ class CellRows:
 
     def _throughput(self) -> dict[str, list[PrintedFigure]]:
         found = self._record.metrics.throughput
-        # The widest table has room for its interval, and so has a line of its own.
-        has_room = "throughput_interval" in self._columns or "throughput" not in self._columns
-        if has_room:
-            for item in found:
-                if item.interval is None:
-                    reason = item.refused.get("interval", NO_REASON)
-                    self._notes.refuse("interval of throughput", reason, self._name)
-        figures = [
-            rate(item.value, item.unit, item.interval if has_room else None) for item in found
-        ]
-        return {"throughput": figures} if figures else {}
+        for item in found:
+            if item.interval is None:
+                reason = item.refused.get("interval", NO_REASON)
+                self._notes.refuse("interval of throughput", reason, self._name)
+        return {"throughput": [rate(item.value, item.unit, item.interval) for item in found]}
 
     def _device_figures(self) -> dict[str, list[PrintedFigure]]:
         """Return the timeline's and the memory's figures; a refused one is noted once."""
@@ -161,9 +169,9 @@ class CellRows:
             ]
             reason = summary.refused.get("overlap_efficiency")
             found["overlap"] = [self._given(percent, summary.overlap_efficiency, reason, "overlap")]
-        peak = self._memory_key()
+        peak = next((key for key in _MEMORY if key in metrics.memory_bytes), None)
         if peak is not None:
-            found["memory"] = [memory(metrics.memory_bytes[peak])]
+            found[peak] = [memory(metrics.memory_bytes[peak])]
         return found
 
     def _delay(self, side: DelaySummary, what: str) -> PrintedFigure:
@@ -183,9 +191,6 @@ class CellRows:
             return show(value)
         self._notes.refuse(what, reason or NO_REASON, self._name)
         return REFUSED
-
-    def _memory_key(self) -> str | None:
-        return next((key for key in _MEMORY if key in self._record.metrics.memory_bytes), None)
 
     def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []
@@ -237,19 +242,6 @@ class CellRows:
             for field, what in ((key, name), (f"{key} interval", f"interval of {name}")):
                 if field in refused:
                     self._notes.refuse(what, refused[field], self._name)
-
-    def _parts(self, found: dict[str, list[PrintedFigure]]) -> list[str]:
-        """Format the figures that have no column in this table."""
-        parts = [f"throughput {shown}" for shown in found.get("throughput", [])]
-        parts += [f"ready→start {found[key][0]} {_AFTER[key]}" for key in _AFTER if key in found]
-        if "in_flight" in found:
-            parts.append(f"{found['in_flight'][0]} kernels in flight")
-        if "overlap" in found:
-            parts.append(f"overlap {found['overlap'][0]}")
-        parts += [f"{name} {value:.3g}" for name, value in self._record.metrics.apart.items()]
-        if "memory" in found:
-            parts.append(f"{_MEMORY[self._memory_key() or '']} {found['memory'][0]}")
-        return parts
 
 
 def status_of(record: RunRecord) -> str:

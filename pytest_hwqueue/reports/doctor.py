@@ -1,18 +1,20 @@
-"""Prints `hwq doctor`; every number says how it was obtained."""
+"""`hwq doctor` as documents; every number says how it was obtained."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from pytest_hwqueue.metrics.numbers import REFUSED, Interval, decimals, fixed
+from pytest_hwqueue.metrics.numbers import REFUSED, Interval, PrintedFigure, decimals, fixed
+from pytest_hwqueue.reports.document import (
+    Column,
+    Document,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+)
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis
@@ -20,121 +22,116 @@ if TYPE_CHECKING:
     from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, Limit, QueuesAtOnce
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "unknown": "cyan"}
-_FILE_WIDTH = 140
 
 
-def make_console() -> Console:
-    """Return a console on standard output; files and pipes get wide lines, so rows stay whole.
-
-    The environment variable COLUMNS sets another width there.
-    """
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH
-    return Console(width=wide, highlight=False)
-
-
-def print_machine(sections: Sequence[Section], console: Console | None = None) -> None:
-    """Print names and values under their headings."""
-    console = console or make_console()
+def machine_document(sections: Sequence[Section]) -> Document:
+    """Return names and values under their headings."""
+    parts: list[Part] = []
     for section in sections:
-        table = _table(section.title, "", "")
-        table.show_header = False
-        for name, value in section.rows:
-            table.add_row(name, escape(value))
-        console.print(table)
+        rows = [Row({"name": name, "value": value}) for name, value in section.rows]
+        parts += [Heading(section.title), Table((Column("name", ""), Column("value", "")), rows)]
+    return Document(parts)
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> None:
-    """Print checks and limits."""
-    console = console or make_console()
-    console.print(check_table(diagnosis.checks))
+def diagnosis_document(diagnosis: Diagnosis) -> Document:
+    """Return checks, with advice where there is something to do, and limits."""
+    parts: list[Part] = [Heading("Checks"), _checks(diagnosis.checks)]
     if diagnosis.limits is not None:
-        console.print(limit_tables(diagnosis.limits))
+        parts += _limits(diagnosis.limits)
     if diagnosis.quick:
-        console.print("Taken with --quick: fewer samples, so wider intervals.")
+        parts.append(Paragraph("Taken with --quick: fewer samples, so wider intervals."))
+    return Document(parts)
 
 
-def check_table(checks: Sequence[Check]) -> Table:
-    """Return a row per check, with advice where there is something to do."""
-    table = _table("Checks", "Check", "Status", "Found", "Advice")
-    for check in checks:
-        status = Text(check.status, style=_STYLES[check.status])
-        table.add_row(check.name, status, escape(check.found), escape(check.advice))
-    return table
+def _checks(checks: Sequence[Check]) -> Table:
+    columns = (Column("name", "check"), Column("status", "status"))
+    rows = [
+        Row(
+            {"name": check.name, "status": check.status}, style=_STYLES[check.status], opens=True,
+            below=[line for line in (check.found, check.advice) if line],
+        )
+        for check in checks
+    ]  # fmt: skip
+    return Table(columns, rows)
 
 
-def limit_tables(limits: DeviceLimits) -> RenderableType:
+def _limits(limits: DeviceLimits) -> list[Part]:
     """Return the tables of launching, streams, queues and dispatch, and what is missing."""
     single = [*limits.launching, *limits.streams]
-    parts: list[RenderableType] = [_single_table(single)]
+    parts: list[Part] = [Heading("Limits"), _single_table(single)]
     parts += _missing((row.name, row.value, row.refused.get("value")) for row in single)
     if limits.queues:
-        parts.append(_queue_table(limits.queues))
+        parts += [Heading("Queues that run at once"), _queue_table(limits.queues)]
     if limits.most_at_once is not None:
         most = limits.most_at_once
-        parts.append(f"At most {most.effective:.1f} at once, on {most.streams} streams.")
+        parts.append(
+            Paragraph(f"At most {most.effective:.1f} at once, on {most.streams} streams.", "")
+        )
     parts += _missing((name, None, reason) for name, reason in limits.refused.items())
-    parts.append(_dispatch_table(limits.dispatch))
+    parts += [Heading(_DISPATCH), _dispatch_table(limits.dispatch)]
     parts += _missing(
         (f"{row.streams} streams", row.median, row.refused.get("median")) for row in limits.dispatch
     )
-    return Group(*parts)
+    return parts
+
+
+_DISPATCH = "Dispatch by the device alone (kernels of 50 µs, held until all are enqueued)"
 
 
 def _single_table(rows: Sequence[Limit]) -> Table:
-    table = _table("Limits", "What", "Median", "Unit", "95 % interval", "n")
-    for row in rows:
-        n = str(row.n) if row.n else ""
-        table.add_row(row.name, _number(row.value), row.unit, _interval(row.interval), n)
-    return table
+    columns = (
+        Column("name", "what"), Column("median", "median", unit_in_header=False),
+        Column("n", "n", right=True, rank=1),
+    )  # fmt: skip
+    return Table(columns, [
+        Row({"name": row.name, "n": str(row.n or "")},
+            {"median": [_figure(row.value, row.interval, row.unit)]})
+        for row in rows
+    ])  # fmt: skip
 
 
 def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
-    table = _table(
-        "Queues that run at once", "Streams, one kernel each", "Time ms", "At once",
-        "95 % interval", "With an event behind each", "n",
+    columns = (
+        Column("streams", "streams", "one kernel each", right=True), Column("time", "time"),
+        Column("at_once", "at once"),
+        Column("events", "with an event", "behind each", rank=1), Column("n", "n", right=True),
     )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            str(row.streams), _number(row.time_ms), _number(row.effective),
-            _interval(row.interval), _number(row.effective_with_events), str(row.n),
-        )  # fmt: skip
-    return table
+    return Table(columns, [
+        Row({"streams": str(row.streams), "n": str(row.n)}, {
+            "time": [_figure(row.time_ms, None, "ms")],
+            "at_once": [_figure(row.effective, row.interval)],
+            "events": [_figure(row.effective_with_events)],
+        })
+        for row in rows
+    ])  # fmt: skip
 
 
 def _dispatch_table(rows: Sequence[DispatchDelay]) -> Table:
-    table = _table(
-        "Dispatch by the device alone (kernels of 50 µs, held until all are enqueued)",
-        "Streams", "Ready to start µs", "95 % interval", "Same on one stream µs",
-        "Overhead µs", "95 % interval",
+    columns = (
+        Column("streams", "streams", right=True), Column("ready", "ready to start"),
+        Column("one", "same on", "one stream", rank=1), Column("overhead", "overhead"),
     )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            str(row.streams),
-            _number(row.median),
-            _interval(row.interval),
-            _number(row.on_one_stream),
-            _number(row.overhead),
-            _interval(row.overhead_interval),
-        )
-    return table
+    return Table(columns, [
+        Row({"streams": str(row.streams)}, {
+            "ready": [_figure(row.median, row.interval, "µs")],
+            "one": [_figure(row.on_one_stream, None, "µs")],
+            "overhead": [_figure(row.overhead, row.overhead_interval, "µs")],
+        })
+        for row in rows
+    ])  # fmt: skip
 
 
-def _missing(rows: Iterable[tuple[str, float | None, str | None]]) -> list[RenderableType]:
+def _missing(rows: Iterable[tuple[str, float | None, str | None]]) -> list[Part]:
     """Return the reason for each missing number."""
     return [
-        Text(f"{name}: not available: {reason or 'no reason was given'}")
+        Paragraph(f"{name}: not available: {reason or 'no reason was given'}", "")
         for name, value, reason in rows
         if value is None
     ]
 
 
-def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left", title_style="bold")
-
-
-def _number(value: float | None) -> str:
-    return str(REFUSED) if value is None else fixed(value, decimals(value))
-
-
-def _interval(interval: Interval | None) -> str:
-    return "" if interval is None else f"[{_number(interval[0])}, {_number(interval[1])}]"
+def _figure(value: float | None, interval: Interval | None = None, unit: str = "") -> PrintedFigure:
+    if value is None:
+        return REFUSED
+    low, high = (fixed(end, decimals(end)) for end in interval) if interval else ("", "")
+    return PrintedFigure(fixed(value, decimals(value)), unit, f"[{low}, {high}]" if low else "")

@@ -1,4 +1,4 @@
-"""The verdicts on a fleet's GPUs: terminal, Markdown, JSON."""
+"""The verdicts on a fleet's GPUs, as a document and as JSON."""
 
 from __future__ import annotations
 
@@ -6,46 +6,28 @@ import json
 from collections import Counter
 from dataclasses import asdict
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from pytest_hwqueue.fleet.outliers import ALL_FIGURES, NAMED, RATE, FleetVerdict, GpuVerdict
-from pytest_hwqueue.reports.markdown import markdown_table, plain
+from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Row, Table
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
-_STYLES = {"ok": "green", "not judged": "cyan"}
-_WIDTH = 80
-_SHOWN_OK = 20
-_HEAD = ("node", "GPU", "verdict", "time", "why")
+_STYLES = {"ok": "", "not judged": "cyan"}
 
 
-def print_fleet(found: FleetVerdict, console: Console | None = None) -> None:
-    """Print a row for each GPU, those named first, and what the fleet could have shown."""
-    console = console or Console(width=_WIDTH, highlight=False)
-    table = Table(*_HEAD, box=None, pad_edge=False)
-    shown = found.gpus[: len(found.named) + _SHOWN_OK]
-    for gpu in shown:
-        style = _STYLES.get(gpu.verdict, "bold red")
-        verdict = f"[{style}]{gpu.verdict}[/]"
-        cells = [gpu.node, gpu.device, _deviation(gpu), "\n".join(gpu.reasons)]
-        node, device, deviation, why = map(escape, cells)
-        table.add_row(node, device, verdict, deviation, why)
-    console.print(table)
-    if len(shown) < len(found.gpus):
-        console.print(f"and {len(found.gpus) - len(shown)} more, none of them named")
-    for line in remarks(found):
-        console.print(escape(line))
-
-
-def fleet_markdown(found: FleetVerdict) -> str:
-    """Return the table of all GPUs in GitHub-flavoured Markdown, with a final newline."""
+def fleet_document(found: FleetVerdict) -> Document:
+    """Return a row for each GPU, those named first, and what the fleet could have shown."""
+    columns = (
+        Column("node", "node"), Column("gpu", "GPU"), Column("verdict", "verdict"),
+        Column("time", "time", right=True),
+    )  # fmt: skip
     rows = [
-        [gpu.node, gpu.device, gpu.verdict, _deviation(gpu), "; ".join(gpu.reasons)]
+        Row(
+            {"node": gpu.node, "gpu": gpu.device, "verdict": gpu.verdict, "time": _deviation(gpu)},
+            style=_STYLES.get(gpu.verdict, "bold red"), opens=True,
+            below=list(gpu.reasons),
+        )
         for gpu in found.gpus
-    ]
-    table = markdown_table(_HEAD, [[*map(plain, row)] for row in rows])
-    return "\n\n".join(["## GPUs", table, *map(plain, remarks(found))]) + "\n"
+    ]  # fmt: skip
+    return Document([Heading("GPUs", 1), Table(columns, rows), *map(Paragraph, remarks(found))])
 
 
 def fleet_json(found: FleetVerdict) -> str:

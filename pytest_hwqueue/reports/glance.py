@@ -29,14 +29,15 @@ from pytest_hwqueue.reports.cell_rows import (
     remarks_of,
     status_of,
 )
-from pytest_hwqueue.reports.grid import Column, Grid, Row, fitted, flow, paragraph, print_below
+from pytest_hwqueue.reports.document import Column, Row, Table
+from pytest_hwqueue.reports.grid import Grid, draw_table, flow, paragraph
 from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
 from pytest_hwqueue.reports.tables import saturated_from
 
 SKIPPED = "skipped"
 _NUMBERS = re.compile(r"\d[\d.]*")
-# Figures that -v prints; the reasons of those that were refused are printed there, too.
-_DETAILS = ("p50", "p95", "p99", "throughput", "throughput_interval")
+# Figures that neither this nor what is refused besides speaks of.
+_LEFT_OUT = ("p999", "max")
 _MOST_KINDS = 4
 _MOST_NAMES = 3
 
@@ -110,7 +111,7 @@ class GlanceNotes:
             for key in ("p50", "p99"):
                 if latency is not None and getattr(latency, key) is None:
                     shown.refuse(PERCENTILES[key], latency.refused.get(key, NO_REASON), name)
-            CellRows(record, name, _DETAILS, others).rows({"workload": name}, True)
+            CellRows(record, name, others, _LEFT_OUT).rows({"workload": name}, True)
         left = [
             f"{figure} ({counted(count, 'cell')})"
             for figure, count in others.refused_in_short().items()
@@ -201,7 +202,6 @@ Changes = Mapping[str, tuple[str, str, PrintedFigure]]
 """By cell id: the figure compared, the style of its verdict, and the change in percent."""
 
 _TIMES = ("p50", "p99")
-_LABELS = {"p50": "P50", "p99": "P99", "throughput": "throughput", "change": "change"}
 
 
 def draw_glance(console: Console, cells: Sequence[CellRuns], changes: Changes) -> None:
@@ -219,9 +219,7 @@ def draw_glance(console: Console, cells: Sequence[CellRuns], changes: Changes) -
     console.print(title(subject, records, ""))
     constants = names.constants()
     if constants:
-        text = flow(constants, console.width)
-        text.stylize("dim")
-        console.print(text)
+        console.print(Text("\n".join(flow(constants, console.width)), style="dim"))
     listed = [record for record in records if record.status != SKIPPED]
     width, units = console.width, dict[str, str]()
     if listed:
@@ -248,16 +246,8 @@ class _Table:
             grid = Grid(self._columns(short, bare), self._rows(short, bare))
             if grid.width <= width:
                 return grid.draw(console), self._units() if short else {}
-        rows = self._rows(short=True, bare=True)
-        folded = fitted(self._columns(short=True, bare=True), rows, width)
-        if folded is not None:
-            return folded.draw(console), self._units()
-        for row in rows:
-            console.print(Text(row.texts["cell"], style=row.style or "bold"))
-            parts = [f"n {row.texts['n']}"] if "n" in row.texts else []
-            parts += [f"{_LABELS[key]} {shown[0]}" for key, shown in row.figures.items()]
-            print_below(console, ([parts] if parts else []) + row.below, width)
-        return width, self._units()
+        table = Table(self._columns(short=True, bare=True), self._rows(short=True, bare=True))
+        return draw_table(console, table), self._units()
 
     def _columns(self, short: bool, bare: bool) -> list[Column]:
         """Return the columns; as `_rows` does, the units of throughput and P50 may be left out."""
@@ -287,9 +277,10 @@ class _Table:
         row = Row(texts={"cell": self._names.in_short(record.cell)}, opens=True)
         if record.status != "ok":
             row.style = "red"
-            row.below.append(Text(status_of(record), style="red"))
+            row.below.append(status_of(record))
         elif metrics.latency is None:
-            row.below.append(Text("no latency was recorded", style="red"))
+            row.style = "red"
+            row.below.append("no latency was recorded")
         if metrics.latency is None:
             return row
         row.texts["n"] = str(metrics.latency.n)

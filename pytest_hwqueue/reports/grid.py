@@ -1,22 +1,38 @@
-"""A table whose width is known before it is drawn: it fits, or it is not drawn.
+"""Documents in a terminal: whatever its width, no line is longer and no figure is lost.
 
-Rich's own tables crop or wrap numbers that do not fit, and cannot run a line under all columns.
+A table's width is known before it is drawn. Rich's own tables crop or wrap numbers that do not fit,
+and cannot run a line under all columns.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
+from pytest_hwqueue.reports.document import (
+    Bullets,
+    Column,
+    Command,
+    Document,
+    Heading,
+    Line,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+    Verbatim,
+    narrowed,
+)
 
 INTERVAL = f"[{CONFIDENCE * 100:.0f} %]"
 """Stands in the heading of a column whose figures have intervals."""
@@ -25,48 +41,11 @@ GAP = 2
 LEAST_WIDTH = 78
 """Cells that rules and lines below rows take at least, if the terminal has them."""
 INDENT = 2
-# Names that would fold into narrower columns stand on lines of their own.
-_LEAST_NAME = 12
+# Names that would fold into narrower columns stand on lines of their own, or a column goes.
+_LEAST_NAME, _SHARE_OF_NAME = 12, 0.3
+_FILE_WIDTH = 140
 
 _BREAKS = re.compile(r"[^:/\[\]_\-, ]+[:/\[\]_\-, ]*|[:/\[\]_\-, ]+")
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of text, or of figures aligned by number, unit and interval.
-
-    Attributes:
-        key: under which rows keep this column's content.
-        header: first line of the heading; it says so if the figures have intervals.
-        second: second line of the heading, after a unit shared by all figures.
-        unit_in_header: whether a shared unit moves to the heading.
-        shares: keys of the columns that must share that unit; by default its own.
-        right: whether text is right-aligned.
-        widest: how many cells text may take before it wraps.
-
-    """
-
-    key: str
-    header: str
-    second: str = ""
-    unit_in_header: bool = True
-    shares: tuple[str, ...] = ()
-    right: bool = False
-    widest: int | None = None
-
-
-@dataclass
-class Row:
-    """One row: text or figures by column, and lines below it under all columns.
-
-    ``below`` holds paragraphs, and lists that wrap only between their parts.
-    """
-
-    texts: dict[str, str] = field(default_factory=dict)
-    figures: dict[str, list[PrintedFigure]] = field(default_factory=dict)
-    style: str = ""
-    opens: bool = False
-    below: list[Text | list[str]] = field(default_factory=list)
 
 
 class Grid:
@@ -105,7 +84,8 @@ class Grid:
             line = [header[level] for header in self._headers]
             if any(line):
                 console.print(self._line(line, style))
-        console.print(rule)
+        if any(any(header) for header in self._headers):
+            console.print(rule)
         for index, row in enumerate(self.rows):
             if index and row.opens and (self._is_tall(index - 1) or self._is_tall(index)):
                 console.print()
@@ -113,7 +93,7 @@ class Grid:
             for level in range(max(map(len, cells))):
                 parts = [cell[level] if level < len(cell) else "" for cell in cells]
                 console.print(self._line(parts, row.style))
-            print_below(console, row.below, width)
+            print_below(console, row, width)
         console.print(rule)
         return width
 
@@ -136,24 +116,128 @@ class Grid:
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Grid | None:
-    """Return a grid of at most ``width`` cells, its first column folded if need be; else None."""
-    grid = Grid(columns, rows)
-    if grid.width <= width:
-        return grid
-    room = width - grid.width + grid.first_width
-    if room < _LEAST_NAME:
-        return None
-    return Grid([replace(columns[0], widest=room), *columns[1:]], rows)
+    """Return a grid of at most ``width`` cells; None if not even the least columns fit.
+
+    Before a column goes, the first one, which holds names, is folded.
+    """
+    ranks = {rank for column in columns for rank in (column.rank, column.interval_rank)} - {0}
+    least_name = max(_LEAST_NAME, int(width * _SHARE_OF_NAME))
+    for level in (max(ranks, default=0) + 1, *sorted(ranks, reverse=True)):
+        kept, shown = narrowed(columns, rows, level)
+        grid = Grid(kept, shown)
+        if grid.width <= width:
+            return grid
+        room = width - grid.width + grid.first_width
+        if room >= least_name:
+            return Grid([replace(kept[0], widest=room), *kept[1:]], shown)
+    if room >= _LEAST_NAME:
+        return Grid([replace(kept[0], widest=room), *kept[1:]], shown)
+    return None
 
 
-def print_below(console: Console, below: Sequence[Text | list[str]], width: int) -> None:
+def draw_table(console: Console, table: Table) -> int:
+    """Print a table and its notes; in a terminal too narrow for it, row by row.
+
+    Returns:
+        The width of its rules.
+
+    """
+    grid = fitted(table.columns, table.rows, console.width) if table.rows else None
+    if grid is not None:
+        width = grid.draw(console)
+    else:
+        width = console.width
+        for row in table.rows:
+            _draw_alone(console, table.columns, row)
+    for line in table.notes:
+        console.print(paragraph(line, width))
+    return width
+
+
+def _draw_alone(console: Console, columns: Sequence[Column], row: Row) -> None:
+    name, *others = columns
+    # A number says nothing without its heading.
+    title = f"{name.name} " * name.right + row.texts.get(name.key, "")
+    console.print(Text("\n".join(fold(title, console.width)), style=row.style or "bold"))
+    parts = [
+        f"{column.name} {part}".strip()
+        for column in others if column.kept or not column.rank
+        for part in row.parts(column)
+    ]  # fmt: skip
+    first: list[Line] = [parts] if parts else []
+    print_below(console, replace(row, below=first + row.below), console.width)
+
+
+def print_document(document: Document, console: Console | None = None) -> None:
+    """Print a document; no line is longer than the console is wide."""
+    console = console or make_console()
+    for number, part in enumerate(document.parts):
+        if number and _stands_apart(part, document.parts[number - 1]):
+            console.print()
+        _print(console, part)
+
+
+def _stands_apart(part: Part, before: Part) -> bool:
+    """Whether a blank line goes between two parts: around answers, and before what is new."""
+    answers = [isinstance(each, Paragraph) and each.style == "bold" for each in (part, before)]
+    if isinstance(before, Heading):
+        return False
+    return (
+        any(answers)
+        or isinstance(part, Heading)
+        or (isinstance(part, Table) and isinstance(before, Table))
+    )
+
+
+def _print(console: Console, part: Part) -> None:
+    if isinstance(part, Heading):
+        console.print(paragraph(part.text, console.width, "bold"))
+    elif isinstance(part, Paragraph):
+        console.print(paragraph(part.text, console.width, part.style))
+    elif isinstance(part, Verbatim):
+        console.print(Text(part.text, style=part.style))
+    elif isinstance(part, Table):
+        draw_table(console, part)
+    elif isinstance(part, Bullets):
+        for name, lines in part.about.items():
+            if name:
+                console.print(paragraph(name, console.width, ""))
+            print_below(console, Row(below=[*lines]), console.width)
+    else:
+        assert isinstance(part, Command), "the terminal's user typed it"
+
+
+def make_console() -> Console:
+    """Return a console on standard output; files and pipes get wide lines, so rows stay whole.
+
+    The environment variable COLUMNS sets another width there.
+    """
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH
+    return Console(width=wide, highlight=False)
+
+
+def print_below(console: Console, row: Row, width: int) -> None:
     """Print the lines below a row, indented, at most ``width`` cells wide."""
-    for item in below:
-        lines = flow(item, width - INDENT) if isinstance(item, list) else item
-        console.print(Padding(lines, (0, 0, 0, INDENT), expand=False), width=width)
+    indent = " " * INDENT
+    for item in row.below:
+        if isinstance(item, list):
+            lines = flow(item, width - INDENT)
+            console.print(quiet("\n".join(indent + line for line in lines)))
+        else:
+            lines = _wrapped(item, width - INDENT)
+            console.print(Text("\n".join(indent + line for line in lines), style=row.style))
 
 
-def flow(parts: Sequence[str], width: int) -> Text:
+def _wrapped(text: str, width: int) -> list[str]:
+    """Wrap each line of a text, which keeps its indent."""
+    return [
+        piece
+        for line in text.split("\n")
+        for piece in textwrap.wrap(line, max(width, 1), break_on_hyphens=False) or [""]
+    ]
+
+
+def flow(parts: Sequence[str], width: int) -> list[str]:
     """Wrap parts into lines of at most ``width`` cells, breaking only between parts that fit."""
     lines = [parts[0]]
     for part in parts[1:]:
@@ -163,7 +247,7 @@ def flow(parts: Sequence[str], width: int) -> Text:
             lines[-1] = longer
         else:
             lines.append(part)
-    return quiet("\n".join(lines))
+    return [piece for line in lines for piece in _wrapped(line, width)]
 
 
 def paragraph(text: str, width: int, style: str = "dim") -> Text:
@@ -183,7 +267,7 @@ def quiet(text: str) -> Text:
 
 
 def _has(row: Row, column: Column) -> bool:
-    return bool(row.texts.get(column.key)) or bool(row.figures.get(column.key))
+    return bool(row.parts(column))
 
 
 def _shared_unit(column: Column, rows: Sequence[Row]) -> str:

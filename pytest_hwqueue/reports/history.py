@@ -6,16 +6,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
 from pytest_hwqueue.gate.verdict import Quantity, percent
 from pytest_hwqueue.history.analysis import LEAST_SESSIONS
 from pytest_hwqueue.history.series import FoundChange, HistoryFile, SeriesHistory
 from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.reports.doctor import make_console
-from pytest_hwqueue.reports.markdown import code
+from pytest_hwqueue.reports.document import Column, Document, Heading, Line, Paragraph, Row, Table
 from pytest_hwqueue.reports.verdict_words import figure_value
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
@@ -26,44 +21,31 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 16
 _DIGITS = 9
 _MOST_COMMITS = 5
-_HEADINGS = ("Cell", "Figure", "Sessions", "Over time", "Last", "Total", "Changes")
+_COLUMNS = (
+    Column("cell", "cell"),
+    Column("figure", "figure"),
+    Column("sessions", "sessions", right=True, rank=2),
+    Column("time", "over time", rank=1),
+    Column("last", "last", unit_in_header=False),
+    Column("total", "total", right=True),
+    Column("changes", "changes"),
+)
 
 
-def print_history(found: HistoryFile, console: Console | None = None) -> None:
-    """Print a history, cell by cell; those that changed or have notes come first."""
+def history_document(found: HistoryFile) -> Document:
+    """Return a line per series, those of cells that changed or have notes first."""
     by_cell: dict[str, list[SeriesHistory]] = {}
     for series in found.series:
         by_cell.setdefault(series.cell, []).append(series)
     quiet = [cell for cell, those in by_cell.items() if not any(map(_speaks, those))]
-    parts: list[RenderableType] = [Text(_title(found), style="bold")]
-    for cell in sorted(by_cell, key=lambda cell: cell in quiet):
-        parts.append(Text(f"\n{cell}", style="bold"))
-        for series in by_cell[cell]:
-            _, name, count, line, last, total, changes = _row(series)
-            parts.append(
-                Text(f"  {name:<21} {count:>4} {line:<{_WIDTH}} {last:>9} {total:>8}  {changes}")
-            )
-            for each in _lines(series):
-                indent = 4 + len(each) - len(each.lstrip())
-                parts.append(Padding(Text(each.lstrip()), (0, 0, 0, indent)))
-    parts += [Text(f"\n{line}") for line in (*_machine_lines(found.series), legend(found))]
-    (console or make_console()).print(Group(*parts))
-
-
-def render_markdown(found: HistoryFile) -> str:
-    """Return the same as GitHub-flavoured Markdown, with a newline at the end."""
-    rows = [_HEADINGS, ("---",) * len(_HEADINGS)]
-    for series in found.series:
-        cells = _row(series)
-        rows.append((code(cells[0]), *(cell.replace("|", "\\|") for cell in cells[1:])))
-    blocks = [f"## {_title(found)}", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
-    for series in found.series:
-        if _speaks(series):
-            # A commit's line is part of its change's.
-            lines = [line if line.startswith(" ") else f"- {line}" for line in _lines(series)]
-            blocks.append("\n".join([f"{code(series.cell)}, {_label(series)}:", "", *lines]))
-    blocks += [*_machine_lines(found.series), legend(found)]
-    return "\n\n".join(blocks) + "\n"
+    ordered = sorted(by_cell, key=lambda cell: cell in quiet)
+    rows = [
+        _row(series, opens=number == 0)
+        for cell in ordered
+        for number, series in enumerate(by_cell[cell])
+    ]
+    lines = (*_machine_lines(found.series), legend(found))
+    return Document([Heading(_title(found), 1), Table(_COLUMNS, rows), *map(Paragraph, lines)])
 
 
 def legend(found: HistoryFile) -> str:
@@ -107,19 +89,20 @@ def _title(found: HistoryFile) -> str:
     )
 
 
-def _row(series: SeriesHistory) -> tuple[str, ...]:
+def _row(series: SeriesHistory, opens: bool) -> Row:
     values = [session.value for session in series.sessions]
-    last = ""
+    notes = [name for name in ("bimodal", "drifting") if _is(series, name)]
+    row = Row({
+        "cell": series.cell, "figure": _label(series), "sessions": str(len(values)),
+        "time": sparkline(values),
+        "changes": ", ".join([str(len(series.changes) or "none"), *notes]),
+    }, opens=opens, below=_lines(series))  # fmt: skip
     if values:
         quantity = Quantity(series.quantity, series.label, None, unit=series.unit)
-        last = str(figure_value(quantity, values[-1], values[-1]))
-    total = "" if series.total_ratio is None else percent(series.total_ratio - 1)
-    notes = [name for name in ("bimodal", "drifting") if _is(series, name)]
-    changes = ", ".join([str(len(series.changes) or "none"), *notes])
-    return (
-        series.cell, _label(series), str(len(values)), sparkline(values), last,
-        total if series.changes or series.drift else "", changes,
-    )  # fmt: skip
+        row.figures["last"] = [figure_value(quantity, values[-1], values[-1])]
+    if series.total_ratio is not None and (series.changes or series.drift):
+        row.texts["total"] = percent(series.total_ratio - 1)
+    return row
 
 
 def _is(series: SeriesHistory, what: str) -> bool:
@@ -134,8 +117,8 @@ def _speaks(series: SeriesHistory) -> bool:
     return bool(series.changes or series.notes)
 
 
-def _lines(series: SeriesHistory) -> list[str]:
-    lines = []
+def _lines(series: SeriesHistory) -> list[Line]:
+    lines: list[Line] = []
     for change in series.changes:
         lines += [_change(change), *(f"  {line}" for line in _commits(series, change))]
     return lines + series.notes

@@ -1,17 +1,26 @@
-"""Prints `hwq list`: the workloads and their parameters."""
+"""`hwq list`: the workloads and their parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
+from pytest_hwqueue.reports.document import (
+    Column,
+    Document,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+)
 from pytest_hwqueue.settings.options import SIZES
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic.fields import FieldInfo
-    from rich.console import Console
-    from rich.table import Table
 
     from pytest_hwqueue.workloads.workload import Workload
 
@@ -78,50 +87,39 @@ def describe_workload(name: str) -> WorkloadRow:
     return _describe(workload_class(name))
 
 
-def print_workloads(rows: list[WorkloadRow], verbose: bool) -> None:
-    """Print a table of workloads or, if ``verbose``, everything that each declares."""
-    from pytest_hwqueue.reports.doctor import make_console
-
-    console = make_console()
+def workloads_document(rows: Sequence[WorkloadRow], verbose: bool) -> Document:
+    """Return a table of workloads or, if ``verbose``, everything that each declares."""
     if not verbose:
-        console.print(_overview(rows))
-        return
-    for row in rows:
-        _print_all(console, row)
-    console.print(
-        "Under tiny, small and full are the defaults at these sizes. To set a parameter: --param "
-        "NAME=VALUE, or --name VALUE behind the name of one workload.",
-        highlight=False,
-    )
-
-
-def _overview(rows: list[WorkloadRow]) -> Table:
-    from rich.table import Table
-
-    table = Table("Name", "Family", "Mark", "Streams", "Recommended", "Unit", "Tags", "Description")
-    for row in rows:
-        table.add_row(
-            row.name, row.family, row.mark, row.streams, str(row.recommended),
-            ", ".join(row.units), ", ".join(row.tags), row.description,
+        columns = (
+            Column("name", "name"), Column("mark", "mark"), Column("family", "family", rank=1),
+            Column("streams", "streams", right=True),
+            Column("recommended", "recommended", right=True, rank=2),
+            Column("units", "unit", rank=3), Column("tags", "tags", rank=4),
         )  # fmt: skip
-    for column in table.columns[:5]:
-        column.overflow, column.no_wrap = "fold", True
-    return table
-
-
-def _print_all(console: Console, row: WorkloadRow) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    console.print(Text.assemble((row.name, "bold"), f": {row.description}"))
-    for line in row.facts:
-        console.print(Padding(Text(line), (0, 0, 0, 2)))
-    table = Table("Parameter", "Type", *_SIZES, "Meaning")
-    for parameter in row.parameters:
-        defaults = [parameter.defaults[size] for size in _SIZES]
-        table.add_row(parameter.name, parameter.type, *defaults, parameter.description)
-    console.print(Padding(table, (0, 0, 1, 2)))
+        table = [
+            Row({
+                "name": row.name, "mark": row.mark, "family": row.family, "streams": row.streams,
+                "recommended": str(row.recommended), "units": ", ".join(row.units),
+                "tags": ", ".join(row.tags),
+            }, opens=True, below=[row.description])
+            for row in rows
+        ]  # fmt: skip
+        return Document([Table(columns, table)])
+    parts: list[Part] = []
+    sizes = [Column(size, size) for size in _SIZES]
+    for row in rows:
+        parts += [Heading(row.name), Paragraph(row.description, "")]
+        parts += map(Paragraph, row.facts)
+        parameters = [
+            Row({"name": each.name, **each.defaults}, below=[f"{each.description} ({each.type})"])
+            for each in row.parameters
+        ]
+        if parameters:
+            parts.append(Table([Column("name", "parameter"), *sizes], parameters))
+    return Document([*parts, Paragraph(
+        "Under tiny, small and full are the defaults at these sizes. To set a parameter: --param "
+        "NAME=VALUE, or --name VALUE behind the name of one workload."
+    )])  # fmt: skip
 
 
 def _describe(workload: type[Workload]) -> WorkloadRow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from pytest_hwqueue.metrics.latency import LatencySummary, interval_of
@@ -10,6 +9,7 @@ from pytest_hwqueue.metrics.numbers import REFUSED, counted, rate, time_unit
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, other_series, percentile
+from pytest_hwqueue.reports.document import code, markdown_table, plain
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.servers import failures
@@ -37,9 +37,6 @@ _SIGNS = {
 }  # fmt: skip
 _VERDICT_HEAD = ("", "cell", "figure", "change [95 %]", "verdict", "runs (old + new)", "can detect")
 _FIGURE_HEAD = ("cell", "runs", "n", "P50 [95 %]", "P95 [95 %]", "P99 [95 %]", "throughput")
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&])")
-# Before a name or number these notify people and link threads; a sign of no width prevents that.
-_REFERENCE = re.compile(r"([@#])(?=\w)")
 
 
 def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord]) -> str:
@@ -59,24 +56,6 @@ def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord
         blocks += ["### Background load", _bullets([plain(line) for line in under_noise])]
     blocks += _failures(cells)
     return "\n\n".join(blocks) + "\n"
-
-
-def code(text: str) -> str:
-    """Return a name as a code span that also works in a table."""
-    text = " ".join(text.split()).replace("|", "\\|")
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * (longest + 1)
-    # A backtick at an end would join the fence.
-    pad = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{pad}{text}{pad}{fence}"
-
-
-def plain(text: str) -> str:
-    """Return a sentence in one line, with Markdown's special characters escaped.
-
-    Nobody is notified by an ``@name`` in it, and no thread linked by a ``#1``.
-    """
-    return _REFERENCE.sub(r"\1&#8203;", _SPECIAL.sub(r"\\\1", " ".join(text.split())))
 
 
 def _most_severe(judgement: Judgement) -> int:
@@ -217,9 +196,3 @@ def _failures(cells: Sequence[CellRuns]) -> list[str]:
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a heading and rows, all text already escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

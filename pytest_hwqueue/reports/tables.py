@@ -11,8 +11,9 @@ from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, rate, times
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, other_series
-from pytest_hwqueue.reports.grid import Column, Grid, Row, flow, paragraph, print_below
+from pytest_hwqueue.reports.cell_rows import COLUMNS, CellRows, other_series
+from pytest_hwqueue.reports.document import Column, Row, Table
+from pytest_hwqueue.reports.grid import draw_table, flow, paragraph
 from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
 
 
@@ -54,25 +55,11 @@ def _draw(console: Console, sweep: Sequence[RunRecord], readings: set[str]) -> N
         console.print(paragraph(f"cannot be told: {error}", console.width, "red"))
         return
     console.print(_title(sweep[0].cell, f"{result.kind} scaling".capitalize()))
-    notes = Notes()
-    grid = _grid(result, notes)
-    if grid.width > console.width:
-        notes = Notes()
-        grid = _grid(result, notes, intervals=False)
-    if grid.width <= console.width:
-        width = grid.draw(console)
-    else:
-        width = console.width
-        for row in grid.rows:
-            figures = (f"{key} {shown[0]}" for key, shown in row.figures.items())
-            parts = [counted(int(row.texts["streams"]), "stream"), *figures]
-            console.print(flow([*parts, *filter(None, [row.texts["mark"]])], width))
+    width = draw_table(console, _scaling_table(result))
     console.print(paragraph(saturation(result), width, ""))
     if result.reading not in readings:
         readings.add(result.reading)
         console.print(paragraph(result.reading, width))
-    for line in notes.lines(len(result.points)):
-        console.print(paragraph(line, width))
 
 
 def _title(cell: Cell, what: str) -> Text:
@@ -84,54 +71,42 @@ def _title(cell: Cell, what: str) -> Text:
     return Text.assemble((f"{what} of {cell.name}", "bold"), f" over streams: {', '.join(parts)}")
 
 
-def _grid(result: Scaling, notes: Notes, intervals: bool = True) -> Grid:
+def _scaling_table(result: Scaling) -> Table:
+    notes = Notes()
     rows = []
     greatest = max(point.throughput.value for point in result.points)
     for point in result.points:
         name = counted(point.streams, "stream")
-        interval = point.throughput.interval if intervals else None
-        if intervals and point.throughput.interval is None:
-            notes.refuse("interval of throughput", point.throughput.refused["interval"], name)
+        given = point.throughput
+        if given.interval is None:
+            notes.refuse("interval of throughput", given.refused["interval"], name)
+        # The base is compared with itself: its ones are by definition, not measured.
         base = point.streams == result.base_streams
         for field, reason in point.refused.items():
             whole = not field.endswith("_interval")
             told_above = field.removesuffix("_interval") in point.refused and not whole
-            if (intervals or whole) and not base and not told_above:
+            if not base and not told_above:
                 notes.refuse(field.replace("_interval", "'s interval"), reason, name)
-        # The base is compared with itself: its ones are by definition, not measured.
-        kept = intervals and not base
-        rows.append(
-            Row(
-                texts={
-                    "streams": str(point.streams),
-                    "mark": "saturated" if point.streams == result.saturation_streams else "",
-                },
-                figures={
-                    "throughput": [
-                        rate(point.throughput.value, result.unit, interval, like=greatest)
-                    ],
-                    "speedup": [
-                        REFUSED
-                        if point.speedup is None
-                        else times(point.speedup, point.speedup_interval if kept else None)
-                    ],
-                    "efficiency": [
-                        REFUSED
-                        if point.efficiency is None
-                        else percent(point.efficiency, point.efficiency_interval if kept else None)
-                    ],
-                },
-            )
-        )
+        saturated = point.streams == result.saturation_streams
+        row = Row({"streams": str(point.streams), "mark": "saturated" if saturated else ""})
+        row.figures["throughput"] = [rate(given.value, result.unit, given.interval, like=greatest)]
+        for key, show in (("speedup", times), ("efficiency", percent)):
+            value, interval = getattr(point, key), getattr(point, f"{key}_interval")
+            shown = REFUSED if value is None else show(value, None if base else interval)
+            row.figures[key] = [shown]
+        rows.append(row)
     against = f"against {counted(result.base_streams, 'stream')}"
     columns = [
         Column("streams", "streams", right=True),
-        Column("throughput", "throughput"),
-        Column("speedup", "speedup", against, unit_in_header=False),
-        Column("efficiency", "efficiency", "speedup / streams", unit_in_header=False),
+        Column("throughput", "throughput", interval_rank=1, kept=False),
+        Column("speedup", "speedup", against, unit_in_header=False, interval_rank=1, kept=False),
+        Column(
+            "efficiency", "efficiency", "per stream", unit_in_header=False,
+            interval_rank=1, kept=False,
+        ),
         Column("mark", ""),
-    ]
-    return Grid(columns, rows)
+    ]  # fmt: skip
+    return Table(columns, rows, notes.lines(len(result.points)))
 
 
 def saturation(result: Scaling) -> str:
@@ -147,41 +122,8 @@ def saturation(result: Scaling) -> str:
     )
 
 
-_LATENCY = ("p50", "p95", "p99")
-_TIMES = (*_LATENCY, "p999", "max")
-_DEVICE = ("after_other", "after_same", "in_flight", "overlap", "memory")
-# From the most columns to the fewest. What has no column goes into a line below its cell, except
-# P95, P99.9 and the maximum, which narrow tables leave to the records.
-_LAYOUTS: tuple[tuple[str, ...], ...] = (
-    (*_LATENCY, "p999", "max", "throughput", "throughput_interval", *_DEVICE),
-    (*_LATENCY, "p999", "max", "throughput", *_DEVICE),
-    (*_LATENCY, "throughput", *_DEVICE),
-    (*_LATENCY, "p999", "max", "throughput", "throughput_interval"),
-    (*_LATENCY, "p999", "max", "throughput"),
-    (*_LATENCY, "throughput"),
-    (*_LATENCY, "p999", "max"),
-    _LATENCY,
-    ("p50", "p99"),
-)
-# Each layout with names on one line, then folded; at last with settings below the name.
-_ATTEMPTS = tuple(
-    (layout, folded, False) for layout in _LAYOUTS for folded in (False, True)
-) + tuple((layout, True, True) for layout in _LAYOUTS[-2:])
-_FIGURES = (
-    Column("n", "n", right=True),
-    Column("p50", "P50", shares=_TIMES),
-    Column("p95", "P95", shares=_TIMES),
-    Column("p99", "P99", shares=_TIMES),
-    Column("p999", "P99.9", shares=_TIMES),
-    Column("max", "max", shares=_TIMES),
-    Column("throughput", "throughput", unit_in_header=False),
-    Column("after_other", "ready→start", "after other"),
-    Column("after_same", "ready→start", "after same"),
-    Column("in_flight", "kernels", "in flight"),
-    Column("overlap", "overlap"),
-    Column("memory", "peak", "memory", unit_in_header=False),
-)
-_SHARE_OF_NAME = 0.3
+# Narrower than this, what varies among cells stands below their names.
+_MERGED = 100
 
 
 class FamilyTable:
@@ -199,18 +141,8 @@ class FamilyTable:
         console.print(title(family, self._records, f": {self._what()}"))
         constants = self._names.constants()
         if constants:
-            text = flow(constants, self._width)
-            text.stylize("dim")
-            console.print(text)
-        for layout, folded, merged in _ATTEMPTS:
-            grid, notes = self._grid(layout, folded, merged)
-            if grid.width <= self._width:
-                width = grid.draw(console)
-                break
-        else:
-            width, notes = self._width, self._draw_stacked(console)
-        for line in notes.lines(len(self._records)):
-            console.print(paragraph(line, width))
+            console.print(Text("\n".join(flow(constants, self._width)), style="dim"))
+        draw_table(console, self._table(merged=self._width < _MERGED))
 
     def _what(self) -> str:
         measured = [record for record in self._records if record.samples is not None]
@@ -224,30 +156,30 @@ class FamilyTable:
             return f"latency per iteration, {how}"
         return f"latency of what stands behind each name; whole iterations {how}"
 
-    def _grid(self, layout: tuple[str, ...], folded: bool, merged: bool) -> tuple[Grid, Notes]:
+    def _table(self, merged: bool) -> Table:
+        """Return rows of all cells; ``merged`` has what varies below a cell's name."""
         # A percentile that was refused everywhere has no column: the option's help says what it
         # needs, and P50 to P99 say it below the table.
-        if all(_refused(record, "p999") for record in self._records):
-            layout = tuple(key for key in layout if key != "p999")
+        refused = all(_refused(record, "p999") for record in self._records)
         notes = Notes()
         rows: list[Row] = []
         ratios = [name for record in self._records for name in record.metrics.ratios]
         once = len(ratios) > len(set(ratios))
         for record in self._records:
-            cell_rows = CellRows(record, self._name(record.cell), layout, notes)
-            found = cell_rows.rows(self._identity(record.cell), once)
-            if merged:
-                _merge(found[0], self._settings(record.cell))
+            name = self._name(record.cell)
+            found = CellRows(record, name, notes, ["p999"] * refused).rows(
+                self._identity(record.cell), once
+            )
+            if merged and (settings := self._settings(record.cell)):
+                found[0].texts["workload"] += f"\n  {settings}"
             rows += found
-        widest = max(16, int(self._width * _SHARE_OF_NAME)) if folded else None
-        columns = [Column("workload", "workload", widest=widest)]
+        columns = [Column("workload", "workload")]
         if not merged:
             columns += [
-                Column(key, header, right=key == "streams", widest=widest)
+                Column(key, header, right=key == "streams")
                 for key, header, _ in self._names.varying
             ]
-        columns += [c for c in _FIGURES if c.key in ("n", *layout)]
-        return Grid(columns, rows), notes
+        return Table([*columns, *COLUMNS], rows, notes.lines(len(self._records)))
 
     def _identity(self, cell: Cell) -> dict[str, str]:
         varying = {key: say(cell) for key, _, say in self._names.varying}
@@ -260,26 +192,6 @@ class FamilyTable:
     def _settings(self, cell: Cell) -> str:
         """Return what distinguishes the cell besides its name, such as ``8 streams, graph``."""
         return ", ".join(self._names.settings(cell))
-
-    def _draw_stacked(self, console: Console) -> Notes:
-        """Print cells one below the other, for terminals too narrow for a table."""
-        notes = Notes()
-        for record in self._records:
-            name = self._name(record.cell)
-            cell_rows = CellRows(record, name, ("p50", "p95", "p99"), notes)
-            for row in cell_rows.rows({"workload": name}, True):
-                console.print(Text(row.texts["workload"], style=row.style or "bold"))
-                parts = [f"n {row.texts['n']}"] if "n" in row.texts else []
-                parts += [
-                    f"{PERCENTILES[key]} {figures[0]}" for key, figures in row.figures.items()
-                ]
-                print_below(console, ([parts] if parts else []) + row.below, self._width)
-        return notes
-
-
-def _merge(row: Row, settings: str) -> None:
-    if settings:
-        row.texts["workload"] += f"\n  {settings}"
 
 
 def _refused(record: RunRecord, key: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import StringIO
 from statistics import median, stdev
 
@@ -24,9 +25,10 @@ from pytest_hwqueue.metrics.numbers import (
 from pytest_hwqueue.metrics.switching import MedianDifference
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES
+from pytest_hwqueue.reports.cell_rows import PERCENTILES, status_of
+from pytest_hwqueue.reports.document import Column, Row, Table
 from pytest_hwqueue.reports.glance import Changes, draw_glance
-from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
+from pytest_hwqueue.reports.grid import draw_table, paragraph
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.tables import FamilyTable, draw_scaling
 
@@ -70,7 +72,6 @@ def _figure(probes: Sequence[MedianDifference]) -> str:
 
 _NS_PER_MS = 1e6
 _TIMES = ("median", "least", "most")
-_SHARE_OF_NAME = 0.3
 _NUMBERS = re.compile(r"\d[\d.]*")
 _MEANING = (
     "sd: standard deviation between runs, of the logarithm, so that 3 % is 3 % of the figure. "
@@ -100,21 +101,9 @@ def draw_runs(console: Console, cells: Sequence[CellRuns]) -> None:
     if not several:
         return
     console.print(_title(several))
-    for widest in (None, max(16, int(console.width * _SHARE_OF_NAME))):
-        notes = Notes()
-        grid = _grid(several, notes, widest)
-        if grid.width <= console.width:
-            width = grid.draw(console)
-            break
-    else:
-        width = console.width
-        for row in grid.rows:
-            console.print(Text(row.texts["cell"], style=row.style or "bold"))
-            parts = [f"{row.texts['runs']} runs"]
-            parts += [f"{key} {shown[0]}" for key, shown in row.figures.items()]
-            print_below(console, [parts, *row.below], width)
-    for line in (*notes.lines(len(several)), _MEANING):
-        console.print(paragraph(line, width))
+    notes = Notes()
+    table = _table(several, notes)
+    draw_table(console, replace(table, notes=[*notes.lines(len(several)), _MEANING]))
     console.print()
 
 
@@ -128,21 +117,21 @@ def _title(cells: Sequence[CellRuns]) -> Text:
     return title
 
 
-def _grid(cells: Sequence[CellRuns], notes: Notes, widest: int | None) -> Grid:
+def _table(cells: Sequence[CellRuns], notes: Notes) -> Table:
     labels = dict.fromkeys(PERCENTILES[cell.percentile] for cell in cells if cell.percentile)
     # One label for all cells goes to the heading.
     label = f" {next(iter(labels))}" if len(labels) == 1 else ""
     columns = [
-        Column("cell", "cell", widest=widest),
+        Column("cell", "cell"),
         Column("runs", "runs", right=True),
         Column("percentile", "figure"),
         Column("median", f"median{label}", shares=_TIMES),
         Column("least", "least", shares=_TIMES),
         Column("most", "most", shares=_TIMES),
         Column("sd", f"sd of ln{label}"),
-        Column("shown", "shown", right=True),
+        Column("shown", "shown", right=True, rank=1),
     ]
-    return Grid(columns, [_row(cell, notes, named=not label) for cell in cells])
+    return Table(columns, [_row(cell, notes, named=not label) for cell in cells])
 
 
 def _row(cell: CellRuns, notes: Notes, named: bool) -> Row:
@@ -176,10 +165,8 @@ def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> PrintedFigur
     return REFUSED
 
 
-def _failure(run: RunRecord) -> Text:
-    stage = f" in stage {run.stage}" if run.stage else ""
-    text = f"run {run.run} {run.status.upper()}{stage}: {run.reason or NO_REASON}"
-    return Text(text, style="red")
+def _failure(run: RunRecord) -> str:
+    return f"run {run.run} {status_of(run)}"
 
 
 def _remarks(cell: CellRuns) -> list[str]:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, times
-from pytest_hwqueue.reports.grid import Column, Grid, Row, paragraph, print_below
+from pytest_hwqueue.reports.document import Column, Row, Table
+from pytest_hwqueue.reports.grid import draw_table, paragraph
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.terminal import drawn
 from pytest_hwqueue.reports.verdict_words import (
@@ -49,23 +50,16 @@ _STYLES: dict[State, str] = {
     "regression": "red", "incomparable": "yellow", "inconclusive": "yellow", "improvement": "green",
 }  # fmt: skip
 
-# From the most columns to the fewest; what has no column stands in a line below its row.
-_LAYOUTS: tuple[tuple[str, ...], ...] = (
-    ("baseline", "new", "change", "interval", "state", "runs", "detect"),
-    ("change", "interval", "state", "runs", "detect"),
-    ("change", "interval", "state"),
-    ("change", "state"),
-)
 _COLUMNS = (
-    Column("baseline", "baseline", unit_in_header=False),
-    Column("new", "new", unit_in_header=False),
-    Column("change", "change"),
+    Column("cell", "cell"),
+    Column("figure", "figure"),
+    Column("baseline", "baseline", unit_in_header=False, rank=3, kept=False),
+    Column("new", "new", unit_in_header=False, rank=3, kept=False),
+    Column("change", "change", interval_rank=1),
     Column("state", "verdict"),
-    Column("runs", "runs", "old + new", right=True),
-    Column("detect", "can detect", right=True),
+    Column("runs", "old + new", "runs", right=True, rank=2),
+    Column("detect", "can detect", right=True, rank=2),
 )
-_SHARES_OF_NAME = (0.4, 0.3)
-_WIDEST_FIGURE = 14
 _MOST_NAMES = 3
 
 
@@ -199,7 +193,7 @@ def _draw(console: Console, judgement: Judgement, brief: bool) -> None:
     if collapsed:
         listed = [each for each in listed if each.verdict.state != "pass"]
     if listed:
-        width = _draw_table(console, by_severity(listed), brief)
+        width = draw_table(console, _table(by_severity(listed), brief))
     lines: list[tuple[str, str]] = []
     if collapsed:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
@@ -229,30 +223,7 @@ def _named(cells: Sequence[str], brief: bool) -> str:
     return ", ".join(shown) + more
 
 
-def _draw_table(console: Console, verdicts: Sequence[CellVerdict], brief: bool) -> int:
-    """Print the table and its notes; return the width of its rules."""
-    folded = (max(16, int(console.width * share)) for share in _SHARES_OF_NAME)
-    widths = (None, *folded)
-    for layout in _LAYOUTS:
-        for widest in widths:
-            grid, notes = _grid(verdicts, layout, widest, brief)
-            if grid.width <= console.width:
-                width = grid.draw(console)
-                for line in notes:
-                    console.print(paragraph(line, width))
-                return width
-    grid, notes = _grid(verdicts, (), None, brief)
-    for row in grid.rows:
-        console.print(Text(" ".join(filter(None, row.texts.values())), style=row.style or "bold"))
-        print_below(console, row.below, console.width)
-    for line in notes:
-        console.print(paragraph(line, console.width))
-    return console.width
-
-
-def _grid(
-    verdicts: Sequence[CellVerdict], layout: Sequence[str], widest: int | None, brief: bool
-) -> tuple[Grid, list[str]]:
+def _table(verdicts: Sequence[CellVerdict], brief: bool) -> Table:
     notes = Notes()
     sentences = Counter(each.verdict.sentence for each in verdicts)
     rows = []
@@ -265,47 +236,22 @@ def _grid(
             if sentences[verdict.sentence] > 1:
                 remarks.insert(0, verdict.sentence)
             else:
-                row.below.append(Text(verdict.sentence, style=row.style))
+                row.below.append(verdict.sentence)
         marks = [notes.footnote(remark) for remark in remarks]
         row.texts["cell"] = " ".join([judged.cell_id, *marks])
-        _put_numbers(row, verdict, layout)
+        _put_numbers(row, verdict)
         rows.append(row)
-    columns = [
-        Column("cell", "cell", widest=widest),
-        Column("figure", "figure", widest=None if widest is None else _WIDEST_FIGURE),
-        *(column for column in _COLUMNS if column.key in layout),
-    ]
-    return Grid(columns, rows), notes.lines(len(rows))
+    return Table(_COLUMNS, rows, notes.lines(len(rows)))
 
 
-def _put_numbers(row: Row, verdict: Verdict, layout: Sequence[str]) -> None:
-    """Put numbers into their columns, and those without a column into a line below."""
-    change = change_of(verdict)
-    runs = f"{len(verdict.baseline)} + {len(verdict.new)}"
-    rest: list[str] = []
-    if "state" in layout:
-        row.texts["state"] = verdict.state
-    else:
-        rest.append(verdict.state)
-    if "change" in layout:
-        interval = change.interval if "interval" in layout else ""
-        row.figures["change"] = [PrintedFigure(change.number, change.unit, interval)]
-    elif verdict.ratio is not None:
-        rest.append(str(change))
-    if "change" in layout and "interval" not in layout and change.interval:
-        rest.append(f"interval {change.interval}")
-    if "runs" in layout:
-        row.texts["runs"] = runs
-        row.texts["detect"] = least_detected(verdict)
-    else:
-        rest.append(f"{runs} runs")
-        if verdict.detectable is not None:
-            rest.append(f"can detect {least_detected(verdict)}")
-    if "baseline" in layout:
-        means = {"baseline": mean_value(verdict.baseline), "new": mean_value(verdict.new)}
-        like = means["baseline"] or means["new"] or 1.0
-        for key, mean in means.items():
-            shown = REFUSED if mean is None else figure_value(verdict.quantity, mean, like)
-            row.figures[key] = [shown]
-    if rest:
-        row.below.insert(0, rest)
+def _put_numbers(row: Row, verdict: Verdict) -> None:
+    row.texts |= {
+        "state": verdict.state,
+        "runs": f"{len(verdict.baseline)} + {len(verdict.new)}",
+        "detect": least_detected(verdict),
+    }
+    row.figures["change"] = [change_of(verdict)]
+    means = {"baseline": mean_value(verdict.baseline), "new": mean_value(verdict.new)}
+    like = means["baseline"] or means["new"] or 1.0
+    for key, mean in means.items():
+        row.figures[key] = [REFUSED if mean is None else figure_value(verdict.quantity, mean, like)]

@@ -13,7 +13,8 @@ from pytest_hwqueue import doctor
 from pytest_hwqueue.doctor import Diagnosis, as_json, diagnose, limits
 from pytest_hwqueue.doctor.checks import Check
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.reports.doctor import print_diagnosis
+from pytest_hwqueue.reports.doctor import diagnosis_document
+from pytest_hwqueue.reports.grid import print_document
 
 
 def test_a_whole_diagnosis_prints_and_is_json(
@@ -23,7 +24,7 @@ def test_a_whole_diagnosis_prints_and_is_json(
     found = diagnose("cpu", tmp_path, quick=True, progress=lambda text: None)
 
     printed = StringIO()
-    print_diagnosis(found, Console(file=printed, width=200))
+    print_document(diagnosis_document(found), Console(file=printed, width=200))
     for text in ("Checks", "Limits", "Dispatch", "not available: ", "--quick"):
         assert text in printed.getvalue()
     data = json.loads(as_json(found))
@@ -38,7 +39,7 @@ def test_nothing_measured_prints_no_numbers() -> None:
     found = Diagnosis("cuda", "", "now", "0", False, [check], None)
 
     printed = StringIO()
-    print_diagnosis(found, Console(file=printed, width=120))
+    print_document(diagnosis_document(found), Console(file=printed, width=120))
 
     assert found.has_problem
     assert "cannot be opened [why]" in printed.getvalue()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.fleet.check import drain_commands, prometheus_text
 from pytest_hwqueue.fleet.outliers import Gpu, judge, judge_fleet
-from pytest_hwqueue.reports.fleet import fleet_json, fleet_markdown
+from pytest_hwqueue.reports.document import markdown
+from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
 
 FIGURES = ("launch", "matrix")
 
@@ -117,5 +118,5 @@ def test_outputs_name_the_gpu_and_quote() -> None:
     assert 'hwq_fleet_named{node="a\\"; rm -rf | b",device="cuda:3",verdict="slow"} 1' in (
         prometheus_text(found)
     )
-    assert "slow" in fleet_markdown(found)
+    assert "slow" in markdown(fleet_document(found))
     assert '"named": 1' in fleet_json(found)

@@ -25,7 +25,8 @@ from pytest_hwqueue.records.tenants import (
     read_colocation,
     write_colocation,
 )
-from pytest_hwqueue.reports.which.terminal import draw_which
+from pytest_hwqueue.reports.grid import print_document
+from pytest_hwqueue.reports.which.document import which_document
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
 from pytest_hwqueue.which.file import WhichFigure
@@ -242,7 +243,7 @@ def test_of_several_urgent_and_other_tenants_the_worst_is_shown(file: Path, fold
         cases.append(each.model_copy(update={"tenants": tenants}))
     several = found.model_copy(update={"cases": cases})
     console = Console(file=io.StringIO(), width=80)
-    draw_which(several, console)
+    print_document(which_document(several, verbose=False), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "worst P99 [95 %]" in text
     assert "of high, high2" in text

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, milliseconds, time_unit
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.cell_rows import NO_REASON, PERCENTILES, CellRows, other_series
-from pytest_hwqueue.reports.grid import Row
+from pytest_hwqueue.reports.cell_rows import (
+    COLUMNS,
+    NO_REASON,
+    PERCENTILES,
+    CellRows,
+    other_series,
+)
+from pytest_hwqueue.reports.document import Row, narrowed
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.page.cells import PageCell
 from pytest_hwqueue.reports.page.charts import spark
 from pytest_hwqueue.reports.verdict_words import change_of
 
 _NS_PER_MS = 1e6
-# Whatever these leave out stands in lines of its own in a cell's details.
-_COLUMNS = ("n", *PERCENTILES, "max", "throughput", "throughput_interval")
+# Whatever has no place of its own stands in lines in a cell's details.
+_LISTED = [
+    replace(column, rank=0 if column.key in ("n", *PERCENTILES, "max", "throughput") else 1)
+    for column in COLUMNS
+]
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,8 @@ def told(record: RunRecord) -> Told:
     """Return what the terminal's table says of a record, in its words and digits."""
     reasons = Reasons()
     found = Told()
-    rows = CellRows(record, record.cell_id, _COLUMNS, reasons).rows({"workload": ""}, False)
+    every = CellRows(record, record.cell_id, reasons).rows({"workload": ""}, False)
+    _, rows = narrowed(_LISTED, every, 1)
     latency = record.metrics.latency
     others = other_series(record)
     summaries = [] if latency is None else [latency, *others.values()]
@@ -146,7 +156,7 @@ def told(record: RunRecord) -> Told:
         found.lines += [f"throughput {each}" for each in throughput[1:]]
     for row in rows:
         for line in row.below:
-            found.lines.append(" · ".join(map(str, line)) if isinstance(line, list) else str(line))
+            found.lines.append(" · ".join(line) if isinstance(line, list) else line)
     found.notes = [*reasons.remarks, *reasons.lines(1)]
     return found
 

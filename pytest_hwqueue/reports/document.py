@@ -1,0 +1,240 @@
+"""What an answer consists of, whatever shows it: headings, paragraphs, tables of figures, lists.
+
+A builder makes a `Document` once; the terminal (`grid.print_document`) and Markdown (here) show it
+and know no figure's name. Styles are rich's words: ``bold``, ``dim``, ``red``, ``bold yellow``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pytest_hwqueue.metrics.numbers import PrintedFigure
+
+Line = str | list[str]
+"""A paragraph, or parts of a line that is wrapped only between them."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of text, or of figures aligned by number, unit and interval.
+
+    Attributes:
+        key: under which rows keep this column's content.
+        header: first line of the heading; it says so if the figures have intervals.
+        second: second line of the heading, after a unit shared by all figures.
+        unit_in_header: whether a shared unit moves to the heading.
+        shares: keys of the columns that must share that unit; by default its own.
+        right: whether text is right-aligned.
+        widest: how many cells text may take before it wraps.
+        rank: where a table is too wide, columns go in the order of their ranks, the highest first;
+            those of rank 0 stay.
+        interval_rank: when the intervals of its figures go.
+        kept: whether what went stands in a line below its row, or is left out.
+
+    """
+
+    key: str
+    header: str
+    second: str = ""
+    unit_in_header: bool = True
+    shares: tuple[str, ...] = ()
+    right: bool = False
+    widest: int | None = None
+    rank: int = 0
+    interval_rank: int = 0
+    kept: bool = True
+
+    @property
+    def name(self) -> str:
+        """The heading in one line."""
+        return f"{self.header} {self.second}".strip()
+
+
+@dataclass
+class Row:
+    """One row: text or figures by column, and lines below it under all columns.
+
+    Attributes:
+        texts: by column.
+        figures: by column; several stand one below another.
+        style: of the whole row.
+        opens: whether it begins a group of rows.
+        below: under all columns, in the row's style.
+
+    """
+
+    texts: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, list[PrintedFigure]] = field(default_factory=dict)
+    style: str = ""
+    opens: bool = False
+    below: list[Line] = field(default_factory=list)
+
+    def parts(self, column: Column) -> list[str]:
+        """Return what a column holds, each part without the column's name."""
+        text = self.texts.get(column.key)
+        return ([text] if text else []) + [*map(str, self.figures.get(column.key, []))]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Opens a document (level 1) or a part of it (2)."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A sentence or several."""
+
+    text: str
+    style: str = "dim"
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Lines shown as they are, such as a program's last output."""
+
+    text: str
+    style: str = "dim"
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """Lines of equal standing under a heading, each with what it is about, or without.
+
+    Attributes:
+        about: a name for each group of lines, such as a scheduler's; empty for none.
+
+    """
+
+    about: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What can be typed to get the same; a terminal shows it to its user already."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns; the first column names the row, and notes stand below all rows."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+
+
+Part = Heading | Paragraph | Verbatim | Bullets | Command | Table
+
+
+@dataclass(frozen=True)
+class Document:
+    """An answer, in the order of reading."""
+
+    parts: Sequence[Part]
+
+
+def narrowed(
+    columns: Sequence[Column], rows: Sequence[Row], least: int
+) -> tuple[list[Column], list[Row]]:
+    """Return a table without columns and intervals of this rank or more."""
+    gone = [column for column in columns if column.rank >= least]
+    bare = [
+        column.key
+        for column in columns
+        if column not in gone and column.interval_rank and column.interval_rank >= least
+    ]
+    kept = [column for column in columns if column not in gone]
+    return kept, [_without(row, gone, [c for c in kept if c.key in bare]) for row in rows]
+
+
+def _without(row: Row, gone: Sequence[Column], bare: Sequence[Column]) -> Row:
+    said = [f"{column.name} {part}" for column in gone if column.kept for part in row.parts(column)]
+    figures = {key: row.figures[key] for key in row.figures if all(key != c.key for c in gone)}
+    for column in bare:
+        shown = figures.get(column.key, [])
+        figures[column.key] = [replace(each, interval="") for each in shown]
+        said += [
+            f"interval of {column.name} {each.interval}"
+            for each in shown
+            if column.kept and each.interval
+        ]
+    first: list[Line] = [said] if said else []
+    return replace(row, figures=figures, below=first + row.below)
+
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&])")
+# Before a name or number these notify people and link threads; a sign of no width prevents that.
+_REFERENCE = re.compile(r"([@#])(?=\w)")
+
+
+def markdown(document: Document) -> str:
+    """Return a document in GitHub-flavoured Markdown, with a final newline."""
+    return "\n\n".join(block for part in document.parts for block in _markdown(part)) + "\n"
+
+
+def _markdown(part: Part) -> list[str]:
+    if isinstance(part, Heading):
+        return [f"{'#' * (part.level + 1)} {plain(part.text)}"]
+    if isinstance(part, Paragraph):
+        text = plain(part.text)
+        return [f"**{text}**" if "bold" in part.style else text]
+    if isinstance(part, Verbatim):
+        return [f"```text\n{part.text}\n```"]
+    if isinstance(part, Command):
+        return [f"Command: {code(part.text)}"]
+    if isinstance(part, Bullets):
+        return [
+            "\n".join(
+                " ".join(filter(None, ["-", code(name) if name else "", plain(line)]))
+                for name, lines in part.about.items()
+                for line in lines
+            )
+        ]
+    return _markdown_of_table(part)
+
+
+def _markdown_of_table(table: Table) -> list[str]:
+    columns = [c for c in table.columns if any(row.parts(c) for row in table.rows)]
+    rows = []
+    below = []
+    for row in table.rows:
+        cells = [row.parts(column) for column in columns]
+        first = [code(part) for part in cells[0]]
+        rows.append(["<br>".join(each) for each in (first, *([*map(plain, c)] for c in cells[1:]))])
+        name = " ".join(row.texts.get(column.key, "") for column in columns[:1])
+        for line in row.below:
+            text = line if isinstance(line, str) else "; ".join(line)
+            below.append(f"- {code(name)}: {plain(text)}")
+    notes = below + [f"- {plain(line)}" for line in table.notes]
+    head = [plain(column.name) for column in columns]
+    return [markdown_table(head, rows), *["\n".join(notes)] * bool(notes)]
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table with a heading and rows, all text already escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def code(text: str) -> str:
+    """Return a name as a code span that also works in a table."""
+    text = " ".join(text.split()).replace("|", "\\|")
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    # A backtick at an end would join the fence.
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def plain(text: str) -> str:
+    """Return a sentence in one line, with Markdown's special characters escaped.
+
+    Nobody is notified by an ``@name`` in it, and no thread linked by a ``#1``.
+    """
+    return _REFERENCE.sub(r"\1&#8203;", _SPECIAL.sub(r"\\\1", " ".join(text.split())))

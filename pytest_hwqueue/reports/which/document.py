@@ -1,0 +1,244 @@
+"""The answer of ``hwq which`` as a document: the decision first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
+from pytest_hwqueue.reports.document import (
+    Bullets,
+    Column,
+    Command,
+    Document,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+    Verbatim,
+)
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.which.words import (
+    LABELS,
+    SIMULATED,
+    STYLES,
+    answers,
+    commands,
+    effective,
+    failed_lines,
+    failure,
+    figures,
+    goal_counts,
+    goal_lines,
+    goals_in_short,
+    incomplete,
+    last_outputs,
+    printed,
+    proof_line,
+    session_title,
+    settings,
+    several_sessions,
+    tenant_lines,
+    title,
+    trend_title,
+)
+from pytest_hwqueue.which.file import Trend, WhichCase, WhichFigure, WhichFile, WhichTenant, trends
+
+_FIGURES = (
+    Column("case", "scheduler"),
+    Column("tenant", "tenant"),
+    Column("sessions", "sessions", right=True, rank=8),
+    Column("n", "n", right=True, rank=4),
+    Column("p50", "P50", rank=2),
+    Column("p95", "P95", rank=6),
+    Column("p99", "P99"),
+    Column("max", "max", rank=10),
+    Column("attained", "attained", rank=7),
+    Column("throughput", "throughput", unit_in_header=False, rank=3),
+    Column("loss", "loss", "to native", rank=9),
+    Column("p50_solo", "P50", "to solo", rank=10),
+    Column("p99_solo", "P99", "to solo", rank=5),
+    Column("capacity", LABELS["capacity"], unit_in_header=False, rank=8),
+    Column("goals", "goals", rank=11),
+    Column("proof", "mode", rank=12),
+)
+_BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
+_IN_SHORT = ("case", "tenant", "n", "p50", "p95", "p99", "attained", "throughput", "p99_solo")
+
+
+def which_document(found: WhichFile, *, verbose: bool = True) -> Document:
+    """Return the answer and the decision table, then what they rest on.
+
+    Args:
+        found: every figure.
+        verbose: whether to show every figure, goal and proof, and each session by itself.
+
+    """
+    parts: list[Part] = [Heading(title(found), 1)]
+    if found.simulated:
+        parts.append(Paragraph(SIMULATED, "bold yellow"))
+    described = [found.description, " · ".join(settings(found)), *tenant_lines(found)]
+    described += [several_sessions(found)] * verbose
+    parts += [Paragraph(line) for line in described if line]
+    parts += [Paragraph(line, "bold") for line in (incomplete(found), *answers(found)) if line]
+    parts += _decision(found)
+    parts += [Verbatim(line, "red") for line in failed_lines(found)]
+    measured = [case for case in found.cases if case.status == "ok"]
+    if verbose:
+        parts += [_table(found, measured), Paragraph(_BRACKETS)]
+    else:
+        parts.append(_in_short(_table(found, measured)))
+    for trend in trends(found):
+        parts += [Heading(trend_title(trend)), _trend(trend)]
+    parts += _details(found) if verbose else _not_met(found)
+    return Document([*parts, *map(Command, commands(found))])
+
+
+def _table(found: WhichFile, cases: Sequence[WhichCase]) -> Table:
+    """Return a row for each tenant of each case."""
+    notes = Notes()
+    rows = []
+    for case in cases:
+        if case.status != "ok":
+            style = STYLES.get(case.status, "red")
+            rows.append(Row({"case": case.id}, style=style, opens=True, below=[failure(case)]))
+        for index, tenant in enumerate(case.tenants if case.status == "ok" else []):
+            texts = {"case": case.id, "tenant": tenant.name, "n": str(tenant.issued)}
+            if index == 0:
+                texts |= {"goals": goal_counts(case), "proof": effective(found, case)}
+                if len(found.sessions) > 1:
+                    texts["sessions"] = str(case.sessions)
+            shown = {key: [value] for key, value in figures(case, tenant, notes).items()}
+            rows.append(Row(texts, shown, opens=True))
+    return Table(_FIGURES, rows, notes.lines(sum(case.status == "ok" for case in cases)))
+
+
+def _in_short(table: Table) -> Table:
+    """Return fewer columns, with an interval for P99 alone; what has no room is left out."""
+    columns = [replace(each, kept=False) for each in table.columns if each.key in _IN_SHORT]
+    rows = []
+    for row in table.rows:
+        bare = {
+            key: [replace(each, interval=each.interval if key == "p99" else "") for each in shown]
+            for key, shown in row.figures.items()
+        }
+        rows.append(replace(row, figures=bare))
+    return Table(columns, rows, table.notes)
+
+
+def _details(found: WhichFile) -> list[Part]:
+    parts: list[Part] = []
+    for session in found.sessions:
+        if session.cases:
+            parts += [Heading(session_title(found, session)), _table(found, session.cases)]
+    for heading, by_case in (
+        ("Goals", {case.id: goal_lines(case) for case in found.cases if case.goals}),
+        ("Proof", {case.id: [proof_line(found, case)] for case in found.cases if case.proof}),
+    ):
+        if by_case:
+            parts += [Heading(heading), Bullets(by_case)]
+    return parts
+
+
+def _not_met(found: WhichFile) -> list[Part]:
+    """Return the goals not met, and the modes by what their proof shows."""
+    asked = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
+    lines = [
+        f"{case.id}: {line}"
+        for case in asked
+        for goal, line in zip(case.goals, goal_lines(case), strict=True)
+        if goal.verdict != "met"
+    ]
+    shown: dict[str, list[str]] = {}
+    for case in asked:
+        if effective(found, case):
+            shown.setdefault(effective(found, case), []).append(case.id)
+    lines += [f"{', '.join(names)}: {what}" for what, names in shown.items()]
+    return [*map(Paragraph, lines), Paragraph("-v prints every figure, goal and proof")]
+
+
+def _trend(trend: Trend) -> Table:
+    rows = [
+        Row({"case": name, "variant": variant}, {"p99": [printed(p99, "ms")]}, opens=index == 0)
+        for name, row in trend.rows.items()
+        for index, (variant, p99) in enumerate(row.items())
+    ]
+    columns = (Column("case", "scheduler"), Column("variant", "variant"), Column("p99", "P99"))
+    return Table(columns, rows)
+
+
+def _decision(found: WhichFile) -> list[Part]:
+    """Return a row for each mode, and one for each urgent tenant alone; and what failed."""
+    measured = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
+    urgent = {tenant.name for case in measured for tenant in _split(case)[0]}
+    notes = Notes()
+    rows = [
+        _row(case, notes)
+        for case in found.cases
+        if case.status != "ok" or case.role != "solo" or case.tenants[0].name in urgent
+    ]
+    columns = _columns(measured[0]) if measured else [Column("case", "scheduler")]
+    parts: list[Part] = [Table(columns, rows, notes.lines(len(rows)))]
+    for case in found.cases:
+        if case.status != "ok":
+            text = f"{case.id} {failure(case)}"
+            parts.append(Paragraph(text, STYLES.get(case.status, "red")))
+            parts += map(Verbatim, last_outputs(case))
+    return parts
+
+
+def _columns(case: WhichCase) -> list[Column]:
+    urgent, others = _split(case)
+    return [
+        Column("case", "scheduler"),
+        Column("p99", *_heading("P99", urgent)),
+        Column("loss", *_heading("loss", others)),
+        *[Column("capacity", LABELS["capacity"])] * any(each.capacity_per_s for each in urgent),
+        Column("goals", "goals", "met"),
+    ]
+
+
+def _heading(figure: str, tenants: Sequence[WhichTenant]) -> tuple[str, str]:
+    """Return both lines of a heading; of several tenants the worst figure is shown."""
+    names = ", ".join(tenant.name for tenant in tenants)
+    return (f"{figure} of {names}", "") if len(tenants) == 1 else (f"worst {figure}", f"of {names}")
+
+
+def _row(case: WhichCase, notes: Notes) -> Row:
+    if case.status != "ok":
+        style = STYLES.get(case.status, "red")
+        return Row(texts={"case": case.id, "p99": case.status.upper()}, style=style, opens=True)
+    urgent, others = _split(case)
+    row = Row(texts={"case": case.id, "goals": goals_in_short(case)}, opens=True)
+    p99 = [(tenant.name, tenant.p99_ms) for tenant in urgent]
+    row.figures["p99"] = [_worst("P99", p99, "ms", case, notes)]
+    if case.goals:
+        missed = any(goal.verdict == "missed" for goal in case.goals)
+        row.style = "green" if case.met_all else "red" if missed else ""
+    losses = [(tenant.name, loss) for tenant in others if (loss := tenant.throughput_loss)]
+    if losses:
+        row.figures["loss"] = [_worst(LABELS["loss"], losses, "%", case, notes)]
+    capacities = [(tenant.name, found) for tenant in urgent if (found := tenant.capacity_per_s)]
+    if capacities:
+        row.figures["capacity"] = [_worst(LABELS["capacity"], capacities, "/s", case, notes)]
+    return row
+
+
+def _worst(
+    what: str, given: Sequence[tuple[str, WhichFigure]], unit: str, case: WhichCase, notes: Notes
+) -> PrintedFigure:
+    """Return the greatest figure; refused if one is, since that might be the greatest."""
+    refused = [(tenant, figure) for tenant, figure in given if figure.value is None]
+    for tenant, figure in refused:
+        notes.refuse(what, figure.reason, case.id, tenant)
+    if refused:
+        return REFUSED
+    return printed(max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit)
+
+
+def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:
+    """Return a case's tenants of the highest priority, and the others."""
+    most = max(tenant.priority for tenant in case.tenants)
+    urgent = [tenant for tenant in case.tenants if tenant.priority == most]
+    return urgent, [tenant for tenant in case.tenants if tenant.priority < most]
