@@ -10,7 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import PrintedFigure
+
+INTERVAL = f"[{CONFIDENCE * 100:.0f} %]"
+"""Stands in the heading of a column whose figures have intervals."""
 
 Line = str | list[str]
 """A paragraph, or parts of a line that is wrapped only between them."""
@@ -83,6 +87,7 @@ class Heading:
 
     text: str
     level: int = 2
+    style: str = "bold"
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,15 @@ class Table:
     notes: Sequence[str] = ()
 
 
-Part = Heading | Paragraph | Verbatim | Bullets | Command | Table
+@dataclass(frozen=True)
+class Folded:
+    """A sentence, and what it sums up: a terminal shows the sentence alone."""
+
+    summary: str
+    table: Table
+
+
+Part = Heading | Paragraph | Verbatim | Bullets | Command | Table | Folded
 
 
 @dataclass(frozen=True)
@@ -168,6 +181,9 @@ def _without(row: Row, gone: Sequence[Column], bare: Sequence[Column]) -> Row:
     return replace(row, figures=figures, below=first + row.below)
 
 
+_MARKS = re.compile(r" [⁰¹²³⁴-⁹]+")
+# What a terminal says in colour.
+_SIGNS = {"red": "❌", "bold red": "❌", "yellow": "⚠️", "green": "🟢"}
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&])")
 # Before a name or number these notify people and link threads; a sign of no width prevents that.
 _REFERENCE = re.compile(r"([@#])(?=\w)")
@@ -188,6 +204,9 @@ def _markdown(part: Part) -> list[str]:
         return [f"```text\n{part.text}\n```"]
     if isinstance(part, Command):
         return [f"Command: {code(part.text)}"]
+    if isinstance(part, Folded):
+        inner = _markdown_of_table(part.table)
+        return [f"<details><summary>{plain(part.summary)}</summary>", *inner, "</details>"]
     if isinstance(part, Bullets):
         return [
             "\n".join(
@@ -205,15 +224,27 @@ def _markdown_of_table(table: Table) -> list[str]:
     below = []
     for row in table.rows:
         cells = [row.parts(column) for column in columns]
-        first = [code(part) for part in cells[0]]
-        rows.append(["<br>".join(each) for each in (first, *([*map(plain, c)] for c in cells[1:]))])
-        name = " ".join(row.texts.get(column.key, "") for column in columns[:1])
+        sign = [_SIGNS[row.style]] if row.style in _SIGNS else []
+        first = [" ".join([*sign, *map(_marked, cells[0])])]
+        others = [[plain(part) for part in cell] for cell in cells[1:]]
+        rows.append(["<br>".join(each) for each in (first, *others)])
+        name = _MARKS.sub("", row.texts.get(columns[0].key, ""))
         for line in row.below:
             text = line if isinstance(line, str) else "; ".join(line)
             below.append(f"- {code(name)}: {plain(text)}")
     notes = below + [f"- {plain(line)}" for line in table.notes]
-    head = [plain(column.name) for column in columns]
+    head = [plain(_headed(column, table.rows)) for column in columns]
     return [markdown_table(head, rows), *["\n".join(notes)] * bool(notes)]
+
+
+def _marked(name: str) -> str:
+    """Return a name as code, and behind it the marks of its footnotes."""
+    return "".join([code(_MARKS.sub("", name)), *_MARKS.findall(name)])
+
+
+def _headed(column: Column, rows: Sequence[Row]) -> str:
+    shown = [each for row in rows for each in row.figures.get(column.key, [])]
+    return f"{column.name} {INTERVAL}" if any(each.interval for each in shown) else column.name
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -17,13 +17,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
 from pytest_hwqueue.reports.document import (
+    INTERVAL,
     Bullets,
     Column,
     Command,
     Document,
+    Folded,
     Heading,
     Line,
     Paragraph,
@@ -34,8 +35,6 @@ from pytest_hwqueue.reports.document import (
     narrowed,
 )
 
-INTERVAL = f"[{CONFIDENCE * 100:.0f} %]"
-"""Stands in the heading of a column whose figures have intervals."""
 GAP = 2
 """Blanks between two columns."""
 LEAST_WIDTH = 78
@@ -171,10 +170,14 @@ def _draw_alone(console: Console, columns: Sequence[Column], row: Row) -> None:
 def print_document(document: Document, console: Console | None = None) -> None:
     """Print a document; no line is longer than the console is wide."""
     console = console or make_console()
+    width = console.width
     for number, part in enumerate(document.parts):
         if number and _stands_apart(part, document.parts[number - 1]):
             console.print()
-        _print(console, part)
+        if isinstance(part, Heading):
+            width = console.width
+        # What follows a table is no wider.
+        width = _print(console, part, width)
 
 
 def _stands_apart(part: Part, before: Part) -> bool:
@@ -189,22 +192,24 @@ def _stands_apart(part: Part, before: Part) -> bool:
     )
 
 
-def _print(console: Console, part: Part) -> None:
-    if isinstance(part, Heading):
-        console.print(paragraph(part.text, console.width, "bold"))
-    elif isinstance(part, Paragraph):
-        console.print(paragraph(part.text, console.width, part.style))
+def _print(console: Console, part: Part, width: int) -> int:
+    """Print a part; return how wide the next one may be."""
+    if isinstance(part, Heading | Paragraph):
+        console.print(paragraph(part.text, width, part.style))
+    elif isinstance(part, Folded):
+        console.print(paragraph(part.summary, width, ""))
     elif isinstance(part, Verbatim):
         console.print(Text(part.text, style=part.style))
     elif isinstance(part, Table):
-        draw_table(console, part)
+        return draw_table(console, part)
     elif isinstance(part, Bullets):
         for name, lines in part.about.items():
             if name:
-                console.print(paragraph(name, console.width, ""))
-            print_below(console, Row(below=[*lines]), console.width)
+                console.print(paragraph(name, width, ""))
+            print_below(console, Row(below=[*lines]), width)
     else:
         assert isinstance(part, Command), "the terminal's user typed it"
+    return width
 
 
 def make_console() -> Console:

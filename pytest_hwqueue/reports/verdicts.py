@@ -7,13 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import stdev
 
-from rich.console import Console
-from rich.text import Text
-
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, times
-from pytest_hwqueue.reports.document import Column, Row, Table
-from pytest_hwqueue.reports.grid import draw_table, paragraph
+from pytest_hwqueue.reports.document import (
+    Column,
+    Document,
+    Folded,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+)
+from pytest_hwqueue.reports.grid import print_document
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.terminal import drawn
 from pytest_hwqueue.reports.verdict_words import (
@@ -108,7 +114,8 @@ def render_judgement(judgement: Judgement, width: int, colour: bool, *, brief: b
             always summed up.
 
     """
-    return drawn(lambda console: _draw(console, judgement, brief), width, colour)
+    document = Document(judgement_parts(judgement, brief=brief, fold=brief))
+    return drawn(lambda console: print_document(document, console), width, colour)
 
 
 def changes_of(judgements: Sequence[Judgement]) -> dict[str, tuple[str, str, PrintedFigure]]:
@@ -182,39 +189,44 @@ def _looks(verdict: Verdict) -> list[str]:
     ]
 
 
-def _draw(console: Console, judgement: Judgement, brief: bool) -> None:
-    heading = Text.assemble((f"Against {judgement.baseline}", "bold"))
-    heading.append(f": {counts_of(judgement)}", "red" if judgement.count("regression") else "")
-    console.print(heading)
-    width = console.width
+def judgement_parts(judgement: Judgement, *, brief: bool, fold: bool) -> list[Part]:
+    """Return what a comparison found: the worst first, then what was not compared, and the gate.
+
+    Args:
+        judgement: what a comparison found.
+        brief: whether to leave details to ``-v``.
+        fold: whether to sum up passes; more than 20 always are.
+
+    """
+    style = "red" if judgement.count("regression") else "bold"
+    heading = f"Against {judgement.baseline}: {counts_of(judgement)}"
+    parts: list[Part] = [Heading(heading, style=style)]
     listed = [each for each in judgement.verdicts if each.verdict.state != "no-baseline"]
     passes = [each for each in listed if each.verdict.state == "pass"]
-    collapsed = bool(passes) and (brief or len(passes) > MOST_PASSES)
-    if collapsed:
+    folded = bool(passes) and (fold or len(passes) > MOST_PASSES)
+    if folded:
         listed = [each for each in listed if each.verdict.state != "pass"]
     if listed:
-        width = draw_table(console, _table(by_severity(listed), brief))
-    lines: list[tuple[str, str]] = []
-    if collapsed:
+        parts.append(_table(by_severity(listed), brief))
+    if folded:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
         labels = dict.fromkeys(each.verdict.quantity.label for each in passes)
-        lines.append((f"{short} ({', '.join(labels)})" if len(labels) > 1 else short, ""))
-        lines += [(line, "") for line in aside_lines(passes)]
-        fields = different_fields(passes)
-        if fields and not different_fields(listed):
-            lines.append((fields, ""))
+        short += f" ({', '.join(labels)})" if len(labels) > 1 else ""
+        parts += [Folded(short, _table(passes, brief))]
+        lines = aside_lines(passes)
+        if not different_fields(listed):
+            lines += filter(None, [different_fields(passes)])
+        parts += [Paragraph(line, "") for line in lines]
     for reason, cells in missing_by_reason(judgement).items():
-        lines.append((f"missing ({reason}): {_named(cells, brief)}", "yellow"))
+        parts.append(Paragraph(f"missing ({reason}): {_named(cells, brief)}", "yellow"))
     unknown = not_in_baseline(judgement)
     if unknown:
         where = f"no baseline in {judgement.baseline} (--hwq-save stores one)"
-        lines.append((f"{where}: {_named(unknown, brief)}", ""))
+        parts.append(Paragraph(f"{where}: {_named(unknown, brief)}", ""))
     if judgement.shift is not None:
-        style = "yellow" if judgement.shift.of_machine else "dim"
-        lines.append((shift_line(judgement.shift), style))
-    lines.append((settings_line(judgement.settings, judgement.compared), "dim"))
-    for text, style in lines:
-        console.print(paragraph(text, width, style))
+        changed = "yellow" if judgement.shift.of_machine else "dim"
+        parts.append(Paragraph(shift_line(judgement.shift), changed))
+    return [*parts, Paragraph(settings_line(judgement.settings, judgement.compared))]
 
 
 def _named(cells: Sequence[str], brief: bool) -> str:

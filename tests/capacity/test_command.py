@@ -121,7 +121,9 @@ def test_reports_hold_every_rate_and_the_goal(measured: tuple[Path, Result]) -> 
     assert "Command: `" in markdown
 
 
-def test_narrow_terminal_gets_what_has_no_column_below_each_row(measured: tuple[Path, Result]) -> None:
+def test_narrow_terminal_gets_what_has_no_column_below_each_row(
+    measured: tuple[Path, Result],
+) -> None:
     folder, _ = measured
     result = hwq(folder / "shared.hwq.yaml", "--tenant", "high", *FAST, "--dir", folder / "d",
                  columns=40)  # fmt: skip
