@@ -97,11 +97,6 @@ def _write(paths: list[Path], output: Path, baseline: str | None, given: Mapping
     found = find_records(paths)
     for line in found.damaged:
         click.echo(f"hwq report: {line}", err=True)
-    if found.capacities and not (found.cells or found.colocations or found.tables):
-        raise RecordError(
-            f"{found.capacities[0].path} is a result of `hwq capacity`, which a report does not "
-            "show yet: name the folder of its records"
-        )
     if baseline is None:
         write_page(output, page_of(found, output))
         return

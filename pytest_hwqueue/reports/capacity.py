@@ -14,6 +14,7 @@ from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.reports.charts import RatesCurve, rates_chart
 from pytest_hwqueue.reports.document import (
+    Chart,
     Column,
     Command,
     Document,
@@ -72,6 +73,7 @@ def capacity_document(found: CapacityFile) -> Document:
     parts += [
         Table(_columns(found, " there"), [_summary(found, case) for case in found.cases]),
         *map(Paragraph, remarks(found)),
+        *_charts(found),
     ]
     for case in found.cases:
         rows = [
@@ -192,12 +194,23 @@ def _listed(names: Sequence[str]) -> str:
 def capacity_svg(found: CapacityFile) -> str:
     """Plot each scheduler's P99 and the others' loss against the rate, one chart below the other.
 
-    A band reaches from the greatest rate shown to hold to the least shown to break. Grey steps join
-    what no other rate or scheduler beats in load and loss.
-
     Raises:
         ModuleNotFoundError: if vl-convert is not installed; the text says how to get it.
 
+    """
+    heading = f"{title(found)}\n{SIMULATED}" if found.simulated else title(found)
+    charts = [(each.title, each.spec) for each in _charts(found) if each.spec is not None]
+    return stacked_svg(heading, charts, _MARKS)
+
+
+_MARKS = "filled: held; cross: broke; hollow: undecided"
+
+
+def _charts(found: CapacityFile) -> list[Chart]:
+    """Return P99 and losses over rates.
+
+    A band reaches from the greatest rate shown to hold to the least shown to break. Grey steps join
+    what no other rate or scheduler beats in load and loss.
     """
     rate = f"requests of {found.tenant} per second"
     curves = [
@@ -207,9 +220,11 @@ def capacity_svg(found: CapacityFile) -> str:
         )
         for case in found.cases
     ]  # fmt: skip
-    title_ = f"P99 of {found.tenant}"
-    chart = rates_chart(curves, rate, f"{title_}, ms (log)", goal=found.p99_goal_ms, log=True)
-    charts = [(title_ if found.p99_goal_ms is None else f"{title_}; dotted: the goal", chart)]
+    name = f"P99 of {found.tenant}"
+    chart = rates_chart(curves, rate, f"{name}, ms (log)", goal=found.p99_goal_ms, log=True)
+    charts = [
+        Chart(name if found.p99_goal_ms is None else f"{name}; dotted: the goal", chart, _MARKS)
+    ]
     for other in found.others:
         curves = [
             RatesCurve(
@@ -220,9 +235,8 @@ def capacity_svg(found: CapacityFile) -> str:
         best = [(each.rate_per_s, each.lost[other].value) for _, each in front(found.cases, other)]
         steps = [(at, 100 * lost) for at, lost in best if lost is not None]
         y = f"throughput alone that {other} loses, %"
-        charts.append((f"Loss of {other}", rates_chart(curves, rate, y, front=steps)))
-    heading = f"{title(found)}\n{SIMULATED}" if found.simulated else title(found)
-    return stacked_svg(heading, charts, "filled: held; cross: broke; hollow: undecided")
+        charts.append(Chart(f"Loss of {other}", rates_chart(curves, rate, y, front=steps), _MARKS))
+    return charts
 
 
 def _band(case: CapacityCase) -> tuple[float, float] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import PrintedFigure
@@ -66,6 +67,7 @@ class Row:
         style: of the whole row.
         opens: whether it begins a group of rows.
         below: under all columns, in the row's style.
+        links: by column, which of the page's cells has its details.
 
     """
 
@@ -74,6 +76,7 @@ class Row:
     style: str = ""
     opens: bool = False
     below: list[Line] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
 
     def parts(self, column: Column) -> list[str]:
         """Return what a column holds, each part without the column's name."""
@@ -135,6 +138,24 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Chart:
+    """A picture, for media that draw.
+
+    Attributes:
+        title: its heading.
+        spec: a Vega-Lite description; None if there is nothing to draw.
+        note: how to read it, or why it is empty.
+        left_out: by name, why something is not drawn.
+
+    """
+
+    title: str
+    spec: dict[str, Any] | None
+    note: str
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Folded:
     """A sentence, and what it sums up: a terminal shows the sentence alone."""
 
@@ -142,7 +163,7 @@ class Folded:
     table: Table
 
 
-Part = Heading | Paragraph | Verbatim | Bullets | Command | Table | Folded
+Part = Heading | Paragraph | Verbatim | Bullets | Command | Table | Folded | Chart
 
 
 @dataclass(frozen=True)
@@ -150,6 +171,10 @@ class Document:
     """An answer, in the order of reading."""
 
     parts: Sequence[Part]
+
+    def without(self, *left_out: type[Part]) -> list[Part]:
+        """Return its parts without those of some kinds."""
+        return [part for part in self.parts if not isinstance(part, left_out)]
 
 
 def narrowed(
@@ -191,7 +216,8 @@ _REFERENCE = re.compile(r"([@#])(?=\w)")
 
 def markdown(document: Document) -> str:
     """Return a document in GitHub-flavoured Markdown, with a final newline."""
-    return "\n\n".join(block for part in document.parts for block in _markdown(part)) + "\n"
+    parts = document.without(Chart)
+    return "\n\n".join(block for part in parts for block in _markdown(part)) + "\n"
 
 
 def _markdown(part: Part) -> list[str]:
@@ -215,6 +241,7 @@ def _markdown(part: Part) -> list[str]:
                 for line in lines
             )
         ]
+    assert isinstance(part, Table)
     return _markdown_of_table(part)
 
 

@@ -21,6 +21,7 @@ from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
 from pytest_hwqueue.reports.document import (
     INTERVAL,
     Bullets,
+    Chart,
     Column,
     Command,
     Document,
@@ -171,8 +172,10 @@ def print_document(document: Document, console: Console | None = None) -> None:
     """Print a document; no line is longer than the console is wide."""
     console = console or make_console()
     width = console.width
-    for number, part in enumerate(document.parts):
-        if number and _stands_apart(part, document.parts[number - 1]):
+    # Its user typed the command.
+    parts = document.without(Chart, Command)
+    for number, part in enumerate(parts):
+        if number and _stands_apart(part, parts[number - 1]):
             console.print()
         if isinstance(part, Heading):
             width = console.width
@@ -202,13 +205,12 @@ def _print(console: Console, part: Part, width: int) -> int:
         console.print(Text(part.text, style=part.style))
     elif isinstance(part, Table):
         return draw_table(console, part)
-    elif isinstance(part, Bullets):
+    else:
+        assert isinstance(part, Bullets)
         for name, lines in part.about.items():
             if name:
                 console.print(paragraph(name, width, ""))
             print_below(console, Row(below=[*lines]), width)
-    else:
-        assert isinstance(part, Command), "the terminal's user typed it"
     return width
 
 

@@ -11,6 +11,7 @@ import pytest
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.cell import RunRecord, write_record
 from pytest_hwqueue.records.timelines import Kept, write_kept
+from pytest_hwqueue.reports.document import Chart
 from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import page_of, write_page
 from tests.browser.conftest import Open
@@ -221,15 +222,16 @@ def test_stored_records_open(open_report: Open, tmp_path: Path, kind: str) -> No
     page = page_of(find_records([STORED / kind]), file)
     write_page(file, page)
     with open_report(file) as opened:
-        for table in page.tables:
+        for answer in page.answers:
+            charts = [part for part in answer.parts if isinstance(part, Chart)]
             # Of tenants that are alike none is urgent, and there is no front.
-            assert len(table.paretos) == ("priority" in kind)
-            if not table.paretos:
+            assert len(charts) == ("priority" in kind)
+            if not charts:
                 continue
-            (pareto,) = table.paretos
-            assert pareto.chart is not None
-            shown = {each["case"]: each["p99"] for each in opened.drawn(".pareto", "case")}
-            points = pareto.chart["data"]["values"]
+            (front,) = charts
+            assert front.spec is not None
+            shown = {each["case"]: each["p99"] for each in opened.drawn(".plot.shown", "case")}
+            points = front.spec["data"]["values"]
             assert shown == {point["case"]: point["p99"] for point in points}
         opened.page.locator("#table tbody th a").last.click()
         opened.drawn("[data-chart=survival]")

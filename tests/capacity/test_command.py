@@ -329,7 +329,7 @@ def test_which_adds_the_capacity_as_a_column(tmp_path: Path) -> None:
     assert capacity is not None
     assert native.tenant("low").capacity_per_s is None
     assert "capacity" in result.stdout
-    assert "| capacity |" in (tmp_path / "w.md").read_text()
+    assert "| capacity \\[95 %\\] |" in (tmp_path / "w.md").read_text()
     stored = next((tmp_path / "d").glob("which-*/capacity/*.json"))
     assert stored.is_file()
     # With the table in the folder of the records, as a session that names no file leaves it.
@@ -337,7 +337,7 @@ def test_which_adds_the_capacity_as_a_column(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     reported = CliRunner().invoke(main, ["report", str(stored.parents[1]), "-o", str(page)])
     assert reported.exit_code == 0, reported.output
-    assert '<td class="num" data-label="capacity">' in page.read_text(encoding="utf-8")
+    assert '<td data-label="capacity" class="num">' in page.read_text(encoding="utf-8")
     refused = CliRunner().invoke(main, [*arguments, "--from", str(tmp_path)])
     assert refused.exit_code == 4
     assert "--capacity: measures" in refused.output

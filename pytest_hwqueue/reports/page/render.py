@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.reports.capacity import capacity_document
+from pytest_hwqueue.reports.document import Document
 from pytest_hwqueue.reports.drawing import config
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.page.cells import Found, page_cells
 from pytest_hwqueue.reports.page.charts import scaling_views
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
-from pytest_hwqueue.reports.page.verdict import Verdict, WhichView, verdict_of, which_view
+from pytest_hwqueue.reports.page.verdict import Verdict, verdict_of
 from pytest_hwqueue.reports.verdict_words import SEVERITY
+from pytest_hwqueue.reports.which.document import which_document
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -67,7 +70,7 @@ class Page:
     devices: list[str]
     simulated: bool
     details: list[DetailsView]
-    tables: list[WhichView]
+    answers: list[Document]
     damaged: list[str] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
 
@@ -109,7 +112,7 @@ def page_of(
     details = [
         details_of(cell, scaling.get(cell.key), min(_MOST_KERNELS, share), page) for cell in cells
     ]
-    tables = []
+    answers = []
     for stored in found.tables:
         folder = stored.path.parent
         keys = {
@@ -118,18 +121,21 @@ def page_of(
             for name in cell.record_files
             if cell.folder == folder
         }
-        tables.append(which_view(stored.record, keys))
+        answers.append(which_document(stored.record, details=keys))
     sessions: dict[str, list[RunRecord]] = {}
     for cell in cells:
         sessions.setdefault(cell.session, []).extend(cell.runs.runs)
     shown = [stored.record for stored in found.tables]
-    simulated = [each.row.simulated for each in details] + [each.simulated for each in tables]
+    results = [stored.record for stored in found.capacities]
+    answers += map(capacity_document, results)
+    simulated = [each.row.simulated for each in details]
+    simulated += [each.simulated for each in shown] + [each.simulated for each in results]
     return Page(
-        verdict=verdict_of(judgements, shown, cells),
+        verdict=verdict_of(judgements, shown, results, cells),
         devices=list(dict.fromkeys(filter(None, map(_device, details)))),
         simulated=any(simulated),
         details=details,
-        tables=tables,
+        answers=answers,
         damaged=list(found.damaged),
         noise=[line for records in sessions.values() for line in noise_lines(records)],
     )
@@ -153,6 +159,11 @@ def render_page(page: Page) -> str:
         loader=PackageLoader(__package__ or "", _ASSETS),
     )  # fmt: skip
     environment.filters["json"] = _json
+    environment.tests["of"] = lambda part, kind: type(part).__name__ == kind
+    environment.tests["shown"] = lambda column, rows: any(row.parts(column) for row in rows)
+    environment.tests["number_of"] = lambda column, rows: (
+        column.right or any(column.key in row.figures for row in rows)
+    )
     assets = files(__package__ or "") / _ASSETS
     template = environment.get_template("page.html.j2")
     return template.render(

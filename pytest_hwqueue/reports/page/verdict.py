@@ -1,17 +1,15 @@
-"""The page's answers: its verdict, and schedulers side by side."""
+"""The page's verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from pytest_hwqueue.metrics.numbers import REFUSED, counted
-from pytest_hwqueue.reports.charts import pareto_chart
-from pytest_hwqueue.reports.drawing import Spec
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.capacity.result import CapacityFile
+from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.reports.capacity import answers
 from pytest_hwqueue.reports.page.cells import PageCell
-from pytest_hwqueue.reports.page.rows import FigureView
 from pytest_hwqueue.reports.verdict_words import (
     by_severity,
     change_of,
@@ -21,27 +19,9 @@ from pytest_hwqueue.reports.verdict_words import (
     settings_line,
     shift_line,
 )
-from pytest_hwqueue.reports.which.words import (
-    LABELS,
-    answers,
-    commands,
-    effective,
-    failed_lines,
-    failure,
-    figures,
-    goal_lines,
-    headlines,
-    incomplete,
-    printed,
-    proof_line,
-    settings,
-    several_sessions,
-    title,
-    values,
-)
-from pytest_hwqueue.scenarios.goals import GoalVerdict
+from pytest_hwqueue.reports.which.words import headlines
 from pytest_hwqueue.verdicts.judging import Judgement
-from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichFile, WhichGoal, WhichTenant
+from pytest_hwqueue.which.file import WhichFile
 
 Level = Literal["bad", "warn", "good", "plain"]
 _WORST: tuple[Level, ...] = ("bad", "warn", "good", "plain")
@@ -57,9 +37,10 @@ class Verdict:
 
 
 def verdict_of(
-    judgements: Sequence[Judgement], tables: Sequence[WhichFile], cells: Sequence[PageCell]
-) -> Verdict:
-    """Return the verdict: of the comparison, else ``which``'s answer, else what was measured."""
+    judgements: Sequence[Judgement], tables: Sequence[WhichFile],
+    capacities: Sequence[CapacityFile], cells: Sequence[PageCell],
+) -> Verdict:  # fmt: skip
+    """Return the verdict: of the comparison, else an answer, else what was measured."""
     if judgements:
         found = [_of_judgement(judgement) for judgement in judgements]
         found.sort(key=lambda each: _WORST.index(each.level))
@@ -67,6 +48,8 @@ def verdict_of(
         return Verdict(found[0].level, "; ".join(each.sentence for each in found), more)
     if tables:
         return _of_tables(tables)
+    if capacities:
+        return Verdict("plain", "; ".join(answers(each)[0] for each in capacities))
     measured = sum(bool(cell.runs.measured) for cell in cells)
     bad = len(cells) - measured
     if bad:
@@ -125,209 +108,3 @@ def _of_tables(tables: Sequence[WhichFile]) -> Verdict:
     return Verdict(
         level, f"In {met} of {len(choices)} cases a scheduler meets all goals.", sentences
     )
-
-
-# What a case's goals say together: the worst of them.
-_WORST_GOAL: tuple[GoalVerdict, ...] = ("missed", "undecided", "met")
-_IS_REFERENCE = "native itself: it loses nothing by definition"
-
-Together = Literal["met", "missed", "undecided", "none"]
-
-
-@dataclass(frozen=True)
-class GoalView:
-    """What became of one goal under one mode."""
-
-    goal: str
-    verdict: GoalVerdict
-    text: str
-    sentence: str
-
-
-@dataclass(frozen=True)
-class TenantView:
-    """A tenant's figures under one mode; ``key`` is of its details, empty if there are none."""
-
-    name: str
-    key: str
-    n: int
-    figures: dict[str, FigureView]
-
-
-@dataclass(frozen=True)
-class CaseView:
-    """Tenants under one mode."""
-
-    case_id: str
-    role: str
-    failure: str
-    goals: dict[str, GoalView]
-    together: Together
-    tenants: list[TenantView]
-    proof: str
-    effective: str
-
-
-@dataclass(frozen=True)
-class ParetoView:
-    """An urgent tenant's P99 against the loss of a less urgent one, mode by mode.
-
-    Attributes:
-        title: which tenants, and which variant.
-        chart: a point for each mode; None if there are none.
-        left_out: modes without a point, and why.
-
-    """
-
-    title: str
-    chart: Spec | None
-    left_out: dict[str, str]
-
-
-@dataclass(frozen=True)
-class WhichView:
-    """One table of ``hwq which``."""
-
-    title: str
-    simulated: bool
-    description: str
-    settings: list[str]
-    answers: list[str]
-    goals: list[str]
-    labels: dict[str, str]
-    cases: list[CaseView]
-    paretos: list[ParetoView]
-    notes: list[str]
-    failed: list[str] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
-
-
-def which_view(found: WhichFile, keys: Mapping[tuple[str, str], str]) -> WhichView:
-    """Return a table and its answer, in the words of the terminal.
-
-    Args:
-        found: the table.
-        keys: of tenants' details, by file name of their records and tenant.
-
-    """
-    notes = Notes()
-    cases = [_case(found, case, keys, notes) for case in found.cases]
-    goals = dict.fromkeys(goal for case in cases for goal in case.goals)
-    shown = {key for case in cases for tenant in case.tenants for key in tenant.figures}
-    return WhichView(
-        title=title(found),
-        simulated=found.simulated,
-        description=found.description,
-        settings=[*settings(found), *filter(None, [several_sessions(found)])],
-        answers=[*filter(None, [incomplete(found)]), *answers(found)],
-        goals=list(goals),
-        labels={key: label for key, label in LABELS.items() if key in shown},
-        cases=cases,
-        paretos=_paretos(found.cases, found.simulated),
-        notes=notes.lines(sum(case.status == "ok" for case in found.cases)),
-        failed=failed_lines(found),
-        commands=commands(found),
-    )
-
-
-def _case(
-    found: WhichFile, case: WhichCase, keys: Mapping[tuple[str, str], str], notes: Notes
-) -> CaseView:
-    sentences = goal_lines(case)
-    return CaseView(
-        case_id=case.id,
-        role=case.role,
-        failure="" if case.status == "ok" else failure(case),
-        goals={
-            goal.goal: GoalView(goal.goal, goal.verdict, _goal_text(goal), sentence)
-            for goal, sentence in zip(case.goals, sentences, strict=True)
-        },
-        together=_together(case),
-        tenants=[_tenant(case, tenant, keys, notes) for tenant in case.tenants],
-        proof=proof_line(found, case),
-        effective=effective(found, case),
-    )
-
-
-def _together(case: WhichCase) -> Together:
-    verdicts = {goal.verdict for goal in case.goals}
-    return next((verdict for verdict in _WORST_GOAL if verdict in verdicts), "none")
-
-
-def _goal_text(goal: WhichGoal) -> str:
-    """Return the goal's figure with its interval, in the goal's unit."""
-    unit = "×" if goal.unit == "x" else goal.unit
-    # Goals give shares in %, where a table's figures are of one.
-    scale = 0.01 if unit == "%" else 1.0
-    ends = [None if end is None else end * scale for end in (goal.value, goal.low, goal.high)]
-    return str(printed(WhichFigure(value=ends[0], low=ends[1], high=ends[2]), unit))
-
-
-def _tenant(
-    case: WhichCase, tenant: WhichTenant, keys: Mapping[tuple[str, str], str], notes: Notes
-) -> TenantView:
-    given = values(tenant)
-    views = {}
-    for key, shown in figures(case, tenant, notes).items():
-        value, _ = given[key]
-        text = str(REFUSED) if value.value is None else f"{shown.number} {shown.unit}".strip()
-        views[key] = FigureView(LABELS[key], text, shown.interval, value.value, value.reason)
-    known = (keys.get((name, tenant.name), "") for name in case.records)
-    return TenantView(tenant.name, next(filter(None, known), ""), tenant.issued, views)
-
-
-def _paretos(cases: Sequence[WhichCase], simulated: bool) -> list[ParetoView]:
-    views = []
-    asked = [case for case in cases if case.role == "case"]
-    for variant in dict.fromkeys(case.variant for case in asked):
-        those = [case for case in asked if case.variant == variant]
-        tenants = {tenant.name: tenant.priority for case in those for tenant in case.tenants}
-        if not tenants:
-            continue
-        most = max(tenants.values())
-        for urgent in (name for name, priority in tenants.items() if priority == most):
-            for greedy in (name for name, priority in tenants.items() if priority < most):
-                views.append(_pareto(variant, those, urgent, greedy, simulated))
-    return views
-
-
-def _pareto(
-    variant: str | None, cases: Sequence[WhichCase], urgent: str, greedy: str, simulated: bool
-) -> ParetoView:
-    points: list[dict[str, Any]] = []
-    left_out: dict[str, str] = {}
-    for case in cases:
-        if case.status != "ok":
-            left_out[case.id] = failure(case)
-            continue
-        p99, loss = case.tenant(urgent).p99_ms, case.tenant(greedy).throughput_loss
-        if p99.value is None:
-            left_out[case.id] = f"P99 of {urgent} refused: {p99.reason}"
-        elif loss is not None and loss.value is None:
-            left_out[case.id] = f"loss of {greedy} refused: {loss.reason}"
-        else:
-            points.append(_point(case, p99, loss))
-    for point in points:
-        point["front"] = not any(_dominates(other, point) for other in points)
-    named = "" if variant is None else f", variant {variant}"
-    chart = pareto_chart(points, simulated=simulated) if points else None
-    return ParetoView(f"P99 of {urgent} against the loss of {greedy}{named}", chart, left_out)
-
-
-def _point(case: WhichCase, p99: WhichFigure, loss: WhichFigure | None) -> dict[str, Any]:
-    point = {
-        "case": case.id, "placement": case.placement, "together": _together(case),
-        "p99": p99.value, "p99_low": p99.low, "p99_high": p99.high,
-        "loss": 0.0, "loss_low": None, "loss_high": None, "note": _IS_REFERENCE,
-    }  # fmt: skip
-    if loss is not None:
-        ends = (("loss", loss.value), ("loss_low", loss.low), ("loss_high", loss.high))
-        point |= {key: None if value is None else 100 * value for key, value in ends}
-        point["note"] = loss.reason
-    return point
-
-
-def _dominates(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a mode is better in one figure and no worse in the other."""
-    no_worse = one["p99"] <= other["p99"] and one["loss"] <= other["loss"]
-    return bool(no_worse and (one["p99"] < other["p99"] or one["loss"] < other["loss"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
@@ -19,6 +19,7 @@ from pytest_hwqueue.reports.document import (
     Verbatim,
 )
 from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.which.front import fronts
 from pytest_hwqueue.reports.which.words import (
     LABELS,
     SIMULATED,
@@ -29,7 +30,6 @@ from pytest_hwqueue.reports.which.words import (
     failed_lines,
     failure,
     figures,
-    goal_counts,
     goal_lines,
     goals_in_short,
     incomplete,
@@ -43,7 +43,15 @@ from pytest_hwqueue.reports.which.words import (
     title,
     trend_title,
 )
-from pytest_hwqueue.which.file import Trend, WhichCase, WhichFigure, WhichFile, WhichTenant, trends
+from pytest_hwqueue.which.file import (
+    Trend,
+    WhichCase,
+    WhichFigure,
+    WhichFile,
+    WhichGoal,
+    WhichTenant,
+    trends,
+)
 
 _FIGURES = (
     Column("case", "scheduler"),
@@ -60,19 +68,20 @@ _FIGURES = (
     Column("p50_solo", "P50", "to solo", rank=10),
     Column("p99_solo", "P99", "to solo", rank=5),
     Column("capacity", LABELS["capacity"], unit_in_header=False, rank=8),
-    Column("goals", "goals", rank=11),
-    Column("proof", "mode", rank=12),
 )
 _BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 _IN_SHORT = ("case", "tenant", "n", "p50", "p95", "p99", "attained", "throughput", "p99_solo")
 
 
-def which_document(found: WhichFile, *, verbose: bool = True) -> Document:
+def which_document(
+    found: WhichFile, *, verbose: bool = True, details: Mapping[tuple[str, str], str] | None = None
+) -> Document:
     """Return the answer and the decision table, then what they rest on.
 
     Args:
         found: every figure.
         verbose: whether to show every figure, goal and proof, and each session by itself.
+        details: the page's cells, by file name of their records and tenant.
 
     """
     parts: list[Part] = [Heading(title(found), 1)]
@@ -85,17 +94,21 @@ def which_document(found: WhichFile, *, verbose: bool = True) -> Document:
     parts += _decision(found)
     parts += [Verbatim(line, "red") for line in failed_lines(found)]
     measured = [case for case in found.cases if case.status == "ok"]
+    table = _table(found, measured, details or {})
     if verbose:
-        parts += [_table(found, measured), Paragraph(_BRACKETS)]
+        parts += [*_goals(found), *fronts(found.cases, found.simulated)]
+        parts += [Heading("What each tenant got"), table, Paragraph(_BRACKETS)]
     else:
-        parts.append(_in_short(_table(found, measured)))
+        parts.append(_in_short(table))
     for trend in trends(found):
         parts += [Heading(trend_title(trend)), _trend(trend)]
     parts += _details(found) if verbose else _not_met(found)
     return Document([*parts, *map(Command, commands(found))])
 
 
-def _table(found: WhichFile, cases: Sequence[WhichCase]) -> Table:
+def _table(
+    found: WhichFile, cases: Sequence[WhichCase], details: Mapping[tuple[str, str], str]
+) -> Table:
     """Return a row for each tenant of each case."""
     notes = Notes()
     rows = []
@@ -105,12 +118,13 @@ def _table(found: WhichFile, cases: Sequence[WhichCase]) -> Table:
             rows.append(Row({"case": case.id}, style=style, opens=True, below=[failure(case)]))
         for index, tenant in enumerate(case.tenants if case.status == "ok" else []):
             texts = {"case": case.id, "tenant": tenant.name, "n": str(tenant.issued)}
-            if index == 0:
-                texts |= {"goals": goal_counts(case), "proof": effective(found, case)}
-                if len(found.sessions) > 1:
-                    texts["sessions"] = str(case.sessions)
+            if index == 0 and len(found.sessions) > 1:
+                texts["sessions"] = str(case.sessions)
             shown = {key: [value] for key, value in figures(case, tenant, notes).items()}
-            rows.append(Row(texts, shown, opens=True))
+            known = (details.get((name, tenant.name)) for name in case.records)
+            key = next(filter(None, known), None)
+            links = {} if key is None else {"tenant": key}
+            rows.append(Row(texts, shown, opens=True, links=links))
     return Table(_FIGURES, rows, notes.lines(sum(case.status == "ok" for case in cases)))
 
 
@@ -131,14 +145,36 @@ def _details(found: WhichFile) -> list[Part]:
     parts: list[Part] = []
     for session in found.sessions:
         if session.cases:
-            parts += [Heading(session_title(found, session)), _table(found, session.cases)]
-    for heading, by_case in (
-        ("Goals", {case.id: goal_lines(case) for case in found.cases if case.goals}),
-        ("Proof", {case.id: [proof_line(found, case)] for case in found.cases if case.proof}),
-    ):
-        if by_case:
-            parts += [Heading(heading), Bullets(by_case)]
-    return parts
+            parts += [Heading(session_title(found, session)), _table(found, session.cases, {})]
+    proofs = {case.id: [proof_line(found, case)] for case in found.cases if case.proof}
+    return parts + [Heading("Proof"), Bullets(proofs)] * bool(proofs)
+
+
+def _goals(found: WhichFile) -> list[Part]:
+    """Return what became of each goal under each mode, and why of what was not decided."""
+    asked = [case for case in found.cases if case.goals]
+    goals = dict.fromkeys(goal.goal for case in asked for goal in case.goals)
+    columns = [Column("case", "scheduler")]
+    columns += [Column(goal, goal, rank=number + 1) for number, goal in enumerate(goals)]
+    columns.append(Column("active", "active", rank=len(columns)))
+    rows = []
+    for case in asked:
+        row = Row({"case": case.id, "active": effective(found, case)}, opens=True)
+        for goal, sentence in zip(case.goals, goal_lines(case), strict=True):
+            row.texts[goal.goal] = f"{goal.verdict} {_goal_text(goal)}"
+            if goal.verdict == "undecided":
+                row.below.append(sentence)
+        rows.append(row)
+    return [Heading("Goals"), Table(columns, rows)] if rows else []
+
+
+def _goal_text(goal: WhichGoal) -> str:
+    """Return the goal's figure with its interval, in the goal's unit."""
+    unit = "×" if goal.unit == "x" else goal.unit
+    # Goals give shares in %, where a table's figures are of one.
+    scale = 0.01 if unit == "%" else 1.0
+    ends = [None if end is None else end * scale for end in (goal.value, goal.low, goal.high)]
+    return str(printed(WhichFigure(value=ends[0], low=ends[1], high=ends[2]), unit))
 
 
 def _not_met(found: WhichFile) -> list[Part]:

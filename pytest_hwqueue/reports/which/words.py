@@ -180,13 +180,6 @@ def _with_places(given: WhichFigure, scale: float, places: int) -> PrintedFigure
     return PrintedFigure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
 
 
-def goal_counts(case: WhichCase) -> str:
-    """Return text such as ``2 met, 1 missed``."""
-    verdicts = [goal.verdict for goal in case.goals]
-    kinds = ("met", "missed", "undecided")
-    return ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds if kind in verdicts)
-
-
 def goals_in_short(case: WhichCase) -> str:
     """Return text such as ``2 of 3``, or ``1–2 of 3`` if one is undecided."""
     verdicts = [goal.verdict for goal in case.goals]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_hwqueue.reports.document import Chart, Paragraph, Table
 from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import page_of, render_page
 from pytest_hwqueue.reports.which.words import answers
@@ -18,21 +19,29 @@ def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures(
     assert page.verdict.sentence == "All goals were met under xsched:level=1,threshold=1."
     assert page.verdict.level == "good"
     (stored,) = found.tables
-    (view,) = page.tables
-    assert view.answers[-len(answers(stored.record)) :] == answers(stored.record)
-    rows = {details.row.key: details.row for details in page.details}
-    for case, shown in zip(stored.record.cases, view.cases, strict=True):
-        for goal in case.goals:
+    (document,) = page.answers
+    bold = [part.text for part in document.parts
+            if isinstance(part, Paragraph) and part.style == "bold"]  # fmt: skip
+    said = answers(stored.record)
+    assert bold[-len(said) :] == said
+    tables = [part for part in document.parts if isinstance(part, Table)]
+    _, goals, tenants = (each.rows for each in tables)
+    judged = {case.id: case.goals for case in stored.record.cases if case.goals}
+    assert [row.texts["case"] for row in goals] == list(judged)
+    for row in goals:
+        for goal in judged[row.texts["case"]]:
             assert goal.value is not None
-            assert shown.goals[goal.goal].verdict == goal.verdict
-            assert shown.goals[goal.goal].text.startswith(f"{goal.value:.2f}")
-        for tenant in shown.tenants:
-            assert rows[tenant.key].cell_id.split("[")[0].endswith(f".{tenant.name}")
+            assert row.texts[goal.goal].startswith(f"{goal.verdict} {goal.value:.2f}")
+    # Each tenant's name leads to its cell.
+    rows = {details.row.key: details.row for details in page.details}
+    for row in tenants:
+        of_tenant = rows[row.links["tenant"]].cell_id.split("[")[0]
+        assert of_tenant.endswith(f".{row.texts['tenant']}")
     # The front is of modes that no other beats.
-    (pareto,) = view.paretos
-    assert pareto.chart is not None
+    (front,) = (part for part in document.parts if isinstance(part, Chart))
+    assert front.spec is not None
     cases = {case.id: case for case in stored.record.cases}
-    points = pareto.chart["data"]["values"]
+    points = front.spec["data"]["values"]
     measured = {point["case"]: (point["p99"], point["loss"]) for point in points}
     for point in points:
         case = cases[point["case"]]
@@ -47,7 +56,7 @@ def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures(
 
 def test_a_mode_without_a_p99_is_left_out_with_the_reason() -> None:
     page = page_of(find_records([STORED / "standard_load"]), Path("report.html"))
-    (pareto,) = page.tables[0].paretos
-    assert pareto.chart is None
-    assert "needs at least 368 requests, has 120" in pareto.left_out["native"]
+    (front,) = (part for part in page.answers[0].parts if isinstance(part, Chart))
+    assert front.spec is None
+    assert "needs at least 368 requests, has 120" in front.left_out["native"]
     assert "No mode has both figures." in Parsed(render_page(page)).text

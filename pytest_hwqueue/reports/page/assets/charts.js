@@ -124,5 +124,5 @@ function drawCell(within, charts) {
   const timeline = $(".timeline", within);
   if (timeline && charts.timelines.length) drawTimelines(timeline, charts.timelines);
 }
-for (const element of $$(".pareto")) draw(element, data(`which-data-${element.dataset.which}`)[element.dataset.pareto]);
+for (const element of $$(".plot.shown")) draw(element, data(`${element.id}-data`));
 route();
