@@ -103,6 +103,8 @@ VERDICTS: dict[str, dict[str, tuple[Runs, Runs, dict[str, Any]]]] = {
     "pass within-noise": {
         "unchanged": (TEN, of(1.0, 0.99, 5.0), {}),
         "a look of weight nothing only acquits": (TEN, new(2, 1.3) + new(2, 0.7), {"detect": 1.0}),
+        "a wild baseline run": (old(9) + of(5.0), of(1.0, 0.99), {}),
+        "the second run is wildly fast": (TEN, of(1.0, 0.1, 1.0, 0.99), {}),
         "hardly faster": (TEN, of(0.97, 0.96), {}),
         "4 % faster beyond any doubt": (old(sd=0.001), of(0.96, 0.96), {}),
         "a rise that did not last": (
@@ -130,6 +132,8 @@ VERDICTS: dict[str, dict[str, tuple[Runs, Runs, dict[str, Any]]]] = {
         "one wild new run": (TEN, new(7, 1.3, seed=1) + of(13.0), ONE_LOOK),
         "one wild baseline run": (old(9) + of(5.0), new(15, 1.2, seed=1), {}),
         "three convict by normal theory": (old(3), new(15, 1.3, seed=2), {}),
+        "three convict by a figure, not by failures": (
+            old(3, sd=0.1), new(15, 1.4, sd=0.1, seed=2, failed=500), {"cells": 6}),
         "four convict by normal theory": (FOUR, new(15, 1.3, seed=2), {}),
         "five convict among 116 cells": (old(5), new(15, 1.5, seed=2), {"cells": 116}),
         "a few failures take no part of a rate for one": (
@@ -165,6 +169,7 @@ VERDICTS: dict[str, dict[str, tuple[Runs, Runs, dict[str, Any]]]] = {
     },
     "inconclusive blind": {
         "22 % noise: runs could help": (old(sd=0.22, seed=2), new(15, sd=0.22, seed=3), {}),
+        "33 % noise": (old(sd=0.33, seed=2), new(15, sd=0.33, seed=3), {}),
         "60 % noise: they could not": (old(sd=0.6, seed=2), new(15, sd=0.6, seed=3), {}),
         "a noisy figure names what sees more": (timed(10, sd=0.5), timed(15, sd=0.5, seed=1), {}),
     },
@@ -192,7 +197,10 @@ VERDICTS: dict[str, dict[str, tuple[Runs, Runs, dict[str, Any]]]] = {
         "too few samples": (old(n=100), new(15, 2.0, n=100), {}),
         "no slower": (timed(10, n=20), timed(2, n=20, seed=1), {}),
     },
-    "inconclusive likely-more-failures": {"a small baseline": (old(1), new(15, failed=500), {})},
+    "inconclusive likely-more-failures": {
+        "a baseline of 1": (of(1.0), of(*[1.0] * 15, failed=500), {}),
+        "a baseline of 2": (old(2), new(15, failed=500), {"cells": 1}),
+    },
     "regression slower-iterations": {
         "iterations alone are slower": (timed(10), timed(15, 1.5, seed=1, stay=1.5), {}),
         "iterations alone are slower by far": (timed(10), timed(15, 1000, seed=1, stay=1000), {}),
