@@ -141,6 +141,7 @@ VERDICTS: dict[str, dict[str, tuple[Runs, Runs, dict[str, Any]]]] = {
         "few samples are enough for P90": (old(n=29), new(15, 2, n=29), {"quantity": P90}),
         "less throughput": (TEN, new(15, 0.7), {"quantity": THROUGHPUT}),
         "failures halve the rate": (old(failed=2), new(8, 1.3, seed=1, failed=2), ONE_LOOK),
+        "slower and failing": (TEN, new(15, 1.3, failed=100), {"cells": 1}),
         "pairs that drift": (DRIFT, slower(DRIFT, 1.2), TWELVE_PAIRS),
         "both figures are slower": (timed(10), timed(8, 1.3, seed=1), {}),
         "the figure alone is slower": (timed(10), with_times(timed(8, 3, seed=1), 1e6), {}),

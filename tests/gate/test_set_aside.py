@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.gate.look import FigureEvidence, Figures, weigh
-from pytest_hwqueue.gate.runs import isolated, least_spread, most_set_aside, short_runs
+from pytest_hwqueue.gate.runs import (
+    isolated,
+    least_spread,
+    most_set_aside,
+    pairs_separation,
+    separation,
+    short_runs,
+)
 from pytest_hwqueue.gate.verdict import GateSettings
 
 QUIET = [0.00, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10]
@@ -40,8 +47,8 @@ def test_a_whole_side_is_never_set_aside(runs: int, new_runs: int) -> None:
         ([*QUIET, 2.3], 1, {11}),
         ([*QUIET, -2.3], 1, {11}),
         ([*QUIET, 2.3, -2.3], 1, {11, 12}),
-        ([*QUIET, 0.24], 1, set()),  # a gap of 0.14
-        ([*QUIET, 0.26], 1, {11}),
+        ([*QUIET, 0.249], 1, set()),
+        ([*QUIET, 0.251], 1, {11}),
         # Two near each other are a second mode, where one is allowed.
         ([*QUIET, 2.3, 2.4], 1, set()),
         ([*QUIET, 2.3, 2.4], 2, {11, 12}),
@@ -92,6 +99,14 @@ def test_spread_does_not_see_a_shift(values: list[float], shift: float) -> None:
     shifted = [value + shift * (i % 2) for i, value in enumerate(values)]
     assert least_spread(shifted) <= 0.1 / math.sqrt(2)
     assert least_spread(values) == pytest.approx(least_spread([v + 9 for v in values]), abs=1e-6)
+
+
+def test_two_levels_are_so_many_standard_deviations_apart() -> None:
+    assert separation([0.0, 7.0, 2.0, 5.0], 2, 0.005) == pytest.approx(5 / math.sqrt(2))
+    assert separation([0.0, 1.0, 2.0, 5.0], 2, 2.0) == pytest.approx(1.5)
+    assert separation([0.0, 1.0], 1, 0.005) == separation([1.0] * 3 + [2.0], 1, 0.005) == 5.0
+    assert separation([0.0, 1.0], 0, 0.005) == separation([0.0, 1.0], 2, 0.005) == 0.0
+    assert pairs_separation([0.0] * 3, [1.0, -3.0, 2.0], 0.005) == pytest.approx(2 * math.sqrt(2))
 
 
 @given(st.integers(3, 100), st.integers(2, 40), st.integers(1, 499))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2
 
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import with_session_effect
@@ -224,6 +225,14 @@ def test_wild_runs_and_wild_cells_are_not_every_cells_noise() -> None:
     for key in list(old)[5:10]:
         old[key] = [times(run, run.value ** (9 * (i % 2))) for i, run in enumerate(old[key])]
     assert allowed(old) == pytest.approx(plain, rel=0.2)
+
+
+def test_a_quiet_cell_among_noisy_ones_has_what_its_own_sessions_show_for_sure() -> None:
+    quiet = suite(1, 5, 0.01, sd=1e-6, cells=1)[0]["c0"]
+    cells = {**suite(0, 5, 0.05)[0], "quiet": quiet}
+    found = with_session_effect(cells, dict.fromkeys(cells, P99), SETTINGS)["quiet"].tau
+    seen = np.std(np.log([run.value for run in quiet[::2]]), ddof=1)
+    assert found == pytest.approx(seen * math.sqrt(4 / chi2.ppf(0.01, 4)), rel=1e-3)
 
 
 def test_a_time_per_iteration_that_differs_more_counts() -> None:
