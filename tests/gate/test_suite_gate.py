@@ -217,6 +217,12 @@ def test_session_effect_that_is_allowed_for(
     assert allowed(suite(0, sessions, effect, sd=sd)[0], used) == tau
 
 
+def test_the_bound_is_what_it_was() -> None:
+    """Its formula approximates, so that no other way gives the digits; studies rest on them."""
+    found = [allowed(suite(0, 5, 0.01, common=common)[0]) for common in (False, True)]
+    assert found == pytest.approx([0.0185045, 0.0073650], rel=1e-4)
+
+
 def test_wild_runs_and_wild_cells_are_not_every_cells_noise() -> None:
     old, _ = suite(0, 5, 0.01)
     plain = allowed(old)
