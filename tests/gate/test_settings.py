@@ -90,7 +90,9 @@ def test_figure_is_the_quantile_of_the_first_n(
         assert math.isnan(figure_of([bad, *samples], q, n))
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_shares_are_of_all_requests_and_wrong_arguments_are_refused() -> None:
+    assert ProcessRun(1.0, 75, "s", failed=25).failure_share == 0.25
+    assert ProcessRun(1.0, 0, "s").failure_share == 0.0
     with pytest.raises(ValueError, match=r"'max'; known are p50, p90, p95, p99, p999, through"):
         quantity("max")
     with pytest.raises(ValueError, match="n must be between 1 and the 2 samples, is 3"):
@@ -99,8 +101,3 @@ def test_wrong_arguments_are_refused() -> None:
         figure_of([1.0, 2.0], 99, 2)
     with pytest.raises(ValueError, match=r"Run\.failed must not be negative, is -1"):
         ProcessRun(1.0, 10, "s", failed=-1)
-
-
-def test_failure_share_is_of_all_requests() -> None:
-    assert ProcessRun(1.0, 75, "s", failed=25).failure_share == 0.25
-    assert ProcessRun(1.0, 0, "s").failure_share == 0.0

@@ -89,25 +89,13 @@ RECORDS = values_of(RunRecord)
 def example(**changed: Any) -> RunRecord:
     """A record as a cell leaves it."""
     cell = Cell(
-        name="hetero_kernels",
-        device="cuda",
-        streams=8,
-        scheduler="native",
-        dispatch="eager",
-        sync_mode="per_iteration",
-        size="full",
-        parameters={"mm_dim": 4096},
-    )
+        name="hetero_kernels", device="cuda", streams=8, scheduler="native", dispatch="eager",
+        sync_mode="per_iteration", size="full", parameters={"mm_dim": 4096},
+    )  # fmt: skip
     plain: dict[str, Any] = {
-        "cell": cell,
-        "cell_id": cell.id,
-        "nodeid": "file.py::test",
-        "status": "ok",
-        "started": now(),
-        "duration_s": 1.5,
-        "seed": 0,
-        "command": "pytest",
-    }
+        "cell": cell, "cell_id": cell.id, "nodeid": "file.py::test", "status": "ok",
+        "started": "2026-01-01T00:00:00+00:00", "duration_s": 1.5, "seed": 0, "command": "pytest",
+    }  # fmt: skip
     return RunRecord(**{**plain, **changed})
 
 
@@ -156,10 +144,8 @@ def test_cell_ids_are_stable(changed: dict[str, Any], cell_id: str) -> None:
 
 def test_session_has_the_shape_that_others_read() -> None:
     latency = summarise_latency(range(1, 1001))
-    records = [
-        example(metrics={"latency": latency}),
-        example(status="failed", reason="Boom", stage="measure"),
-    ]
+    failed = example(status="failed", reason="Boom", stage="measure")
+    records = [example(metrics={"latency": latency}), failed]
     points = [ScalingPoint(streams, 10.0 * streams, [1000] * 60) for streams in (1, 2)]
     of_sweep = SweepScaling(cells=["a[s1]", "a[s2]"], scaling=scaling(points, "kernels/s"))
     session = json.loads(session_text(SESSION, records, [of_sweep]))
@@ -201,22 +187,11 @@ WHOLE = example().model_dump_json().encode()
     "content",
     [
         *[WHOLE[: share * len(WHOLE) // 20] for share in range(20)],
-        b"",
-        b"\xff\xfe\x00garbage",
-        b"null",
-        b"[]",
-        b"{}",
-        b'"text"',
+        *[b"\xff\xfe\x00garbage", b"null", b"[]", b"{}", b'"text"', WHOLE * 2, b"[" * 100_000],
         b'{"machine_info": {}, "benchmarks": []}',  # pytest-benchmark's
         session_text(SESSION, [example()], []).encode(),
-        with_field("schema_version", 3),
-        with_field("schema_version", "1"),
-        with_field("status", "great"),
-        with_field("surprise", 1),
-        with_field("duration_s", "nan?"),
-        with_field("cell", None),
-        WHOLE * 2,
-        b"[" * 100_000,
+        *map(with_field, ("schema_version", "schema_version", "status"), (3, "1", "great")),
+        *map(with_field, ("surprise", "duration_s", "cell"), (1, "nan?", None)),
     ],
     ids=lambda content: content[:24].decode("latin-1"),
 )

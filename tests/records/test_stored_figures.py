@@ -54,13 +54,16 @@ def figures(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def differing(stored: Any, again: Any) -> dict[str, tuple[Any, Any]]:
+Differing = dict[str, tuple[Any, Any]]
+
+
+def differing(stored: Any, again: Any) -> Differing:
     ours, theirs = dict(figures(stored)), dict(figures(again))
     both = {name: (ours.get(name, "-"), theirs.get(name, "-")) for name in {**ours, **theirs}}
     return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
 
 
-def of_cell(record: RunRecord) -> dict[str, tuple[Any, Any]]:
+def of_cell(record: RunRecord) -> Differing:
     assert record.samples is not None
     # No record of the repository has ratios, overlap or bandwidth.
     assert record.declared is None
@@ -89,7 +92,7 @@ def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> Tenan
     return again.model_copy(update={"throughput": again.throughput.model_copy(update=unknown)})
 
 
-def of_colocation(record: ColocationRecord, folder: Path) -> dict[str, tuple[Any, Any]]:
+def of_colocation(record: ColocationRecord, folder: Path) -> Differing:
     at_once = {each["name"]: each.get("concurrency", 1) for each in record.plan["tenants"]}
     duration_ns = round(record.duration_s * 1e9)
     stored = [tenant for tenant in record.tenants if tenant.requests is not None]
@@ -107,7 +110,7 @@ def of_colocation(record: ColocationRecord, folder: Path) -> dict[str, tuple[Any
     return differing(*parts)
 
 
-def of_file(path: Path) -> dict[str, tuple[Any, Any]]:
+def of_file(path: Path) -> Differing:
     if path.suffix == ".jsonl":
         # It refuses a run whose figures are not those of its samples.
         assert read_cell(path).runs

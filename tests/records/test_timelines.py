@@ -26,32 +26,27 @@ from pytest_hwqueue.records.timelines import Kept, TimelineFile, copy_kept, read
 
 TIMES = st.integers(-(2**60), 2**60)
 NAMES = st.sampled_from(["gemm", "add", "µ", ""])
-TAGS = st.one_of(st.none(), st.sampled_from(["", "large", "small#3"]))
-NUMBERS = st.integers(0, 2**40)
+TAGS = st.sampled_from([None, "", "large", "small#3"])
+NUMBERS, STREAMS = st.integers(0, 2**40), st.integers(0, 3)
 
 
-@st.composite
-def kernels(draw: st.DrawFn) -> Kernel:
-    start = draw(TIMES)
-    return Kernel(
-        draw(st.integers(0, 3)), draw(NUMBERS), draw(NAMES), draw(TAGS), draw(TIMES), start,
-        start + draw(st.integers(0, 2**40)), tuple(draw(st.lists(NUMBERS, max_size=3))),
-    )  # fmt: skip
-
-
-@st.composite
-def works(draw: st.DrawFn) -> DeviceWork:
-    start, request = draw(TIMES), draw(st.one_of(st.none(), st.integers(0, 2**40)))
-    end, ready = start + draw(st.integers(0, 2**40)), start - draw(st.integers(0, 2**40))
-    enqueued = draw(st.none() | st.integers(ready - 1000, ready + 1000))
-    return DeviceWork(
-        "mine", draw(st.integers(0, 3)), draw(NAMES), ready, start, end, request, enqueued
-    )
+KERNELS = st.builds(
+    lambda stream, launch, name, tag, enqueued, start, duration, waits: Kernel(
+        stream, launch, name, tag, enqueued, start, start + duration, tuple(waits)),
+    STREAMS, NUMBERS, NAMES, TAGS, TIMES, TIMES, NUMBERS, st.lists(NUMBERS, max_size=3),
+)  # fmt: skip
+WORKS = st.builds(
+    lambda stream, name, start, waited, duration, request, lead: DeviceWork(
+        "mine", stream, name, start - waited, start, start + duration, request,
+        None if lead is None else start - waited - lead),
+    STREAMS, NAMES, TIMES, NUMBERS, NUMBERS, st.none() | NUMBERS,
+    st.none() | st.integers(-1000, 1000),
+)  # fmt: skip
 
 
 @given(
-    st.lists(kernels(), max_size=30), st.none() | TIMES, st.integers(0, 5),
-    st.lists(works(), max_size=30),
+    st.lists(KERNELS, max_size=30), st.none() | TIMES, st.integers(0, 5),
+    st.lists(WORKS, max_size=30),
 )  # fmt: skip
 def test_timelines_and_traced_passes_come_back_as_they_were(
     found: list[Kernel], released_ns: int | None, elsewhere: int, work: list[DeviceWork]
@@ -74,9 +69,8 @@ def test_timelines_and_traced_passes_come_back_as_they_were(
 
 def enqueue(streams: Sequence[Stream]) -> None:
     square = torch.empty(64, 64)
-    for _ in range(20):
-        for stream in streams:
-            stream.launch(torch.mm, square, square)
+    for stream in [*streams] * 20:
+        stream.launch(torch.mm, square, square)
 
 
 @pytest.mark.parametrize("device", [SimulatedDevice("h200"), HostDevice()], ids=["sim", "cpu"])
@@ -145,9 +139,8 @@ def test_another_file_is_refused_by_name(
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, str]) -> None:
     data = pack(about, {})
     (tmp_path / "cell.timelines.xz").write_bytes(data)
-    reference = TimelineFile(
-        file="cell.timelines.xz", sha256=sha256(data).hexdigest(), size_bytes=len(data), kernels=0
-    )
+    digest = sha256(data).hexdigest()
+    reference = TimelineFile(file="cell.timelines.xz", sha256=digest, size_bytes=1, kernels=0)
     with pytest.raises(RecordError, match=r"cell\.timelines\.xz holds no timelines"):
         read_kept(tmp_path, reference)
 
