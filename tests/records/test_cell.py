@@ -42,13 +42,9 @@ JSON_VALUES = st.recursive(
     max_leaves=6,
 )
 PLAIN: dict[object, st.SearchStrategy[Any]] = {
-    str: TEXT,
-    int: INTEGERS,
-    float: NUMBERS,
-    bool: st.booleans(),
-    type(None): st.none(),
+    str: TEXT, int: INTEGERS, float: NUMBERS, bool: st.booleans(), type(None): st.none(),
     Any: JSON_VALUES,
-}
+}  # fmt: skip
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
@@ -63,14 +59,12 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
         return st.one_of(*map(values_of, arguments))
-    if origin is list:
-        return st.lists(values_of(arguments[0]), max_size=3)
-    if origin is dict:
-        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
-    if origin is tuple:
-        return st.tuples(*map(values_of, arguments))
+    if origin in (list, dict, tuple):
+        parts = [values_of(each) for each in arguments if each is not Ellipsis]
+        if origin is dict:
+            return st.dictionaries(*parts, max_size=3)
+        several = origin is list or Ellipsis in arguments
+        return st.lists(*parts, max_size=3).map(origin) if several else st.tuples(*parts)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         hints = {name: field.annotation for name, field in annotation.model_fields.items()}
     elif dataclasses.is_dataclass(annotation):
