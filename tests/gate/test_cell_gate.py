@@ -233,7 +233,9 @@ def test_verdicts_as_they_are_told() -> None:
     for told, name, (baseline, fresh, more) in CASES:
         verdict = verdict_of(baseline, fresh, **more)
         texts += [f"# {told}: {name}", verdict.line, verdict.sentence]
-        numbers = map(repr, (*verdict.history, *verdict.set_aside, verdict.companion))
+        runs = f"{len(verdict.baseline)} and {len(verdict.new)} runs, by {verdict.by or 'nothing'}"
+        whole = (verdict.p, verdict.ratio, verdict.interval, verdict.sd, verdict.detectable)
+        numbers = map(repr, (runs, whole, *verdict.history, *verdict.set_aside, verdict.companion))
         texts += [re.sub(r"\d+\.\d+(e-\d+)?", lambda n: f"{float(n[0]):.3g}", each)
                   for each in numbers if each != "None"]  # fmt: skip
     assert_as_stored(__file__, "verdicts.txt", "\n".join(texts))
