@@ -69,6 +69,7 @@ FOLDERS = {
     ("device_name", "cuda", "NVIDIA H200"): "nvidia-h200",
     ("device_name", "cuda", "NVIDIA H200 MIG 1g.18gb"): "nvidia-h200-mig-1g-18gb",
     ("device_name", "cpu", "Intel(R) Xeon(R) @ 2.10GHz"): "intel-r-xeon-r-2-10ghz",
+    ("device_name", "hip", "x" * 70): "x" * 64,
     ("profile", "sim", "sim:h200"): "sim-h200",
     ("profile", "sim", "sim:/a/b/mine.yaml"): "sim-mine",
 }

@@ -157,15 +157,15 @@ def one_column(rows: int, width: int) -> bytes:
         (DATA[: len(DATA) // 2], "cut off"),
         (DATA + b"more", "follows"),
         (b"no xz at all", "cannot be unpacked"),
-        (lzma.compress(b"no JSON\n"), "first line"),
-        (lzma.compress(b'{"about": {}, "columns": [], "other": 1}\n'), "first line"),
+        (lzma.compress(b"no JSON\n"), "first line is damaged"),
+        (lzma.compress(b'{"about": {}, "columns": [], "other": 1}\n'), "first line is damaged"),
         (lzma.compress(b'{"about": {}, "columns": []}\nmore'), "longer or shorter"),
         # A small file must not become large columns.
-        (one_column(2**62, 8), "first line"),
+        (one_column(2**62, 8), "first line is damaged"),
         (one_column(2**25, 8), "longer or shorter"),
-        (one_column(-1, 8), "first line"),
-        (one_column(1, 9), "first line"),
-        (one_column(1, -1), "first line"),
+        (one_column(-1, 8), "first line is damaged"),
+        (one_column(1, 9), "first line is damaged"),
+        (one_column(1, -1), "first line is damaged"),
     ],
 )
 def test_what_is_no_file_of_columns_is_refused(data: bytes, reason: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,8 +133,11 @@ def test_another_file_is_refused_by_name(
     assert not (tmp_path / "large.timelines.xz").exists()
 
 
-@pytest.mark.parametrize("about", [{}, {"schema": "other"}, {"schema": timelines._SCHEMA}])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, str]) -> None:
+OTHER = {"schema": "other", "parts": {}, "kernels": 0}
+
+
+@pytest.mark.parametrize("about", [{}, OTHER, {"schema": timelines._SCHEMA}])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, Any]) -> None:
     data = pack(about, {})
     (tmp_path / "cell.timelines.xz").write_bytes(data)
     digest = sha256(data).hexdigest()
