@@ -37,6 +37,7 @@ WIDE = [1_000_000 * (1 + i % 100) for i in range(1000)]
 
 @pytest.mark.parametrize("bound", ["12 ms", "12ms", "12000us", " 12000 µs ", "12000μs", ".012s"])
 def test_what_is_below_its_bound_passes_in_every_unit(bound: str) -> None:
+    assert parse_bound(bound).ns == pytest.approx(12e6)
     for each in (record(STEADY), record(STEADY).for_test()):
         each.assert_p50(bound)
         each.assert_p95(bound)
