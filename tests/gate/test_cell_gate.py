@@ -116,6 +116,8 @@ VERDICTS: dict[str, dict[str, tuple[Runs, Runs, dict[str, Any]]]] = {
             of(*[math.exp(0.08), math.exp(-0.08)] * 5), of(1.01, 1.01), {}),
         "a baseline of 2 can pass": (old(2), of(0.3, 0.3), {}),
         "numbers of samples differ": (TEN, of(1.0, 1.0, n=400), {}),
+        "noisy throughput": (old(sd=0.06), of(1.0, 1.0), {"quantity": THROUGHPUT}),
+        "30 pairs": (old(30), new(30, seed=1), {**TWELVE_PAIRS, "first_runs": 30, "looks": (30,)}),
         "throughput needs few": (TEN, of(1.0, 1.0, n=9), {"quantity": THROUGHPUT}),
         "failures as before": (old(failed=5), of(1.0, 1.0, failed=5), {}),
         "fewer failures": (old(failed=5), of(1.0, 1.0), {}),

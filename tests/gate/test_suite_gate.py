@@ -76,6 +76,7 @@ def test_regressed_cells_are_found_and_others_pass() -> None:
     assert len(states(verdicts, "pass")) == 18
     empty = SuiteGate(SETTINGS, {})
     assert (empty.wanted(), empty.verdicts(), empty.suite_shift()) == ([], {}, None)
+    assert empty.compared == 1
 
 
 def test_only_flagged_cells_run_again_fewest_runs_first() -> None:
