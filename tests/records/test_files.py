@@ -1,20 +1,157 @@
-"""Folders of sessions: the default one is none of git's business."""
+"""Names and files: nothing leaves its folder, no two names are one, files are written whole."""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from pytest_hwqueue.records.files import RECORDS_FOLDER, make_session_folder, write_text
-from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.records.files import (
+    RECORDS_FOLDER,
+    cell_file_name,
+    check_case,
+    check_device,
+    check_name,
+    device_folder,
+    file_name,
+    is_cell_file_name,
+    is_device,
+    is_name,
+    make_session_folder,
+    write_text,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=70)
+BAD_NAMES = ["", ".", "..", "a..b", "../x", "a/b", "a\\b", "/etc", ".hidden", "-x", "a.", "a b",
+             "a\n", "é", "a" * 65, "a\0", "C:", "~", "*"]  # fmt: skip
+BAD_DEVICES = ["", "NVIDIA", "a--b", "a/b", "..", "a.b", "-a", "a-", "a" * 65]
 
 
-def test_the_default_folder_is_the_options() -> None:
-    (option,) = (option for option in OPTIONS if option.name == "dir")
-    assert option.default == RECORDS_FOLDER
+def test_names() -> None:
+    for name in ("main", "v1.2", "Before_fix-2", "a", "7", "a" * 64):
+        check_name(name)
+    for device in ("nvidia-h200", "sim-h200", "x"):
+        check_device(device)
+    for name in BAD_NAMES:
+        with pytest.raises(BaselineError, match="cannot name a baseline: take"):
+            check_name(name)
+    for device in BAD_DEVICES:
+        with pytest.raises(BaselineError, match="is not the folder of a device"):
+            check_device(device)
+    # Capital letters tell no names apart.
+    check_case("main", ["main", "other"])
+    with pytest.raises(BaselineError, match="'Main' and 'main', which is there already"):
+        check_case("Main", ["other", "main"])
+
+
+@given(TEXT)
+def test_every_name_stays_in_its_folder(name: str) -> None:
+    if is_name(name):
+        assert (Path("/root") / name).resolve().parent == Path("/root")
+        assert name.isascii()
+    if is_device(name):
+        assert is_name(name)
+        assert name == name.lower()
+
+
+FOLDERS = {
+    ("device_name", "cuda", "NVIDIA H200"): "nvidia-h200",
+    ("device_name", "cuda", "NVIDIA H200 MIG 1g.18gb"): "nvidia-h200-mig-1g-18gb",
+    ("device_name", "cpu", "Intel(R) Xeon(R) @ 2.10GHz"): "intel-r-xeon-r-2-10ghz",
+    ("device_name", "hip", "x" * 70): "x" * 64,
+    ("profile", "sim", "sim:h200"): "sim-h200",
+    ("profile", "sim", "sim:/a/b/mine.yaml"): "sim-mine",
+}
+
+
+def test_folder_of_a_device() -> None:
+    for (field, kind, model), folder in FOLDERS.items():
+        assert device_folder({"device_kind": kind, field: model}) == folder
+    for kind, model in (("cuda", ""), ("sim", "simulated X"), ("cpu", "中")):
+        with pytest.raises(BaselineError, match="does not name the device's model"):
+            device_folder({"device_kind": kind, "device_name": model})
+    with pytest.raises(BaselineError, match="does not name the device's model"):
+        device_folder({})
+
+
+@given(TEXT)
+def test_every_model_gives_a_folder_or_is_refused(model: str) -> None:
+    try:
+        folder = device_folder({"device_kind": "cuda", "device_name": model})
+    except BaselineError:
+        assert not re.search("[a-z0-9]", model.lower())
+        return
+    check_device(folder)
+
+
+@given(TEXT | st.sampled_from(["", "a" * 5000, "../../etc/passwd", "é" * 300, "CON"]), TEXT)
+def test_files_of_cells_are_safe_and_distinct(one: str, other: str) -> None:
+    name = file_name(one)
+    assert re.fullmatch(r"[A-Za-z0-9._-]+\.json", name)
+    assert not name.startswith((".", "_"))
+    assert len(name) <= 143  # the shortest limit of a common file system (eCryptfs)
+    assert cell_file_name(one) == f"{name}l"
+    assert is_cell_file_name(f"{name}l")
+    assert file_name(one) == name
+    assume(one != other)
+    assert file_name(other).lower() != name.lower()
+
+
+def test_files_of_cells_can_be_read_by_people() -> None:
+    assert file_name("hetero_kernels[cuda:1-s8]").startswith("hetero_kernels_cuda_1-s8-")
+    for other in ("history.jsonl", "a.jsonl", "a-12345678.json", "é-12345678.jsonl"):
+        assert not is_cell_file_name(other)
+
+
+# ------------------------------------------------------------------ writing
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        ("fsync", OSError(errno.ENOSPC, "full"), "cannot write {}: full"),
+        ("replace", OSError(errno.ENOSPC, "full"), "cannot write {}: full"),
+        ("fsync", KeyboardInterrupt(), ""),
+        ("", None, f"cannot write {{}}: {os.strerror(errno.EFBIG)}"),
+    ],
+)
+def test_what_cannot_be_written_leaves_the_older_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException | None,
+    said: str, smaller_files: Callable[[int], AbstractContextManager[None]],
+) -> None:  # fmt: skip
+    path = tmp_path / "session.json"
+    for text in ("a long text", "short", "µ\u2028"):
+        write_text(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    with monkeypatch.context() as patch:
+        if error is not None:
+            patch.setattr(os, call, Mock(side_effect=error))
+        limited = nullcontext() if error else smaller_files(4096)
+        with limited, pytest.raises((RecordError, KeyboardInterrupt)) as refused:
+            write_text(path, "x" * 100_000)
+    assert str(refused.value) == said.format(path)
+    assert path.read_text(encoding="utf-8") == "µ\u2028"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_what_is_there_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "session.json", tmp_path / "folder"):
+        with pytest.raises(RecordError, match=f"cannot write {path}: .*(directory|exists)"):
+            write_text(path, "text")
+    with pytest.raises((RecordError, UnicodeEncodeError)):
+        write_text(tmp_path / "session.json", "\udce9")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -23,23 +160,18 @@ def test_only_the_default_folder_of_records_ignores_itself(tmp_path: Path, name:
     make_session_folder(tmp_path / name / "20260101T000000-1")
     write_text(tmp_path / name / "20260101T000000-1" / "session.json", "{}")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    status = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=all"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert (name in status.stdout) == (name != RECORDS_FOLDER)
+    command = ["git", "status", "--porcelain", "--untracked-files=all"]
+    status = subprocess.check_output(command, cwd=tmp_path, text=True)
+    assert (name in status) == (name != RECORDS_FOLDER)
 
 
-def test_a_gitignore_that_is_there_stays(tmp_path: Path) -> None:
-    folder = tmp_path / RECORDS_FOLDER
-    write_text(folder / ".gitignore", "")
-    make_session_folder(folder / "20260101T000000-1")
-    assert (folder / ".gitignore").read_text() == ""
-
-
-def test_a_gitignore_that_leads_nowhere_is_not_followed(tmp_path: Path) -> None:
-    folder = tmp_path / RECORDS_FOLDER
-    folder.mkdir()
-    (folder / ".gitignore").symlink_to(tmp_path / "elsewhere")
-    make_session_folder(folder / "20260101T000000-1")
+@pytest.mark.parametrize("leads_nowhere", [False, True])
+def test_a_gitignore_that_is_there_stays(tmp_path: Path, leads_nowhere: bool) -> None:
+    ignoring = tmp_path / RECORDS_FOLDER / ".gitignore"
+    write_text(ignoring, "")
+    if leads_nowhere:
+        ignoring.unlink()
+        ignoring.symlink_to(tmp_path / "elsewhere")
+    make_session_folder(ignoring.parent / "20260101T000000-1")
     assert not (tmp_path / "elsewhere").exists()
+    assert leads_nowhere or ignoring.read_text() == ""

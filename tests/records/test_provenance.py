@@ -15,11 +15,8 @@ SHA = "0" * 40
 
 
 def git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    command = ("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
+    return subprocess.check_output(command, cwd=folder, text=True).strip()
 
 
 @pytest.fixture
@@ -34,88 +31,56 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_clean_tree(tree: Path) -> None:
+def test_only_a_change_of_what_git_tracks_makes_a_tree_dirty(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = git(tree, "rev-parse", "HEAD")
     (tree / "sub").mkdir()
-    for folder in (tree, tree / "sub"):
-        found = provenance_of(folder)
-        assert found == Provenance(__version__, git(tree, "rev-parse", "HEAD"), False, "")
-
-
-def test_a_changed_file_makes_it_dirty_and_a_new_one_does_not(tree: Path) -> None:
     (tree / "new.py").write_text("new", encoding="utf-8")
-    assert provenance_of(tree).git_dirty is False
+    for folder in (tree, tree / "sub"):
+        assert provenance_of(folder) == Provenance(__version__, commit, False, "")
+    # Git and the user must agree.
+    assert provenance_of(tree, f"{commit}-dirty").git_dirty is False
+    with pytest.raises(OtherCommit, match=f"has commit {commit} checked out"):
+        provenance_of(tree, SHA)
     (tree / "code.py").write_text("changed", encoding="utf-8")
-    assert provenance_of(tree).git_dirty is True
-    assert provenance_of(tree).git_commit == git(tree, "rev-parse", "HEAD")
-
-
-def test_no_repository_gives_null_with_the_reason(tmp_path: Path) -> None:
-    found = provenance_of(tmp_path)
-    assert (found.version, found.git_commit, found.git_dirty) == (__version__, None, None)
-    assert "not a git repository" in found.unknown
-    assert found.fields() == {"version": __version__, "git_commit": None, "git_dirty": None}
-
-
-def test_no_git_gives_null_with_the_reason(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert provenance_of(tree) == Provenance(__version__, commit, True, "")
+    # A hook of another repository does not matter, and without git nothing is known.
+    monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
+    assert provenance_of(tree).git_commit == commit
     monkeypatch.setenv("PATH", "/nonexistent")
     found = provenance_of(tree)
     assert found.git_commit is None
     assert "git cannot be run" in found.unknown
 
 
-def test_a_repository_without_commits_gives_null(tmp_path: Path) -> None:
+def test_no_commit_gives_null_with_the_reason(tmp_path: Path) -> None:
+    found = provenance_of(tmp_path)
+    assert found.fields() == {"version": __version__, "git_commit": None, "git_dirty": None}
+    assert "not a git repository" in found.unknown
+    for dirty in (False, True):
+        stated = provenance_of(tmp_path, SHA + "-dirty" * dirty)
+        assert stated == Provenance(__version__, SHA, dirty, "")
     git(tmp_path, "init", "--quiet")
     found = provenance_of(tmp_path)
     assert found.git_commit is None
     assert found.unknown
 
 
-@pytest.mark.parametrize("dirty", [False, True])
-def test_a_copy_has_the_commit_that_is_stated(tmp_path: Path, dirty: bool) -> None:
-    found = provenance_of(tmp_path, SHA + ("-dirty" if dirty else ""))
-    assert found == Provenance(__version__, SHA, dirty, "")
-
-
-def test_git_and_the_user_must_agree(tree: Path) -> None:
-    commit = git(tree, "rev-parse", "HEAD")
-    assert provenance_of(tree, f"{commit}-dirty").git_dirty is False
-    with pytest.raises(OtherCommit, match=f"has commit {commit} checked out"):
-        provenance_of(tree, SHA)
-
-
-def test_a_hook_of_another_repository_does_not_matter(
-    tree: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
-    assert provenance_of(tree).git_commit is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (SHA, True),
-        (f"{SHA}-dirty", True),
-        ("a" * 64, True),
-        ("a" * 12, False),
-        (f"{SHA}-dirty-dirty", False),
-        ("HEAD", False),
-        ("", False),
-        (SHA.replace("0", "A"), False),
-    ],
-)
-def test_only_full_hashes_are_commits(text: str, expected: bool) -> None:
-    assert is_commit(text) is expected
+def test_only_full_hashes_are_commits() -> None:
+    assert all(map(is_commit, (SHA, f"{SHA}-dirty", "a" * 64)))
+    others = ("a" * 12, f"{SHA}-dirty-dirty", "HEAD", "", "A" * 40)
+    assert not any(map(is_commit, others))
 
 
 def test_it_is_soft_in_the_fingerprint() -> None:
     bare = Fingerprint({"device_kind": "cpu"}, {"host_name": "here"}, {"power": "no reading"})
     known = Provenance("1", SHA, True, "").stamped(bare)
-    assert known.hard == bare.hard
     assert known.soft == {
         "host_name": "here", "hwqueue_version": "1", "git_commit": SHA, "git_dirty": True
     }  # fmt: skip
     unknown = Provenance("2", None, None, "not a git repository").stamped(bare)
     assert unknown.missing == {"power": "no reading", "git_commit": "not a git repository"}
     hard, soft = differences(known, unknown)
-    assert hard == []
+    assert (known.hard, hard) == (bare.hard, [])
     assert [each.field for each in soft] == ["git_commit", "git_dirty", "hwqueue_version"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,34 +25,24 @@ MakeRecord = Callable[..., RunRecord]
 INFO = SessionInfo(id="the-session", started=now(), command="pytest", version="0", settings={})
 
 
-def stored(folder: Path, make_record: MakeRecord) -> tuple[StoredRecords, list[str]]:
-    problems: list[str] = []
-    records = StoredRecords(problems)
-    for name in ("one", "two", "three"):
-        records.add(write_record(folder, make_record(name)))
-    records.add(make_record("four"))
-    return records, problems
-
-
-def names(records: list[RunRecord]) -> list[str]:
+def names(records: Sequence[RunRecord]) -> list[str]:
     return [record.cell.name for record in records]
 
 
-def test_records_come_back_as_they_were_measured(tmp_path: Path, make_record: MakeRecord) -> None:
-    records, problems = stored(tmp_path, make_record)
+def test_records_come_back_as_measured_and_a_lost_one_is_said_once(
+    tmp_path: Path, make_record: MakeRecord
+) -> None:
+    problems: list[str] = []
+    records = StoredRecords(problems)
+    for name in ("one", "two", "three"):
+        records.add(write_record(tmp_path, make_record(name)))
+    records.add(make_record("four"))
     assert names(list(records)) == ["one", "two", "three", "four"]
-    assert len(records) == 4
     assert records[0] == make_record("one", started=records[0].started)
     assert names(records[1:]) == ["two", "three", "four"]
     assert [path.parent for path in records.files()] == [tmp_path] * 3
     assert names(records.without_file()) == ["four"]
-    assert problems == []
-
-
-def test_a_lost_record_is_said_once_and_costs_no_other(
-    tmp_path: Path, make_record: MakeRecord
-) -> None:
-    records, problems = stored(tmp_path, make_record)
+    assert (len(records), problems) == (4, [])
     records.files()[1].unlink()
     with pytest.raises(RecordError, match="two"):
         records[1]
@@ -59,32 +50,25 @@ def test_a_lost_record_is_said_once_and_costs_no_other(
         assert names(list(records)) == ["one", "three", "four"]
     (problem,) = problems
     assert problem.startswith("measured, but lost since: cannot read ")
-    assert records.lost == 1
-    assert len(records) == 3
+    assert (records.lost, len(records)) == (1, 3)
 
 
-def write_files(folder: Path, files: list[str], records: list[RunRecord]) -> Path:
-    listed = [record.model_dump(mode="json") for record in records]
-    content = SessionFiles(session=INFO, files=files, records=listed)
+def write_files(folder: Path, files: list[str], records: list[Any]) -> Path:
+    content = SessionFiles(session=INFO, files=files, records=records)
     path = folder / "session.json"
     path.write_text(content.model_dump_json(by_alias=True))
     return path
 
 
-def test_file_of_a_session_leads_to_its_records(tmp_path: Path, make_record: MakeRecord) -> None:
-    written = write_record(tmp_path, make_record("one"))
-    path = write_files(tmp_path, [written.name], [make_record("two")])
-    session, records = read_session_file(path)
-    assert session == INFO
-    assert names(records) == ["one", "two"]
-    assert read_session_id(path) == "the-session"
-
-
-def test_file_of_an_earlier_version_is_read_as_before(
-    tmp_path: Path, make_record: MakeRecord
+@pytest.mark.parametrize("earlier_version", [False, True])
+def test_file_of_a_session_leads_to_its_records(
+    tmp_path: Path, make_record: MakeRecord, earlier_version: bool
 ) -> None:
-    path = tmp_path / "session.json"
-    path.write_text(session_text(INFO, [make_record("one"), make_record("two")], []))
+    one, two = make_record("one"), make_record("two")
+    written = write_record(tmp_path, one)
+    path = write_files(tmp_path, [written.name], [two.model_dump(mode="json")])
+    if earlier_version:
+        path.write_text(session_text(INFO, [one, two], []))
     session, records = read_session_file(path)
     assert session == INFO
     assert names(records) == ["one", "two"]
@@ -92,27 +76,20 @@ def test_file_of_an_earlier_version_is_read_as_before(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("files", "records", "said"),
     [
-        ("gone.json", "cannot read"),
-        ("session.json", "is not a record"),
-        ("../other.json", "is not in its folder"),
-        ("/etc/hostname", "is not in its folder"),
+        (["gone.json"], [], "cannot read"),
+        (["session.json"], [], "is not a record"),
+        (["../other.json"], [], "is not in its folder"),
+        (["/etc/hostname"], [], "is not in its folder"),
+        ([], [{"seed": "x"}], "is damaged"),
     ],
 )
-def test_file_that_names_what_is_no_record_is_refused(tmp_path: Path, name: str, said: str) -> None:
-    path = write_files(tmp_path, [name], [])
+def test_file_that_names_what_is_no_record_is_refused(
+    tmp_path: Path, files: list[str], records: list[Any], said: str
+) -> None:
     with pytest.raises(BaselineError, match=said):
-        read_session_file(path)
-
-
-def test_damaged_record_within_the_file_is_refused(tmp_path: Path, make_record: MakeRecord) -> None:
-    path = write_files(tmp_path, [], [make_record("one")])
-    content = json.loads(path.read_text())
-    content["records"][0]["seed"] = "x"
-    path.write_text(json.dumps(content))
-    with pytest.raises(BaselineError, match="is damaged"):
-        read_session_file(path)
+        read_session_file(write_files(tmp_path, files, records))
 
 
 def test_whole_session_is_written_to_the_byte_as_if_it_were_held(make_record: MakeRecord) -> None:

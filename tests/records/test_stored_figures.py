@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import operator
 import re
 import shutil
 from array import array
@@ -52,13 +54,16 @@ def figures(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def differing(stored: Any, again: Any) -> dict[str, tuple[Any, Any]]:
+Differing = dict[str, tuple[Any, Any]]
+
+
+def differing(stored: Any, again: Any) -> Differing:
     ours, theirs = dict(figures(stored)), dict(figures(again))
     both = {name: (ours.get(name, "-"), theirs.get(name, "-")) for name in {**ours, **theirs}}
     return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
 
 
-def of_cell(record: RunRecord) -> dict[str, tuple[Any, Any]]:
+def of_cell(record: RunRecord) -> Differing:
     assert record.samples is not None
     # No record of the repository has ratios, overlap or bandwidth.
     assert record.declared is None
@@ -87,7 +92,7 @@ def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> Tenan
     return again.model_copy(update={"throughput": again.throughput.model_copy(update=unknown)})
 
 
-def of_colocation(record: ColocationRecord, folder: Path) -> dict[str, tuple[Any, Any]]:
+def of_colocation(record: ColocationRecord, folder: Path) -> Differing:
     at_once = {each["name"]: each.get("concurrency", 1) for each in record.plan["tenants"]}
     duration_ns = round(record.duration_s * 1e9)
     stored = [tenant for tenant in record.tenants if tenant.requests is not None]
@@ -105,7 +110,7 @@ def of_colocation(record: ColocationRecord, folder: Path) -> dict[str, tuple[Any
     return differing(*parts)
 
 
-def of_file(path: Path) -> dict[str, tuple[Any, Any]]:
+def of_file(path: Path) -> Differing:
     if path.suffix == ".jsonl":
         # It refuses a run whose figures are not those of its samples.
         assert read_cell(path).runs
@@ -129,25 +134,25 @@ TRACED = next((ROOT / "baselines/nvidia-h200/co-location/high_load-causes/traced
 
 
 @pytest.mark.parametrize(
-    ("path", "figure"),
+    ("path", "parts"),
     [
-        (CELL, ("metrics", "latency", "p50")),
-        (CELL, ("metrics", "throughput", 0, "value")),
-        (CELL, ("metrics", "device_time", "n")),
-        (TRACED, ("tenants", 0, "completed")),
-        (TRACED, ("tenants", 0, "latency_ns", 3)),
-        (TRACED, ("tenants", 0, "causes", "tails", "p99", "threshold_ms")),
+        (CELL, ["metrics latency p50", "metrics throughput 0 value", "metrics device_time n"]),
+        (TRACED, ["tenants 0 completed", "tenants 0 latency_ns 3",
+                  "tenants 0 causes tails p99 threshold_ms"]),
     ],
-)
-def test_a_figure_off_by_its_last_digit_is_found(
-    path: Path, figure: tuple[Any, ...], tmp_path: Path
+)  # fmt: skip
+def test_figures_off_by_their_last_digit_are_found(
+    path: Path, parts: list[str], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(path.parent, tmp_path / "copy")
-    data = at = json.loads(path.read_text(encoding="utf-8"))
-    for part in figure[:-1]:
-        at = at[part]
-    before = at[figure[-1]]
-    at[figure[-1]] = before + 1 if isinstance(before, int) else math.nextafter(before, math.inf)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    changed = set()
+    for each in parts:
+        *above, last = (int(part) if part.isdigit() else part for part in each.split())
+        at = functools.reduce(operator.getitem, above, data)
+        before = at[last]
+        at[last] = before + 1 if isinstance(before, int) else math.nextafter(before, math.inf)
+        changed.add((at[last], before))
     (folder / path.name).write_text(json.dumps(data), encoding="utf-8")
     # The latency of a cell may stand in it twice.
-    assert set(of_file(folder / path.name).values()) == {(at[figure[-1]], before)}
+    assert set(of_file(folder / path.name).values()) == changed

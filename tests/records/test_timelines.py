@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.timeline_pass import timeline_pass
@@ -26,82 +25,66 @@ from pytest_hwqueue.records.timelines import Kept, TimelineFile, copy_kept, read
 
 TIMES = st.integers(-(2**60), 2**60)
 NAMES = st.sampled_from(["gemm", "add", "µ", ""])
-TAGS = st.one_of(st.none(), st.sampled_from(["", "large", "small#3"]))
-NUMBERS = st.integers(0, 2**40)
+TAGS = st.sampled_from([None, "", "large", "small#3"])
+NUMBERS, STREAMS = st.integers(0, 2**40), st.integers(0, 3)
 
 
-@st.composite
-def kernels(draw: st.DrawFn) -> Kernel:
-    start = draw(TIMES)
-    return Kernel(
-        draw(st.integers(0, 3)), draw(NUMBERS), draw(NAMES), draw(TAGS), draw(TIMES), start,
-        start + draw(st.integers(0, 2**40)), tuple(draw(st.lists(NUMBERS, max_size=3))),
-    )  # fmt: skip
+KERNELS = st.builds(
+    lambda stream, launch, name, tag, enqueued, start, duration, waits: Kernel(
+        stream, launch, name, tag, enqueued, start, start + duration, tuple(waits)),
+    STREAMS, NUMBERS, NAMES, TAGS, TIMES, TIMES, NUMBERS, st.lists(NUMBERS, max_size=3),
+)  # fmt: skip
+WORKS = st.builds(
+    lambda stream, name, start, waited, duration, request, lead: DeviceWork(
+        "mine", stream, name, start - waited, start, start + duration, request,
+        None if lead is None else start - waited - lead),
+    STREAMS, NAMES, TIMES, NUMBERS, NUMBERS, st.none() | NUMBERS,
+    st.none() | st.integers(-1000, 1000),
+)  # fmt: skip
 
 
-RELEASED = st.one_of(st.none(), TIMES)
-
-
-def through_a_file(kept: Kept) -> Kept:
-    about, tables = unpack(pack(kept.about, kept.tables))
-    return Kept(about, dict(tables), kept.kernels)
-
-
-@given(st.lists(kernels(), max_size=30), RELEASED, st.integers(0, 5))
-def test_a_timeline_comes_back_as_it_was(
-    found: list[Kernel], released_ns: int | None, elsewhere: int
+@given(
+    st.lists(KERNELS, max_size=30), st.none() | TIMES, st.integers(0, 5),
+    st.lists(WORKS, max_size=30),
+)  # fmt: skip
+def test_timelines_and_traced_passes_come_back_as_they_were(
+    found: list[Kernel], released_ns: int | None, elsewhere: int, work: list[DeviceWork]
 ) -> None:
     timeline = Timeline(tuple(found), 4, released_ns, elsewhere)
     kept = Kept()
     kept.add("pass", timeline)
     kept.add("other", Timeline((), 1, None))
-    assert kept.kernels == len(found)
-    again = through_a_file(kept)
+    kept.add_work("pass", work)
+    assert kept.kernels == len(found) + len(work)
+    about, tables = unpack(pack(kept.about, kept.tables))
+    again = Kept(about, dict(tables), kept.kernels)
     assert again.timeline("pass") == timeline
     assert again.timeline("other") == Timeline((), 1, None)
     assert again.timeline("none") is None
-
-
-@st.composite
-def works(draw: st.DrawFn) -> DeviceWork:
-    start, request = draw(TIMES), draw(st.one_of(st.none(), st.integers(0, 2**40)))
-    end, ready = start + draw(st.integers(0, 2**40)), start - draw(st.integers(0, 2**40))
-    enqueued = draw(st.none() | st.integers(ready - 1000, ready + 1000))
-    return DeviceWork(
-        "mine", draw(st.integers(0, 3)), draw(NAMES), ready, start, end, request, enqueued
-    )
-
-
-@given(st.lists(works(), max_size=30))
-def test_a_traced_pass_comes_back_as_it_was(work: list[DeviceWork]) -> None:
-    kept = Kept()
-    kept.add_work("pass", work)
-    again = through_a_file(kept)
     assert again.work("pass", "mine") == work
     with pytest.raises(ValueError, match="damaged"):
         again.work("other", "mine")
 
 
-def enqueue(streams: Sequence[Stream]) -> None:
+def test_a_kernel_takes_at_most_12_bytes(tmp_path: Path) -> None:
     square = torch.empty(64, 64)
-    for _ in range(20):
-        for stream in streams:
+
+    def enqueue(streams: Sequence[Stream]) -> None:
+        for stream in [*streams] * 20:
             stream.launch(torch.mm, square, square)
 
-
-@pytest.mark.parametrize("device", [SimulatedDevice("h200"), HostDevice()], ids=["sim", "cpu"])
-def test_a_kernel_takes_at_most_12_bytes(device: object, tmp_path: Path) -> None:
-    kept = Kept()
-    with cast(Device, device).open_streams(2) as pool:
+    with SimulatedDevice("h200").open_streams(2) as pool:
         found = timeline_pass(pool, enqueue)
-    for name, timeline in {"many": found.many, "one": found.one}.items():
+    timelines = {"many": found.many, "one": found.one}
+    kept = Kept()
+    for name, timeline in timelines.items():
         kept.add(name, timeline)
     reference = write_kept(tmp_path, "cell", kept)
     assert kept.kernels == reference.kernels >= 400
     assert reference.size_bytes == (tmp_path / reference.file).stat().st_size
     assert reference.size_bytes <= 12 * reference.kernels
     again = read_kept(tmp_path, reference)
-    for name, timeline in {"many": found.many, "one": found.one}.items():
+    for name, timeline in timelines.items():
         told = tuple(replace(one, call=None, shape=None) for one in timeline.kernels)
         assert again.timeline(name) == replace(timeline, kernels=told, calls=(), clocks=None)
 
@@ -113,77 +96,64 @@ def one_timeline(end_ns: int = 5) -> Kept:
 
 
 def test_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None:
-    first, second = (write_kept(tmp_path, "cell", one_timeline(end)) for end in (5, 6))
-    assert (first.file, second.file) == ("cell.timelines.xz", "cell-2.timelines.xz")
-    for reference, end in ((first, 5), (second, 6)):
-        timeline = read_kept(tmp_path, reference).timeline("pass")
-        assert timeline is not None
-        assert timeline.kernels[0].end_ns == end
-    # Nothing temporary is left.
-    assert len(list(tmp_path.iterdir())) == 2
+    written = [write_kept(tmp_path, "cell", one_timeline(end)) for end in (5, 6)]
+    assert [each.file for each in written] == ["cell.timelines.xz", "cell-2.timelines.xz"]
+    # A file goes along with its record, and nothing temporary is left.
+    for reference in written:
+        copy_kept(tmp_path, tmp_path / "new", reference)
+    for folder in (tmp_path, tmp_path / "new"):
+        found = [read_kept(folder, reference).timeline("pass") for reference in written]
+        assert [each and each.kernels[0].end_ns for each in found] == [5, 6]
+        assert len(list(folder.glob("*.*"))) == 2
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    reference = write_kept(tmp_path, "cell", one_timeline())
-    (tmp_path / reference.file).unlink()
-    with pytest.raises(RecordError, match=rf"cannot read {tmp_path}/cell\.timelines\.xz"):
-        read_kept(tmp_path, reference)
-
-
-def test_another_file_is_found_by_its_hash(tmp_path: Path) -> None:
-    reference = write_kept(tmp_path, "cell", one_timeline())
-    other = write_kept(tmp_path, "other", one_timeline(6))
-    (tmp_path / other.file).replace(tmp_path / reference.file)
-    with pytest.raises(RecordError, match=r"cell\.timelines\.xz is not the file that was written"):
-        read_kept(tmp_path, reference)
-
-
-def test_a_file_that_is_too_large_is_refused_unread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "refusal"),
+    [
+        (None, r"cannot read {path}/cell\.timelines\.xz"),
+        (pack({}, {}), r"cell\.timelines\.xz is not the file that was written"),
+        (b" " * 1000, r"cell\.timelines\.xz is larger than 900 bytes"),
+    ],
+)
+def test_another_file_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, refusal: str
 ) -> None:
     reference = write_kept(tmp_path, "cell", one_timeline())
-    monkeypatch.setattr(timelines, "MOST_FILE_BYTES", 100)
-    with pytest.raises(RecordError, match="larger than 100 bytes"):
+    path = tmp_path / reference.file
+    monkeypatch.setattr(timelines, "MOST_FILE_BYTES", 900)
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(RecordError, match=refusal.format(path=tmp_path)):
         read_kept(tmp_path, reference)
+    for name in ("../cell.timelines.xz", "/etc/passwd", "a/b.timelines.xz", ""):
+        with pytest.raises(RecordError, match="not the name of a timeline file"):
+            read_kept(tmp_path / "sub", reference.model_copy(update={"file": name}))
+    monkeypatch.setattr(timelines, "MOST_FILE_BYTES", 100)
     with pytest.raises(RecordError, match="100 are the most"):
         write_kept(tmp_path, "large", one_timeline())
     assert not (tmp_path / "large.timelines.xz").exists()
 
 
-@pytest.mark.parametrize("name", ["../cell.timelines.xz", "/etc/passwd", "a/b.timelines.xz", ""])
-def test_a_record_names_no_file_outside_its_folder(tmp_path: Path, name: str) -> None:
-    reference = write_kept(tmp_path, "cell", one_timeline())
-    with pytest.raises(RecordError, match="not the name of a timeline file"):
-        read_kept(tmp_path / "sub", reference.model_copy(update={"file": name}))
+OTHER = {"schema": "other", "parts": {}, "kernels": 0}
 
 
-@pytest.mark.parametrize("about", [{}, {"schema": "other"}, {"schema": timelines._SCHEMA}])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, str]) -> None:
+@pytest.mark.parametrize("about", [{}, OTHER, {"schema": timelines._SCHEMA}])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, Any]) -> None:
     data = pack(about, {})
     (tmp_path / "cell.timelines.xz").write_bytes(data)
-    reference = TimelineFile(
-        file="cell.timelines.xz", sha256=sha256(data).hexdigest(), size_bytes=len(data), kernels=0
-    )
+    digest = sha256(data).hexdigest()
+    reference = TimelineFile(file="cell.timelines.xz", sha256=digest, size_bytes=1, kernels=0)
     with pytest.raises(RecordError, match=r"cell\.timelines\.xz holds no timelines"):
         read_kept(tmp_path, reference)
 
 
-@pytest.mark.parametrize("change", ["names", "streams", "table", "waits"])
-def test_a_damaged_timeline_is_refused(change: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "damaged"), [("names", []), ("streams", 0), ("pass", None), ("pass waits", None)]
+)
+def test_a_damaged_timeline_is_refused(field: str, damaged: object) -> None:
     kept = one_timeline()
-    if change == "names":
-        kept.about["pass"]["names"] = []
-    elif change == "streams":
-        kept.about["pass"]["streams"] = 0
-    elif change == "table":
-        del kept.tables["pass"]
+    if damaged is None:
+        del kept.tables[field]
     else:
-        del kept.tables["pass waits"]
+        kept.about["pass"][field] = damaged
     with pytest.raises(ValueError, match=r"pass|stream 0"):
         kept.timeline("pass")
-
-
-def test_a_file_goes_along_with_its_record(tmp_path: Path) -> None:
-    reference = write_kept(tmp_path, "cell", one_timeline())
-    copy_kept(tmp_path, tmp_path / "new", reference)
-    assert read_kept(tmp_path / "new", reference).kernels == 1
