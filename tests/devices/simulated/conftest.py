@@ -19,11 +19,12 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
+from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.own_function import FunctionWorkload
-from pytest_hwqueue.workloads.workload import LatencyRatio
+from pytest_hwqueue.workloads.workload import LatencyRatio, Workload
 
 Enqueue = Callable[[Sequence[Stream]], object]
 Launchable = Callable[[], None]
@@ -45,10 +46,9 @@ class _Planted(FunctionWorkload):
     ) -> None:
         super().__init__(enqueue, work, tags)
         self._references = dict(references)
-        ratios = [
+        self.ratios = tuple(  # type: ignore[misc]
             LatencyRatio(f"{tag}/{name}", tag, name, "") for name in references for tag in tags
-        ]
-        self.ratios = tuple(ratios)  # type: ignore[misc]
+        )
 
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
         return self._references
@@ -59,8 +59,8 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "variant.yaml"
-        package = "pytest_hwqueue.devices.simulated"
-        text = (resources.files(package) / "profiles" / "h200.yaml").read_text(encoding="utf-8")
+        profiles = resources.files("pytest_hwqueue.devices.simulated") / "profiles"
+        text = (profiles / "h200.yaml").read_text(encoding="utf-8")
         self._h200: dict[str, Any] = yaml.safe_load(text)
 
     def device(
@@ -72,12 +72,9 @@ class Bench:
             sections = (part for part in values.values() if isinstance(part, dict))
             (section,) = (part for part in sections if name in part)
             section[name]["value"] = value
+        rate = {"value": copy_bytes_per_s, "source": "-"}
         values["copy_engines"] = [
-            {
-                "name": f"{index}",
-                "bandwidth_bytes_per_s": {"value": copy_bytes_per_s, "source": "-"},
-            }
-            for index in range(copy_engines)
+            {"name": f"{index}", "bandwidth_bytes_per_s": rate} for index in range(copy_engines)
         ]
         self._file.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
         return SimulatedDevice(str(self._file))
@@ -97,10 +94,26 @@ class Bench:
         streams: int,
         enqueue: Enqueue,
         *,
-        iterations: int = 1,
         work: Mapping[str, float] | None = None,
         tags: Sequence[str] = (),
         references: Mapping[str, Callable[[Sequence[Stream]], None]] | None = None,
+        iterations: int = 1,
+        **how: Any,
+    ) -> RunRecord:
+        """Measure streams as `hwq.measure_streams` does; see `record`."""
+        workload = _Planted(enqueue, work or {"iterations": 1.0}, tags, references or {})
+        record = self.record(device, streams, workload, iterations=iterations, **how)
+        assert record.status == "ok", f"{record.stage}: {record.reason}"
+        return record
+
+    def record(
+        self,
+        device: SimulatedDevice,
+        streams: int,
+        workload: Workload,
+        *,
+        make: Callable[[Mapping[str, Any]], Workload] | None = None,
+        iterations: int,
         dispatch: str = "eager",
         sync_mode: str = "per_iteration",
         scheduler: str = "native",
@@ -114,24 +127,13 @@ class Bench:
             dispatch=dispatch, sync_mode=sync_mode, size=None,
         )  # fmt: skip
         request = CellRequest(
-            cell=cell,
-            workload=_Planted(enqueue, work or {"iterations": 1.0}, tags, references or {}),
-            make_workload=None,
-            urgency=urgency or [0] * streams,
-            nodeid="planted",
-            family=None,
-            mark=None,
-            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns),
-            seed=0,
-            command="planted",
-            provenance=Provenance(),
-            trace_folder=None,
-        )
-        runner = CellRunner(
-            cast(Device, device), open_scheduler(scheduler), lambda stage, done, planned: None
-        )
-        record, _ = runner.run(request)
-        assert record.status == "ok", f"{record.stage}: {record.reason}"
+            cell=cell, workload=workload, make_workload=make, urgency=urgency or [0] * streams,
+            nodeid="planted", family=None, mark=None,
+            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns), seed=0,
+            command="planted", provenance=Provenance(), trace_folder=None,
+        )  # fmt: skip
+        runner = CellRunner(cast(Device, device), open_scheduler(scheduler), lambda *_: None)
+        record, _ = measure_alone(runner, request)
         return RunRecord.model_validate_json(record.model_dump_json())
 
 
