@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.costs import Work
@@ -28,6 +29,33 @@ from pytest_hwqueue.workloads.workload import LatencyRatio, Workload
 
 Enqueue = Callable[[Sequence[Stream]], object]
 Launchable = Callable[[], None]
+
+# Nothing varies but what is planted, in whole nanoseconds: only divisions round.
+EXACT = 1e-9
+_COSTS = {
+    "kernel_launch_ns": (700, 10_000), "launch_call_ns": (0, 15_000),
+    "event_record_ns": (0, 8_000), "stream_wait_ns": (0, 3_000), "synchronise_ns": (0, 10_000),
+    "start_ns": (0, 3_000), "queue_switch_ns": (0, 5_000),
+    "front_end_ns": (0, 700),  # never slower than the host launches
+    "graph_launch_ns": (0, 10_000), "graph_node_launch_ns": (0, 100), "graph_gap_ns": (0, 1_000),
+}  # fmt: skip
+ON_DEVICE = ("start_ns", "queue_switch_ns", "front_end_ns")
+
+
+def costs(*names: str) -> st.SearchStrategy[dict[str, int]]:
+    """Return figures of the profile by their names, or all that are ever varied."""
+    return st.fixed_dictionaries({name: st.integers(*_COSTS[name]) for name in names or _COSTS})
+
+
+def on_each(kernel: Launchable) -> Callable[[Sequence[Stream]], None]:
+    """Return what launches a kernel on each stream."""
+
+    def enqueue(streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            stream.launch(kernel)
+
+    return enqueue
+
 
 # No cell here is cut short, unless its test says so: in virtual time alone, since a machine that
 # is busy for a moment must not end a cell whose time cap is a millisecond.
