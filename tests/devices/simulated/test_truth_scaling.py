@@ -56,6 +56,7 @@ def sweep(
 @given(limit=st.sampled_from(LIMITS), most=st.integers(1, 16), strong=st.booleans())
 @example(limit="connections", most=4, strong=False)
 @example(limit="multiprocessors", most=8, strong=True)
+@example(limit="multiprocessors", most=6, strong=True)  # three quarters are not full
 @example(limit="concurrent_kernels", most=16, strong=False)  # full only with the last count
 def test_saturation_is_where_the_device_is_full(
     bench: Bench, limit: str, most: int, strong: bool
