@@ -11,20 +11,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase as fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
-from pytest_hwqueue.scenarios.planned_runs import Case, cases
+from pytest_hwqueue.scenarios.planned_runs import cases
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, plan_from_json
-from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichFile, WhichTenant
+from pytest_hwqueue.which.file import WhichCase, WhichFile
 from pytest_hwqueue.which.runs import entries, read_runs
 from pytest_hwqueue.which.table import table
+
+from .calibration import printed
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "baselines" / "nvidia-h200" / "co-location"
@@ -33,6 +36,7 @@ PAGE = ROOT / "docs" / "simulated.md"
 DEVICE = "sim:h200"
 WITHIN = 0.25
 _LEAST_REQUESTS = 20
+_FIELDS = {"P50": "p50_ms", "P99": "p99_ms", "rate": "throughput_items_per_s"}
 BEGIN, END = "<!-- tests.devices.simulated.against_measured -->", "<!-- end -->"
 
 # What a parameter of the profile, or the order of XSched's batches, was chosen by: scenario, case
@@ -51,8 +55,7 @@ _FITTED = (
 )
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One figure of one tenant, measured and simulated.
 
     Attributes:
@@ -60,11 +63,10 @@ class Row:
         case: scheduler and placement, or ``solo`` and a tenant.
         tenant: whose figure it is.
         figure: ``P50``, ``P99`` or ``rate``.
-        unit: of both values.
+        unit: of all values.
         measured: of all sessions together.
         sessions: that of each.
         simulated: the prediction.
-        fitted: the parameter that was chosen by this very figure; empty if it was held back.
 
     """
 
@@ -74,23 +76,24 @@ class Row:
     figure: str
     unit: str
     measured: float
-    sessions: tuple[float, ...]
+    sessions: list[float]
     simulated: float
-    fitted: str
-
-    @property
-    def ratio(self) -> float:
-        """Simulated over measured."""
-        return self.simulated / self.measured
 
     @property
     def near(self) -> bool:
         """Whether both are within a quarter of each other."""
-        return 1 - WITHIN <= self.ratio <= 1 + WITHIN
+        return 1 - WITHIN <= self.simulated / self.measured <= 1 + WITHIN
+
+    @property
+    def fitted(self) -> str:
+        """The parameter that was chosen by this very figure; empty if it was held back."""
+        for *patterns, figures, what in _FITTED:
+            if self.figure in figures and all(map(fnmatch, self[:3], patterns)):
+                return what
+        return ""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A goal's verdict, measured and simulated."""
 
     scenario: str
@@ -105,8 +108,7 @@ class Verdict:
         return {self.measured, self.simulated} == {"met", "missed"}
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """All rows and verdicts, and the cases for which the model has nothing."""
 
     rows: list[Row]
@@ -114,45 +116,39 @@ class Comparison:
     not_modelled: list[str]
 
 
-def compare(names: Sequence[str] = (), records: Path = RECORDS) -> Comparison:
+def compare(names: Sequence[str] = ()) -> Comparison:
     """Simulate what was measured of scenarios (all if none is named), and compare.
 
     Raises:
         RecordError: if a record is damaged, or does not fit its scenario file.
 
     """
-    rows: list[Row] = []
-    verdicts: list[Verdict] = []
-    not_modelled: list[str] = []
-    for file in sorted(SCENARIOS.glob("*.hwq.yaml")):
-        scenario = read_scenario(file)
-        if names and scenario.name not in names:
-            continue
-        folders = [folder for folder in sorted(records.iterdir()) if _plans(scenario, folder)]
-        if not folders:
+    found = Comparison([], [], [])
+    for scenario in map(read_scenario, sorted(SCENARIOS.glob("*.hwq.yaml"))):
+        folders = [folder for folder in sorted(RECORDS.iterdir()) if _plans(scenario, folder)]
+        if (names and scenario.name not in names) or not folders:
             continue
         print(f"simulating {scenario.name}", file=sys.stderr)
         with TemporaryDirectory() as simulated_in:
             simulate_plans(folders, scenario, Path(simulated_in))
             measured = _table(scenario, folders)
-            simulated = _table(scenario, [Path(simulated_in)])
+            simulated = {case.id: case for case in _table(scenario, [Path(simulated_in)]).cases}
         seen: set[tuple[str, ...]] = set()
         for case in measured.cases:
-            other = next(each for each in simulated.cases if each.id == case.id)
+            other = simulated[case.id]
             if case.status != "ok":
                 continue
             if other.status != "ok":
-                not_modelled.append(f"{scenario.name} {case.id}")
+                found.not_modelled.append(f"{scenario.name} {case.id}")
                 continue
             # A tenant alone stands in the tables of several variants.
             if tuple(case.records) not in seen:
-                rows += _rows(scenario, measured, case, other)
+                found.rows.extend(_rows(scenario, measured, case, other))
             seen.add(tuple(case.records))
             for goal, predicted in zip(case.goals, other.goals, strict=True):
-                verdicts.append(
-                    Verdict(scenario.name, case.id, goal.goal, goal.verdict, predicted.verdict)
-                )
-    return Comparison(rows, verdicts, not_modelled)
+                both = goal.verdict, predicted.verdict
+                found.verdicts.append(Verdict(scenario.name, case.id, goal.goal, *both))
+    return found
 
 
 def simulate_plans(folders: Iterable[Path], scenario: Scenario, into: Path) -> None:
@@ -171,61 +167,39 @@ def simulate_plans(folders: Iterable[Path], scenario: Scenario, into: Path) -> N
 
 def _plans(scenario: Scenario, folder: Path) -> list[ColocationRecord]:
     """Return the records of a scenario's co-locations in a folder."""
-    found = []
-    for path in sorted(folder.glob(f"{scenario.name}*_*.json")):
-        record = read_colocation(path)
-        if record.plan["name"].partition(".")[0] == scenario.name:
-            found.append(record)
-    return found
+    found = map(read_colocation, sorted(folder.glob(f"{scenario.name}*_*.json")))
+    return [each for each in found if each.plan["name"].partition(".")[0] == scenario.name]
 
 
 def _table(scenario: Scenario, folders: Sequence[Path]) -> WhichFile:
-    wanted: list[Case] = cases(scenario)
+    wanted = cases(scenario)
     return table(scenario, entries(scenario, wanted), read_runs(scenario, wanted, folders))
 
 
 def _rows(
     scenario: Scenario, measured: WhichFile, case: WhichCase, simulated: WhichCase
 ) -> Iterator[Row]:
+    variant = next((each for each in scenario.variants if each.name == case.variant), None)
+    closed = {each.name: each.arrival.text == "closed" for each in scenario.tenants_of(variant)}
+    of_sessions = [
+        each
+        for session in measured.sessions
+        for each in session.cases
+        if each.id == case.id and each.status == "ok"
+    ]
     for tenant in case.tenants:
-        variant = next((each for each in scenario.variants if each.name == case.variant), None)
-        spec = next(each for each in scenario.tenants_of(variant) if each.name == tenant.name)
-        of_sessions = [
-            each.tenant(tenant.name)
-            for session in measured.sessions
-            for each in session.cases
-            if each.id == case.id and each.status == "ok"
-        ]
-        second = "rate" if spec.arrival.text == "closed" else "P99"
-        for figure in ("P50", second):
-            was = _figure(tenant, figure)
-            predicted = _figure(simulated.tenant(tenant.name), figure)
+        for figure in ("P50", "rate" if closed[tenant.name] else "P99"):
+            was, predicted, *sessions = (
+                getattr(each.tenant(tenant.name), _FIELDS[figure])
+                for each in (case, simulated, *of_sessions)
+            )
             # A P99 of too few requests was refused; a rate of a handful says as little.
             if was.value is None or predicted.value is None or was.n < _LEAST_REQUESTS:
                 continue
-            each_was = [_figure(each, figure).value for each in of_sessions]
-            yield Row(
-                scenario.name, case.id, tenant.name, figure,
-                f"{tenant.unit}/s" if figure == "rate" else "ms",
-                was.value, tuple(each for each in each_was if each is not None), predicted.value,
-                _fitted(scenario.name, case.id, tenant.name, figure),
-            )  # fmt: skip
-
-
-def _fitted(scenario: str, case: str, tenant: str, figure: str) -> str:
-    for *patterns, figures, what in _FITTED:
-        named = zip((scenario, case, tenant), patterns, strict=True)
-        if figure in figures and all(fnmatch(name, pattern) for name, pattern in named):
-            return what
-    return ""
-
-
-def _figure(tenant: WhichTenant, figure: str) -> WhichFigure:
-    return {
-        "P50": tenant.p50_ms,
-        "P99": tenant.p99_ms,
-        "rate": tenant.throughput_items_per_s,
-    }[figure]
+            each_was = [each.value for each in sessions if each.value is not None]
+            unit = f"{tenant.unit}/s" if figure == "rate" else "ms"
+            yield Row(scenario.name, case.id, tenant.name, figure, unit, was.value, each_was,
+                      predicted.value)  # fmt: skip
 
 
 def markdown(found: Comparison) -> str:
@@ -235,22 +209,19 @@ def markdown(found: Comparison) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found.rows:
-        remark = f"fitted: {row.fitted}" if row.fitted else ""
-        if not row.near:
-            remark += f"{'; ' if remark else ''}**off**"
-        spread = ", ".join(_printed(each) for each in row.sessions)
+        remarks = [f"fitted: {row.fitted}"] * bool(row.fitted) + ["**off**"] * (not row.near)
+        spread = ", ".join(map(printed, row.sessions))
         lines.append(
             f"| {row.scenario} | {row.case} | {row.tenant} | {row.figure}, {row.unit} | "
-            f"{_printed(row.measured)} | {spread} | {_printed(row.simulated)} | "
-            f"{row.ratio:.2f} | {remark} |"
+            f"{printed(row.measured)} | {spread} | {printed(row.simulated)} | "
+            f"{row.simulated / row.measured:.2f} | {'; '.join(remarks)} |"
         )
     held = [row for row in found.rows if not row.fitted]
-    near = sum(row.near for row in held)
     both = [each for each in found.verdicts if "undecided" not in (each.measured, each.simulated)]
     lines += [
         "",
         f"{len(found.rows)} rows, {len(found.rows) - len(held)} of them fitted. Of the "
-        f"{len(held)} held back {near} are within 25 %.",
+        f"{len(held)} held back {sum(row.near for row in held)} are within 25 %.",
         "",
         f"{len(found.verdicts)} verdicts, of which {len(both)} are decided on both sides and "
         f"{sum(each.flipped for each in both)} flip. Those that differ:",
@@ -260,17 +231,11 @@ def markdown(found: Comparison) -> str:
     ]
     for each in found.verdicts:
         if each.measured != each.simulated:
-            lines.append(
-                f"| {each.scenario} | {each.case} | {each.goal.replace('<', chr(92) + '<')} | "
-                f"{each.measured} | {each.simulated} | {'**flipped**' if each.flipped else ''} |"
-            )
+            told = " | ".join(each).replace("<", "\\<")
+            lines.append(f"| {told} | {'**flipped**' if each.flipped else ''} |")
     if found.not_modelled:
         lines += ["", f"Not modelled: {', '.join(found.not_modelled)}."]
     return "\n".join(lines)
-
-
-def _printed(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def main() -> None:
@@ -282,9 +247,8 @@ def main() -> None:
     text = markdown(compare(given.scenarios))
     print(text)
     if given.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
         PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 

@@ -8,10 +8,10 @@ program measures nothing itself. Co-located tenants: `against_measured`.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -22,20 +22,15 @@ from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import Profile, RequestHost
 
 _NS_PER_S = 1_000_000_000
-_LAUNCHES = 256
+_LAUNCHES, _NODES = 256, 1000
+# Of one Python thread that launches small kernels: 92k/s.
+_THREAD_LAUNCH_NS = 10_870
+
+Launchable = Callable[[], object]
 
 
-@dataclass(frozen=True)
-class CalibrationRow:
-    """One figure, measured and simulated.
-
-    Attributes:
-        what: the figure.
-        unit: its unit.
-        measured: on the H200.
-        simulated: by the model.
-
-    """
+class CalibrationRow(NamedTuple):
+    """One figure, measured and simulated."""
 
     what: str
     unit: str
@@ -47,106 +42,85 @@ class CalibrationRow:
         """Simulated over measured."""
         return self.simulated / self.measured
 
-    @property
-    def verdict(self) -> str:
-        """Whether the model is within a factor of two: ``near`` or ``off by more than 2×``."""
-        return "near" if 0.5 <= self.ratio <= 2 else "off by more than 2×"
 
-
-def calibration() -> list[CalibrationRow]:
+def calibration() -> Iterator[CalibrationRow]:
     """Compute every row from the profile ``h200``; sets torch to products without TF32."""
     torch.set_float32_matmul_precision("highest")
     device = SimulatedDevice("h200")
-    return [
-        *_host_rows(device),
-        *_rate_rows(device),
-        *_dispatch_rows(device),
-        *_long_kernel_rows(device),
-    ]
-
-
-def _host_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
     small = device.kernel_of(device.profile.multiprocessing.kernel_floor_ns.value)
+    yield from _host_rows(device, small)
+    yield from _rate_rows(device, small)
+    yield from _dispatch_rows(device)
+    yield from _long_kernel_rows(device)
+
+
+def _host_rows(device: SimulatedDevice, small: Launchable) -> Iterator[CalibrationRow]:
     with device.open_streams(1) as pool:
-        stream = pool.streams[0]
-        call_ns = _host_ns(device, lambda: stream.launch(_nothing))
-        launch_ns = _host_ns(device, lambda: stream.launch(_repeated(small, _LAUNCHES))) - call_ns
+        (stream,) = pool.streams
+        call_ns = _host_ns(device, partial(stream.launch, lambda: None))
+        launches_ns = _host_ns(device, partial(stream.launch, _repeated(small, _LAUNCHES)))
         record_ns = _host_ns(device, stream.record)
-        pool.synchronize()
-
-        def launch_and_wait() -> None:
-            stream.launch(small)
-            pool.synchronize()
-
-        both_ns = _host_ns(device, launch_and_wait) - call_ns
-        replay = pool.capture(0, lambda: stream.launch(_repeated(small, 1000)))
-        graph_ns = _device_ns(device, pool, lambda: stream.launch(replay))
-    yield CalibrationRow("launch of a small kernel", "µs", 7.0, launch_ns / _LAUNCHES / 1e3)
-    yield CalibrationRow("event record", "µs", 6.2, record_ns / 1e3)
-    yield CalibrationRow("launch and synchronise", "µs", 14.3, both_ns / 1e3)
-    yield CalibrationRow("kernel inside a replayed graph", "µs", 0.86, graph_ns / 1000 / 1e3)
+        both_ns = _span_ns(device, pool, partial(stream.launch, small))
+        replay = pool.capture(0, partial(stream.launch, _repeated(small, _NODES)))
+        graph_ns = _device_ns(device, pool, 0, replay)
+    for what, measured, ns in (
+        ("launch of a small kernel", 7.0, (launches_ns - call_ns) / _LAUNCHES),
+        ("event record", 6.2, record_ns),
+        ("launch and synchronise", 14.3, both_ns - call_ns),
+        ("kernel inside a replayed graph", 0.86, graph_ns / _NODES),
+    ):
+        yield CalibrationRow(what, "µs", measured, ns / 1e3)
 
 
-def _rate_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
-    small = device.kernel_of(device.profile.multiprocessing.kernel_floor_ns.value)
-    ten = device.kernel_of(10_000)
-    for streams, alternating, by_stream, threads, graph, graph_ten in (
+def _rate_rows(device: SimulatedDevice, small: Launchable) -> Iterator[CalibrationRow]:
+    for streams, *measured in (
         (1, 52e3, 140e3, 92e3, 931e3, 103e3),
         (8, 38e3, 107e3, 39e3, 4168e3, 806e3),
         (32, 40e3, 107e3, 48e3, 5495e3, 2615e3),
     ):
-        on = f"on {streams} streams"
         with device.open_streams(streams) as pool:
-            ns = _span_ns(device, pool, _round_robin(pool, small, _LAUNCHES))
-            rate = _LAUNCHES * streams * 1e9 / ns
-            yield CalibrationRow(f"eager, alternating, {on}", "kernels/s", alternating, rate)
-            ns = _span_ns(device, pool, _round_robin(pool, _repeated(small, _LAUNCHES), 1))
-            rate = _LAUNCHES * streams * 1e9 / ns
-            yield CalibrationRow(f"eager, stream by stream, {on}", "kernels/s", by_stream, rate)
-            rate = _thread_rate(device.profile, streams)
-            what = f"eager, a Python thread per stream, {on}"
-            yield CalibrationRow(what, "kernels/s", threads, rate)
-            for kernel, measured, what in (
-                (small, graph, "small kernels"),
-                (ten, graph_ten, "kernels of 10 µs"),
-            ):
-                rate = _graph_rate(device, pool, kernel)
-                yield CalibrationRow(f"a graph per stream, {what}, {on}", "kernels/s", measured,
-                                     rate)  # fmt: skip
+            rate = partial(_rate, device, pool)
+            ten = device.kernel_of(10_000)
+            graphs = [
+                pool.capture(0, partial(pool.streams[0].launch, _repeated(kernel, _NODES)))
+                for kernel in (small, ten)
+            ]
+            simulated = {
+                "eager, alternating": rate(small, _LAUNCHES, _LAUNCHES),
+                "eager, stream by stream": rate(_repeated(small, _LAUNCHES), 1, _LAUNCHES),
+                "eager, a Python thread per stream": _thread_rate(device.profile, streams),
+                "a graph per stream, small kernels": rate(graphs[0], 1, _NODES),
+                "a graph per stream, kernels of 10 µs": rate(graphs[1], 1, _NODES),
+            }
+        for (what, found), was in zip(simulated.items(), measured, strict=True):
+            yield CalibrationRow(f"{what}, {_on(streams)}", "kernels/s", was, found)
 
 
-# Of one Python thread that launches small kernels: 92k/s.
-_THREAD_LAUNCH_NS = 10_870
+def _rate(
+    device: SimulatedDevice, pool: SimulatedPool, launched: Launchable, rounds: int, kernels: int
+) -> float:
+    ns = _span_ns(device, pool, _round_robin(pool, launched, rounds))
+    return kernels * len(pool.streams) * 1e9 / ns
 
 
 def _thread_rate(profile: Profile, threads: int) -> float:
-    work = KernelWork(profile.multiprocessing.kernel_floor_ns.value)
+    works = (KernelWork(profile.multiprocessing.kernel_floor_ns.value),) * _LAUNCHES
     tenants = [
-        ModelledTenant(str(index), (work,) * _LAUNCHES, _THREAD_LAUNCH_NS, synchronise_ns=0)
+        ModelledTenant(str(index), works, _THREAD_LAUNCH_NS, synchronise_ns=0)
         for index in range(threads)
     ]
     host = RequestHost(handover_ns=profile.host.lock_handover_ns.value)
-    results = run_tenants(
-        profile.hardware(), tenants, _NS_PER_S, "together", host=host, threads=True
-    )
-    return _LAUNCHES * sum(len(result.finished_ns) for result in results)
-
-
-def _graph_rate(device: SimulatedDevice, pool: SimulatedPool, kernel: Callable[[], None]) -> float:
-    nodes, stream = 1000, pool.streams[0]
-    replay = pool.capture(0, lambda: stream.launch(_repeated(kernel, nodes)))
-    ns = _span_ns(device, pool, _round_robin(pool, replay, 1))
-    return nodes * len(pool.streams) * 1e9 / ns
+    found = run_tenants(profile.hardware(), tenants, _NS_PER_S, "together", host=host, threads=True)
+    return _LAUNCHES * sum(len(times.finished_ns) for times in found)
 
 
 def _dispatch_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
-    kernel = device.kernel_of(50_000)
     for streams, ready_us, spread_us in (
         (1, 1.1, None), (2, 1.4, 0.4), (4, 2.8, 2.7), (8, 3.4, 6.7), (16, 3.1, 7.7),
         (32, 3.5, 11.4),
     ):  # fmt: skip
         with device.open_streams(streams) as pool:
-            timeline = pool.held_timeline(_round_robin(pool, kernel, 20))
+            timeline = pool.held_timeline(_round_robin(pool, device.kernel_of(50_000), 20))
         assert timeline.released_ns is not None
         last: dict[int, int] = {}
         delays, firsts = [], []
@@ -155,11 +129,13 @@ def _dispatch_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
                 firsts.append(ran.start_ns)
             delays.append(ran.start_ns - last.get(ran.stream, timeline.released_ns))
             last[ran.stream] = ran.end_ns
-        on = f"on {streams} streams"
-        yield CalibrationRow(f"from ready to start, {on}", "µs", ready_us, median(delays) / 1e3)
+        what = f"from ready to start, {_on(streams)}"
+        yield CalibrationRow(what, "µs", ready_us, median(delays) / 1e3)
         if spread_us is not None:
             spread = (max(firsts) - min(firsts)) / 1e3
-            yield CalibrationRow(f"first starts spread over, {on}", "µs", spread_us, spread)
+            yield CalibrationRow(
+                f"first starts spread over, {_on(streams)}", "µs", spread_us, spread
+            )
 
 
 def _long_kernel_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
@@ -173,43 +149,39 @@ def _long_kernel_rows(device: SimulatedDevice) -> Iterator[CalibrationRow]:
         (torch.float32, "fp32 without TF32", 52.0), (torch.bfloat16, "bf16", 790.0),
     ):  # fmt: skip
         with device.open_streams(1) as pool:
-            stream = pool.streams[0]
-            product = _product(dtype)
-            ns = _device_ns(device, pool, lambda s=stream, p=product: s.launch(p))  # type: ignore[misc]
-        rate = 2 * 8192**3 / ns / 1e3
-        yield CalibrationRow(f"matrix product of 8192, {name}", "TFLOP/s", measured, rate)
+            ns = _device_ns(device, pool, 0, _product(dtype))
+        what = f"matrix product of 8192, {name}"
+        yield CalibrationRow(what, "TFLOP/s", measured, 2 * 8192**3 / ns / 1e3)
     for priority, what, measured in ((0, "equal", 5.5), (1, "higher", 0.78)):
         with device.open_streams(5, [0, 0, 0, 0, priority]) as pool:
-            products, tiny = _product(torch.bfloat16), device.kernel_of(2_000)
-            for _ in range(3):
-                for stream in pool.streams[:4]:
-                    stream.launch(products)
-            ns = _device_ns(device, pool, lambda p=pool, t=tiny: p.streams[4].launch(t), last=4)  # type: ignore[misc]
+            products = _product(torch.bfloat16)
+            for stream in pool.streams[:4] * 3:
+                stream.launch(products)
+            ns = _device_ns(device, pool, 4, device.kernel_of(2_000))
             pool.synchronize()
         yield CalibrationRow(f"convoy, tiny kernel of {what} priority", "ms", measured, ns / 1e6)
 
 
-def _printed(value: float) -> str:
+def table(rows: list[CalibrationRow]) -> str:
+    """Return the table as Markdown; rows that are off by more than 2× say so."""
+    lines = ["| figure | unit | measured | simulated | ratio | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        remark = "" if 0.5 <= row.ratio <= 2 else "off by more than 2×"
+        both = f"{printed(row.measured)} | {printed(row.simulated)}"
+        lines.append(f"| {row.what} | {row.unit} | {both} | {row.ratio:.2f} | {remark} |")
+    return "\n".join(lines)
+
+
+def printed(value: float) -> str:
+    """Return three digits, or all of a whole number."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def main() -> None:
-    """Print the table as Markdown."""
-    argparse.ArgumentParser(description=__doc__.split("\n", 1)[0]).parse_args()
-    print("| figure | unit | measured | simulated | ratio | |\n|---|---|---|---|---|---|")
-    for row in calibration():
-        remark = "" if row.verdict == "near" else row.verdict
-        measured, simulated = _printed(row.measured), _printed(row.simulated)
-        print(
-            f"| {row.what} | {row.unit} | {measured} | {simulated} | {row.ratio:.2f} | {remark} |"
-        )
+def _on(streams: int) -> str:
+    return f"on {streams} stream{'s' * (streams > 1)}"
 
 
-def _nothing() -> None:
-    """Enqueue nothing: what is left is the cost of the call."""
-
-
-def _repeated(kernel: Callable[[], None], times: int) -> Callable[[], None]:
+def _repeated(kernel: Launchable, times: int) -> Launchable:
     def run() -> None:
         for _ in range(times):
             kernel()
@@ -217,50 +189,45 @@ def _repeated(kernel: Callable[[], None], times: int) -> Callable[[], None]:
     return run
 
 
-def _round_robin(
-    pool: SimulatedPool, kernel: Callable[[], None], rounds: int
-) -> Callable[[], None]:
+def _round_robin(pool: SimulatedPool, launched: Launchable, rounds: int) -> Callable[[], None]:
     def enqueue() -> None:
-        for _ in range(rounds):
-            for stream in pool.streams:
-                stream.launch(kernel)
+        for stream in pool.streams * rounds:
+            stream.launch(launched)
 
     return enqueue
 
 
-def _product(dtype: torch.dtype) -> Callable[[], None]:
+def _product(dtype: torch.dtype) -> Launchable:
     a, b, out = (torch.empty(8192, 8192, dtype=dtype) for _ in range(3))
-
-    def run() -> None:
-        torch.mm(a, b, out=out)
-
-    return run
+    return partial(torch.mm, a, b, out=out)
 
 
-def _host_ns(device: SimulatedDevice, action: Callable[[], object]) -> int:
+def _host_ns(device: SimulatedDevice, action: Launchable) -> int:
     before = device.clock_ns()
     action()
     return device.clock_ns() - before
 
 
-def _span_ns(device: SimulatedDevice, pool: SimulatedPool, enqueue: Callable[[], None]) -> int:
+def _span_ns(device: SimulatedDevice, pool: SimulatedPool, enqueue: Launchable) -> int:
+    def both() -> None:
+        enqueue()
+        pool.synchronize()
+
     pool.synchronize()
-    before = device.clock_ns()
-    enqueue()
-    pool.synchronize()
-    return device.clock_ns() - before
+    return _host_ns(device, both)
 
 
 def _device_ns(
-    device: SimulatedDevice, pool: SimulatedPool, enqueue: Callable[[], None], last: int = 0
+    device: SimulatedDevice, pool: SimulatedPool, stream: int, launched: Launchable
 ) -> int:
-    """Time between events on one stream around what is enqueued on it."""
-    start = pool.streams[last].record(device.new_event())
-    enqueue()
-    end = pool.streams[last].record(device.new_event())
+    """Time between events on a stream around what is launched on it."""
+    on = pool.streams[stream]
+    start = on.record(device.new_event())
+    on.launch(launched)
+    end = on.record(device.new_event())
     end.synchronize()
     return device.elapsed_ns(start, end)
 
 
 if __name__ == "__main__":
-    main()
+    print(table(list(calibration())))

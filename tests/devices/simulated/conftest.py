@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.costs import Work
@@ -19,14 +20,42 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
+from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.own_function import FunctionWorkload
-from pytest_hwqueue.workloads.workload import LatencyRatio
+from pytest_hwqueue.workloads.workload import LatencyRatio, Workload
 
 Enqueue = Callable[[Sequence[Stream]], object]
 Launchable = Callable[[], None]
+
+# Nothing varies but what is planted, in whole nanoseconds: only divisions round.
+EXACT = 1e-9
+_COSTS = {
+    "kernel_launch_ns": (700, 10_000), "launch_call_ns": (0, 15_000),
+    "event_record_ns": (0, 8_000), "stream_wait_ns": (0, 3_000), "synchronise_ns": (0, 10_000),
+    "start_ns": (0, 3_000), "queue_switch_ns": (0, 5_000),
+    "front_end_ns": (0, 700),  # never slower than the host launches
+    "graph_launch_ns": (0, 10_000), "graph_node_launch_ns": (0, 100), "graph_gap_ns": (0, 1_000),
+}  # fmt: skip
+ON_DEVICE = ("start_ns", "queue_switch_ns", "front_end_ns")
+
+
+def costs(*names: str) -> st.SearchStrategy[dict[str, int]]:
+    """Return figures of the profile by their names, or all that are ever varied."""
+    return st.fixed_dictionaries({name: st.integers(*_COSTS[name]) for name in names or _COSTS})
+
+
+def on_each(kernel: Launchable) -> Callable[[Sequence[Stream]], None]:
+    """Return what launches a kernel on each stream."""
+
+    def enqueue(streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            stream.launch(kernel)
+
+    return enqueue
+
 
 # No cell here is cut short, unless its test says so: in virtual time alone, since a machine that
 # is busy for a moment must not end a cell whose time cap is a millisecond.
@@ -45,10 +74,9 @@ class _Planted(FunctionWorkload):
     ) -> None:
         super().__init__(enqueue, work, tags)
         self._references = dict(references)
-        ratios = [
+        self.ratios = tuple(  # type: ignore[misc]
             LatencyRatio(f"{tag}/{name}", tag, name, "") for name in references for tag in tags
-        ]
-        self.ratios = tuple(ratios)  # type: ignore[misc]
+        )
 
     def references(self) -> dict[str, Callable[[Sequence[Stream]], None]]:
         return self._references
@@ -59,8 +87,8 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "variant.yaml"
-        package = "pytest_hwqueue.devices.simulated"
-        text = (resources.files(package) / "profiles" / "h200.yaml").read_text(encoding="utf-8")
+        profiles = resources.files("pytest_hwqueue.devices.simulated") / "profiles"
+        text = (profiles / "h200.yaml").read_text(encoding="utf-8")
         self._h200: dict[str, Any] = yaml.safe_load(text)
 
     def device(
@@ -72,12 +100,9 @@ class Bench:
             sections = (part for part in values.values() if isinstance(part, dict))
             (section,) = (part for part in sections if name in part)
             section[name]["value"] = value
+        rate = {"value": copy_bytes_per_s, "source": "-"}
         values["copy_engines"] = [
-            {
-                "name": f"{index}",
-                "bandwidth_bytes_per_s": {"value": copy_bytes_per_s, "source": "-"},
-            }
-            for index in range(copy_engines)
+            {"name": f"{index}", "bandwidth_bytes_per_s": rate} for index in range(copy_engines)
         ]
         self._file.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
         return SimulatedDevice(str(self._file))
@@ -97,10 +122,26 @@ class Bench:
         streams: int,
         enqueue: Enqueue,
         *,
-        iterations: int = 1,
         work: Mapping[str, float] | None = None,
         tags: Sequence[str] = (),
         references: Mapping[str, Callable[[Sequence[Stream]], None]] | None = None,
+        iterations: int = 1,
+        **how: Any,
+    ) -> RunRecord:
+        """Measure streams as `hwq.measure_streams` does; see `record`."""
+        workload = _Planted(enqueue, work or {"iterations": 1.0}, tags, references or {})
+        record = self.record(device, streams, workload, iterations=iterations, **how)
+        assert record.status == "ok", f"{record.stage}: {record.reason}"
+        return record
+
+    def record(
+        self,
+        device: SimulatedDevice,
+        streams: int,
+        workload: Workload,
+        *,
+        make: Callable[[Mapping[str, Any]], Workload] | None = None,
+        iterations: int,
         dispatch: str = "eager",
         sync_mode: str = "per_iteration",
         scheduler: str = "native",
@@ -114,24 +155,13 @@ class Bench:
             dispatch=dispatch, sync_mode=sync_mode, size=None,
         )  # fmt: skip
         request = CellRequest(
-            cell=cell,
-            workload=_Planted(enqueue, work or {"iterations": 1.0}, tags, references or {}),
-            make_workload=None,
-            urgency=urgency or [0] * streams,
-            nodeid="planted",
-            family=None,
-            mark=None,
-            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns),
-            seed=0,
-            command="planted",
-            provenance=Provenance(),
-            trace_folder=None,
-        )
-        runner = CellRunner(
-            cast(Device, device), open_scheduler(scheduler), lambda stage, done, planned: None
-        )
-        record, _ = runner.run(request)
-        assert record.status == "ok", f"{record.stage}: {record.reason}"
+            cell=cell, workload=workload, make_workload=make, urgency=urgency or [0] * streams,
+            nodeid="planted", family=None, mark=None,
+            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns), seed=0,
+            command="planted", provenance=Provenance(), trace_folder=None,
+        )  # fmt: skip
+        runner = CellRunner(cast(Device, device), open_scheduler(scheduler), lambda *_: None)
+        record, _ = measure_alone(runner, request)
         return RunRecord.model_validate_json(record.model_dump_json())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,86 +12,63 @@ import yaml
 
 from pytest_hwqueue.devices.simulated.profile import BUILT_IN, BadProfile, load_profile
 
-PACKAGE = "pytest_hwqueue.devices.simulated"
+_PROFILES = resources.files("pytest_hwqueue.devices.simulated") / "profiles"
+_H200: dict[str, Any] = yaml.safe_load((_PROFILES / "h200.yaml").read_text(encoding="utf-8"))
+_RATE = "arithmetic.fp32_flop_per_s.value"
+_ABSENT = object()
 
 
-@pytest.fixture
-def values() -> dict[str, Any]:
-    text = (resources.files(PACKAGE) / "profiles" / "h200.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
+def changed(*edits: tuple[str, object]) -> str:
+    """The H200's profile with values elsewhere or absent, by their paths."""
+    values = deepcopy(_H200)
+    for path, value in edits:
+        *sections, name = path.split(".")
+        section = values
+        for each in sections:
+            section = section[each]
+        if value is _ABSENT:
+            del section[name]
+        else:
+            section[name] = value
+    return yaml.safe_dump(values)
 
 
-def written(folder: Path, values: object) -> str:
-    path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    return str(path)
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_built_in_profiles_load(name: str) -> None:
-    profile = load_profile(name)
-    assert profile.slots == profile.hardware().slots > 0
-
-
-def test_only_the_measured_one_is_calibrated() -> None:
-    assert load_profile("h200").calibrated
-    assert not load_profile("mi300x").calibrated
-
-
-def test_a_file_is_a_profile_of_its_own(tmp_path: Path, values: dict[str, Any]) -> None:
-    values["name"] = "my GPU"
-    assert load_profile(written(tmp_path, values)).name == "my GPU"
-
-
-def test_a_missing_field_is_named_with_its_file(tmp_path: Path, values: dict[str, Any]) -> None:
-    del values["dispatch"]["start_ns"]
-    with pytest.raises(BadProfile, match=r"mine\.yaml: dispatch\.start_ns: missing"):
-        load_profile(written(tmp_path, values))
-
-
-@pytest.mark.parametrize("bad", [-1.0, 0.0, float("inf"), float("nan"), "fast"])
-def test_a_rate_that_is_none_is_refused(tmp_path: Path, values: dict[str, Any], bad: Any) -> None:
-    values["arithmetic"]["fp32_flop_per_s"]["value"] = bad
-    with pytest.raises(BadProfile, match=r"mine\.yaml: arithmetic\.fp32_flop_per_s\.value: .*got"):
-        load_profile(written(tmp_path, values))
-
-
-def test_an_unknown_field_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
-    values["memory"]["latency"] = 1
-    with pytest.raises(BadProfile, match=r"mine\.yaml: memory\.latency: unknown field"):
-        load_profile(written(tmp_path, values))
-
-
-def test_a_figure_without_a_source_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
-    del values["host"]["event_record_ns"]["source"]
-    with pytest.raises(BadProfile, match=r"host\.event_record_ns\.source: missing"):
-        load_profile(written(tmp_path, values))
-
-
-def test_all_problems_are_named_at_once(tmp_path: Path, values: dict[str, Any]) -> None:
-    del values["name"]
-    values["memory"]["capacity_bytes"]["value"] = -5
-    with pytest.raises(BadProfile, match=r"name: missing; memory\.capacity_bytes"):
-        load_profile(written(tmp_path, values))
+def test_built_in_profiles_load_and_only_the_measured_one_is_calibrated(tmp_path: Path) -> None:
+    profiles = {name: load_profile(name) for name in BUILT_IN}
+    assert [name for name, profile in profiles.items() if profile.calibrated] == ["h200"]
+    for profile in profiles.values():
+        assert profile.slots == profile.hardware().slots > 0
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(changed(("name", "my GPU")), encoding="utf-8")
+    assert load_profile(str(mine)).name == "my GPU"
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("a: [", "not YAML"), ("- 1\n- 2\n", "not a table"), ("", "not a table")],
-)
-def test_what_is_no_profile_at_all_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    [
+        *[(changed((_RATE, bad)), r"arithmetic\.fp32_flop_per_s\.value: .*got")
+          for bad in (-1.0, 0.0, float("inf"), float("nan"), "fast")],
+        (changed(("dispatch.start_ns", _ABSENT)), r"dispatch\.start_ns: missing"),
+        (changed(("memory.latency", 1)), r"memory\.latency: unknown field"),
+        (changed(("host.event_record_ns.source", _ABSENT)),
+         r"host\.event_record_ns\.source: missing"),
+        # All problems at once.
+        (changed(("name", _ABSENT), ("memory.capacity_bytes.value", -5)),
+         r"name: missing; memory\.capacity_bytes"),
+        ("a: [", "not YAML"), ("- 1\n- 2\n", "not a table"), ("", "not a table"),
+    ],
+)  # fmt: skip
+def test_a_bad_profile_is_refused_by_file_and_field(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BadProfile, match=rf"mine\.yaml: {reason}"):
         load_profile(str(path))
 
 
-def test_a_file_that_is_not_there_is_refused() -> None:
-    with pytest.raises(BadProfile, match=r"absent\.yaml: cannot be read"):
-        load_profile("absent.yaml")
-
-
-def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(BadProfile, match="h200, mi300x"):
-        load_profile("b300")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("absent.yaml", r"absent\.yaml: cannot be read"), ("b300", "h200, mi300x")],
+)
+def test_what_is_not_there_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(BadProfile, match=reason):
+        load_profile(name)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,65 +14,34 @@ from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork
 from pytest_hwqueue.metrics.timeline import TimelineSummary
 
-if TYPE_CHECKING:
-    from tests.devices.simulated.conftest import Bench
+from .conftest import EXACT, ON_DEVICE, Bench, costs
 
 # Each kernel starts at most 8 µs after it is ready (start and switch) and the first ones of 64
 # streams over 45 µs: less than 1 % of kernels of 10 ms, which the truth takes to start at once.
 IN_FLIGHT_TOLERANCE = 0.01
 # The same against steps of 200 ms, of which 20 kernels and 5 waits for others come together.
 OVERLAP_TOLERANCE = 0.002
-# Nothing rounds here but a division of whole nanoseconds.
-EXACT = 1e-9
-
-costs = st.fixed_dictionaries(
-    {
-        "start_ns": st.integers(0, 3_000),
-        "queue_switch_ns": st.integers(0, 5_000),
-        "front_end_ns": st.integers(0, 700),
-    }
-)
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> tuple[int, int]:
-    """Streams and connections: a queue for each stream, or as many streams on every queue."""
-    connections = draw(st.integers(1, 16))
-    if draw(st.booleans()):
-        return draw(st.integers(1, connections)), connections
-    return connections * draw(st.integers(2, 4)), connections
 
 
 @settings(max_examples=20, derandomize=True)
 @given(
-    costs=costs,
-    shape=shapes(),
-    multiprocessors=st.integers(1, 20),
-    blocks_per_multiprocessor=st.integers(1, 2),
-    slots=st.integers(1, 4),
-    concurrent=st.integers(1, 128),
-    rounds=st.integers(1, 4),
-)
+    cost=costs(*ON_DEVICE), connections=st.integers(1, 16), data=st.data(),
+    multiprocessors=st.integers(1, 20), per_multiprocessor=st.integers(1, 2),
+    slots=st.integers(1, 4), concurrent=st.integers(1, 128), rounds=st.integers(1, 4),
+)  # fmt: skip
 def test_as_many_kernels_run_at_once_as_the_scarcest_allows(
-    bench: Bench,
-    costs: Mapping[str, int],
-    shape: tuple[int, int],
-    multiprocessors: int,
-    blocks_per_multiprocessor: int,
-    slots: int,
-    concurrent: int,
-    rounds: int,
-) -> None:
-    streams, connections = shape
-    room = multiprocessors * blocks_per_multiprocessor // slots
+    bench: Bench, cost: dict[str, int], connections: int, data: st.DataObject,
+    multiprocessors: int, per_multiprocessor: int, slots: int, concurrent: int, rounds: int,
+) -> None:  # fmt: skip
+    # A queue for each stream, or as many streams on every queue.
+    shared = st.integers(2, 4).map(lambda each: each * connections)
+    streams = data.draw(st.integers(1, connections) | shared)
+    room = multiprocessors * per_multiprocessor // slots
     assume(room)
     device = bench.device(
-        connections=connections,
-        multiprocessors=multiprocessors,
-        block_slots_per_multiprocessor=blocks_per_multiprocessor,
-        concurrent_kernels=concurrent,
-        **costs,
-    )
+        connections=connections, multiprocessors=multiprocessors,
+        block_slots_per_multiprocessor=per_multiprocessor, concurrent_kernels=concurrent, **cost,
+    )  # fmt: skip
     kernel = bench.launchable(device, KernelWork(10_000_000, slots_per_block=slots))
 
     def enqueue(given: Sequence[Stream]) -> None:
@@ -108,16 +76,16 @@ STEP_NS = 200_000_000
 
 @settings(max_examples=15, derandomize=True)
 @given(
-    costs=costs,
+    cost=costs(*ON_DEVICE),
     others=st.lists(
         st.tuples(st.integers(0, STEPS), st.integers(1, STEPS)), min_size=1, max_size=5
     ),
 )
 def test_overlap_is_the_one_constructed(
-    bench: Bench, costs: Mapping[str, int], others: list[tuple[int, int]]
+    bench: Bench, cost: dict[str, int], others: list[tuple[int, int]]
 ) -> None:
     """The first stream is a ruler of 20 steps; each other one starts at a step of it."""
-    device = bench.device(**costs)
+    device = bench.device(**cost)
     step = device.kernel_of(STEP_NS)
     lengths = {length: device.kernel_of(length * STEP_NS) for _, length in others}
 
@@ -146,13 +114,18 @@ def test_overlap_is_the_one_constructed(
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_no_overlap_without_a_second_busy_stream(bench: Bench, streams: int) -> None:
+def test_no_overlap_without_a_second_busy_stream_and_no_timeline_without_kernels(
+    bench: Bench, streams: int
+) -> None:
     device = bench.device()
     kernel = device.kernel_of(10_000)
     found = bench.measure(device, streams, lambda given: given[0].launch(kernel)).metrics.timeline
     assert found is not None
     assert_no_overlap_measured(found)
     assert (found.in_flight_mean, found.in_flight_max, found.streams_used) == (1, 1, 1)
+    metrics = bench.measure(device, streams, lambda given: None).metrics
+    assert (metrics.timeline, metrics.ready_to_start) == (None, None)
+    assert "launched no kernels" in metrics.refused["timeline"]
 
 
 def assert_no_overlap_measured(found: TimelineSummary) -> None:
@@ -160,29 +133,19 @@ def assert_no_overlap_measured(found: TimelineSummary) -> None:
     assert found.refused["overlap_efficiency"] == "needs at least 2 busy streams, has 1"
 
 
-def test_no_timeline_of_an_iteration_without_kernels(bench: Bench) -> None:
-    metrics = bench.measure(bench.device(), 2, lambda streams: None).metrics
-    assert metrics.timeline is None
-    assert metrics.ready_to_start is None
-    assert "launched no kernels" in metrics.refused["timeline"]
-
-
 @settings(max_examples=12, derandomize=True)
 @given(
-    start=st.integers(0, 3_000),
-    copies=st.integers(1, 8),
-    engines=st.integers(1, 4),
+    start=st.integers(0, 3_000), copies=st.integers(1, 8), engines=st.integers(1, 4),
     rate=st.integers(10**9, 10**11),
-)
+)  # fmt: skip
 def test_copies_at_once_are_as_many_as_copy_engines(
     bench: Bench, start: int, copies: int, engines: int, rate: int
 ) -> None:
     device = bench.device(copy_engines=engines, copy_bytes_per_s=rate, start_ns=start)
     size = rate // 100
     copying_ns = round(size * 1e9 / rate)
-    launch_ns = (
-        device.profile.host.launch_call_ns.value + device.profile.host.kernel_launch_ns.value
-    )
+    host = device.profile.host
+    launch_ns = host.launch_call_ns.value + host.kernel_launch_ns.value
     each = [
         bench.launchable(device, CopyWork(size, engine=index % engines)) for index in range(copies)
     ]
@@ -199,7 +162,7 @@ def test_copies_at_once_are_as_many_as_copy_engines(
         (engine + 1) * launch_ns + start + copying_ns * len(range(engine, copies, engines))
         for engine in range(at_once)
     ]
-    known_ns = max(ends) + device.profile.host.synchronise_ns.value
+    known_ns = max(ends) + host.synchronise_ns.value
     (rated,) = metrics.throughput
     assert (rated.unit, rated.n) == ("bytes/s", 1)
     assert rated.value == pytest.approx(size * copies * 1e9 / known_ns, rel=EXACT)
@@ -208,12 +171,10 @@ def test_copies_at_once_are_as_many_as_copy_engines(
 def test_a_copy_of_a_tensor_has_the_copy_engines_rate(bench: Bench) -> None:
     device = bench.device(copy_bytes_per_s=10**9, start_ns=0)
     source, target = torch.empty(25_000_000), torch.empty(25_000_000)
-    record = bench.measure(
-        device,
-        1,
-        lambda streams: streams[0].launch(lambda: target.copy_(source, non_blocking=True)),
-    )
-    assert record.metrics.timeline is not None
-    assert record.metrics.timeline.busy_ms[0] / record.metrics.timeline.kernels == pytest.approx(
-        100, rel=EXACT
-    )
+
+    def copy(streams: Sequence[Stream]) -> None:
+        streams[0].launch(lambda: target.copy_(source, non_blocking=True))
+
+    found = bench.measure(device, 1, copy).metrics.timeline
+    assert found is not None
+    assert found.busy_ms[0] / found.kernels == pytest.approx(100, rel=EXACT)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
-from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.records.cell import RunRecord
 
-if TYPE_CHECKING:
-    from tests.devices.simulated.conftest import Bench
+from .conftest import Bench
 
 # Launching and recording for 16 streams takes the host under 0.5 ms, and starting under 0.1 ms;
 # the truth takes both for nothing beside kernels of 100 ms.
@@ -30,18 +27,11 @@ ITERATIONS = 50
 SPLIT_KERNELS = 16
 LIMITS = ("connections", "multiprocessors", "concurrent_kernels")
 
-Workload = Callable[[Sequence[Stream]], None]
-
 
 def sweep(
-    bench: Bench,
-    limit: str,
-    most: int,
-    *,
-    strong: bool,
-    counts: Sequence[int] = COUNTS,
+    bench: Bench, limit: str, most: int, *, strong: bool, counts: Sequence[int] = COUNTS,
     iterations: int = ITERATIONS,
-) -> list[RunRecord]:
+) -> list[RunRecord]:  # fmt: skip
     """Records of every count on a device that runs ``most`` kernels at once, and why it does."""
     figures = {"connections": 64, "multiprocessors": 64, "concurrent_kernels": 64, limit: most}
     device = bench.device(block_slots_per_multiprocessor=1, **figures)
@@ -62,15 +52,11 @@ def sweep(
     ]  # fmt: skip
 
 
-def scaled(records: list[RunRecord]) -> Scaling:
-    (found,) = find_sweeps(records)
-    return scaling_of(found)
-
-
 @settings(max_examples=6, derandomize=True)
 @given(limit=st.sampled_from(LIMITS), most=st.integers(1, 16), strong=st.booleans())
 @example(limit="connections", most=4, strong=False)
 @example(limit="multiprocessors", most=8, strong=True)
+@example(limit="multiprocessors", most=6, strong=True)  # three quarters are not full
 @example(limit="concurrent_kernels", most=16, strong=False)  # full only with the last count
 def test_saturation_is_where_the_device_is_full(
     bench: Bench, limit: str, most: int, strong: bool
@@ -85,7 +71,8 @@ def test_saturation_is_where_the_device_is_full(
     assume(not any(EDGE[0] < share < EDGE[1] for share in shares))
     truth = next(count for count, share in zip(COUNTS, shares, strict=True) if share >= EDGE[1])
 
-    found = scaled(sweep(bench, limit, most, strong=strong))
+    (records,) = find_sweeps(sweep(bench, limit, most, strong=strong))
+    found = scaling_of(records)
     assert (found.unit, found.base_streams) == ("kernels/s", 1)
     assert found.kind == ("strong" if strong else "weak")
     for point, rate, count in zip(found.points, rates, COUNTS, strict=True):
@@ -107,7 +94,7 @@ def test_saturation_is_where_the_device_is_full(
         assert found.refused["saturation_streams"] == reason
 
 
-def test_one_count_says_nothing_of_scaling(bench: Bench) -> None:
+def test_one_count_or_too_few_iterations_say_nothing_of_scaling(bench: Bench) -> None:
     records = sweep(bench, "connections", 4, strong=False, counts=[4])
     assert find_sweeps(records) == []
     found = scaling_of(records)
@@ -116,10 +103,7 @@ def test_one_count_says_nothing_of_scaling(bench: Bench) -> None:
         assert found.refused[field] == "needs at least 2 counts of streams, has 1 (1 missing)"
     assert "one stream was not measured" in found.refused["efficiency against one stream"]
 
-
-def test_too_few_iterations_say_nothing_of_saturation(bench: Bench) -> None:
-    records = sweep(bench, "connections", 1, strong=False, counts=[1, 2], iterations=49)
-    found = scaled(records)
+    found = scaling_of(sweep(bench, "connections", 1, strong=False, counts=[1, 2], iterations=49))
     assert found.saturation_streams is None
     reason = "needs at least 50 iterations at each count, has 49 (1 missing) at 1 streams"
     assert found.refused["saturation_streams"] == reason

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
 
-if TYPE_CHECKING:
-    from tests.devices.simulated.conftest import Bench
+from .conftest import ON_DEVICE, Bench, costs, on_each
 
 # The model has no noise, and a median of equal delays is that delay: only the division of whole
 # nanoseconds by a thousand rounds.
@@ -26,35 +24,22 @@ HELD_LAUNCHES = 850
 
 # At most 64 streams' first kernels start 0.7 µs apart, within the 50 µs of the probe's kernels:
 # with a slower front end its queue, and not the switch, would be what kernels wait for.
-costs = st.fixed_dictionaries(
-    {
-        "start_ns": st.integers(0, 3_000),
-        "queue_switch_ns": st.integers(0, 5_000),
-        "front_end_ns": st.integers(0, 700),
-    }
-)
-
-
-def on_each(kernel: Callable[[], None]) -> Callable[[Sequence[Stream]], None]:
-    def enqueue(streams: Sequence[Stream]) -> None:
-        for stream in streams:
-            stream.launch(kernel)
-
-    return enqueue
+device_costs = costs(*ON_DEVICE)
 
 
 @settings(max_examples=25, derandomize=True)
-@given(costs=costs, streams=st.integers(2, 64), connections=st.integers(2, 64))
+@given(cost=device_costs, streams=st.integers(2, 64), connections=st.just(1) | st.integers(2, 64))
 @example(
-    costs={"start_ns": 1100, "queue_switch_ns": 1600, "front_end_ns": 600},
+    cost={"start_ns": 1100, "queue_switch_ns": 1600, "front_end_ns": 600},
     streams=64, connections=8,
 )  # fmt: skip
 def test_overhead_is_the_profiles(
-    bench: Bench, costs: Mapping[str, int], streams: int, connections: int
+    bench: Bench, cost: dict[str, int], streams: int, connections: int
 ) -> None:
-    device = bench.device(connections=connections, **costs)
-    start, switch = costs["start_ns"], costs["queue_switch_ns"]
-    front_end = costs["front_end_ns"]
+    """Streams of one queue switch nothing."""
+    device = bench.device(connections=connections, **cost)
+    start, switch = cost["start_ns"], cost["queue_switch_ns"] * (connections > 1)
+    front_end = cost["front_end_ns"]
     kernel = device.kernel_of(3 * PROBE_NS)
     record = bench.measure(device, streams, on_each(kernel))
     for found in (record.metrics.queue_switch, record.metrics.ready_to_start):
@@ -89,56 +74,44 @@ def test_overhead_is_the_profiles(
         assert rate == pytest.approx((rounds * streams - 1) * 1e9 / span, rel=RATE_TOLERANCE)
 
 
-@settings(max_examples=5, derandomize=True)
-@given(costs=costs, streams=st.integers(2, 64))
-def test_streams_of_one_queue_switch_nothing(
-    bench: Bench, costs: Mapping[str, int], streams: int
-) -> None:
-    device = bench.device(connections=1, **costs)
-    record = bench.measure(device, streams, on_each(device.kernel_of(PROBE_NS)))
-    assert record.metrics.queue_switch is not None
-    overhead = record.metrics.queue_switch.overhead
-    assert overhead.difference == pytest.approx(0, abs=TOLERANCE_US)
-
-
 @pytest.mark.parametrize(
-    ("streams", "figures"),
+    ("figures", "urgency", "truth_us"),
     [
-        (16, {"multiprocessors": 2, "block_slots_per_multiprocessor": 1}),
-        (16, {"concurrent_kernels": 15}),
+        ({"queue_switch_ns": 2_345}, [0, 0, 1, 2, 5, 0] + 10 * [0], 2.345),
+        # A device that does not run one kernel of every stream at once says nothing of switching.
+        ({"multiprocessors": 2, "block_slots_per_multiprocessor": 1}, None, None),
+        ({"concurrent_kernels": 15}, None, None),
         # Of 16 kernels that start every 10 µs the first has ended before the seventh starts.
-        (16, {"front_end_ns": 10_000}),
+        ({"front_end_ns": 10_000}, None, None),
     ],
 )
-def test_waiting_for_room_is_no_switch(
-    bench: Bench, streams: int, figures: Mapping[str, int]
+def test_priorities_change_nothing_and_waiting_for_room_is_no_switch(
+    bench: Bench, figures: dict[str, int], urgency: list[int] | None, truth_us: float | None
 ) -> None:
-    """A device that does not run one kernel of every stream at once says nothing of switching."""
     device = bench.device(**figures)
-    record = bench.measure(device, streams, on_each(device.kernel_of(PROBE_NS)))
-    assert record.metrics.queue_switch is not None
-    overhead = record.metrics.queue_switch.overhead
-    assert (overhead.difference, overhead.interval) == (None, None)
-    assert "ran at once" in overhead.refused["difference"]
-
-
-def test_priorities_leave_the_switch_as_it_is(bench: Bench) -> None:
-    device = bench.device(queue_switch_ns=2_345)
     record = bench.measure(
-        device, 6, on_each(device.kernel_of(PROBE_NS)),
-        scheduler="stream-priority", urgency=[0, 0, 1, 2, 5, 0],
+        device, 16, on_each(device.kernel_of(PROBE_NS)), urgency=urgency,
+        scheduler="stream-priority" if urgency else "native",
     )  # fmt: skip
     assert record.metrics.queue_switch is not None
     overhead = record.metrics.queue_switch.overhead
-    assert overhead.difference == pytest.approx(2.345, abs=TOLERANCE_US)
+    if truth_us is None:
+        assert (overhead.difference, overhead.interval) == (None, None)
+        assert "ran at once" in overhead.refused["difference"]
+    else:
+        assert overhead.difference == pytest.approx(truth_us, abs=TOLERANCE_US)
+    # Streams that take turns leave one side of the split inside the run empty.
+    split = record.metrics.queue_switch.other_stream_before
+    assert split.difference is None
+    assert "needs at least 7 delays, has 0" in split.refused["difference"]
 
 
 @settings(max_examples=4, derandomize=True)
-@given(streams=st.integers(1, 8), costs=costs)
+@given(streams=st.integers(1, 8), cost=device_costs)
 def test_no_switch_without_a_second_stream_that_works(
-    bench: Bench, streams: int, costs: Mapping[str, int]
+    bench: Bench, streams: int, cost: dict[str, int]
 ) -> None:
-    device = bench.device(**costs)
+    device = bench.device(**cost)
     kernel = device.kernel_of(PROBE_NS)
     record = bench.measure(device, streams, lambda given: given[-1].launch(kernel))
     own, probe = record.metrics.ready_to_start, record.metrics.queue_switch
@@ -151,22 +124,12 @@ def test_no_switch_without_a_second_stream_that_works(
         for field in ("difference", "interval"):
             assert "no queue was switched" in found.overhead.refused[field]
         assert found.overhead.second.median == pytest.approx(
-            costs["start_ns"] / 1e3, abs=TOLERANCE_US
+            cost["start_ns"] / 1e3, abs=TOLERANCE_US
         )
         assert found.first_start_spread is None
         assert "at least 2 streams" in found.refused["first_start_spread"]
     # The probe takes all streams, whatever the workload does.
     assert (probe.overhead.difference is None) == (streams == 1)
-
-
-def test_kernels_of_which_no_two_follow_on_one_stream_say_nothing_of_it(bench: Bench) -> None:
-    """Streams that take turns leave one side of the split inside the run empty."""
-    device = bench.device()
-    record = bench.measure(device, 4, on_each(device.kernel_of(PROBE_NS)))
-    assert record.metrics.queue_switch is not None
-    split = record.metrics.queue_switch.other_stream_before
-    assert split.difference is None
-    assert "needs at least 7 delays, has 0" in split.refused["difference"]
 
 
 @pytest.mark.parametrize("kernels", [6, 7])
