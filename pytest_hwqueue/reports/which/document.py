@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted
 from pytest_hwqueue.reports.document import (
     Bullets,
     Column,
@@ -70,6 +70,7 @@ _FIGURES = (
     Column("capacity", LABELS["capacity"], unit_in_header=False, rank=8),
 )
 _BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
+_MOST_NOTES = 3
 _IN_SHORT = ("case", "tenant", "n", "p50", "p95", "p99", "attained", "throughput", "p99_solo")
 
 
@@ -138,7 +139,9 @@ def _in_short(table: Table) -> Table:
             for key, shown in row.figures.items()
         }
         rows.append(replace(row, figures=bare))
-    return Table(columns, rows, table.notes)
+    more = len(table.notes) - _MOST_NOTES
+    notes = [*table.notes[:_MOST_NOTES], *[f"and {counted(more, 'more note')}: -v"] * (more > 0)]
+    return Table(columns, rows, notes)
 
 
 def _details(found: WhichFile) -> list[Part]:
