@@ -1,0 +1,113 @@
+"""A document says the same in every medium: a figure put into it once is in all three."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from pytest_hwqueue.metrics.numbers import PrintedFigure
+from pytest_hwqueue.reports.document import (
+    Bullets,
+    Chart,
+    Column,
+    Command,
+    Document,
+    Folded,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+    Verbatim,
+    markdown,
+)
+from pytest_hwqueue.reports.grid import print_document
+from pytest_hwqueue.reports.page.render import Page, render_page
+from pytest_hwqueue.reports.page.verdict import Verdict
+from tests.reports.page.test_page import Parsed
+
+WORDS = st.text("abcdefgh_", min_size=1, max_size=30)
+
+
+def printed(document: Document, width: int) -> str:
+    """What a terminal of this width shows."""
+    file = StringIO()
+    print_document(document, Console(file=file, width=width, highlight=False))
+    return file.getvalue()
+
+
+def on_page(document: Document) -> str:
+    """What a report's reader sees."""
+    page = Page(Verdict("plain", ""), [], False, [], [document])
+    return Parsed(render_page(page)).text
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """Columns of any rank, each row with a number of its own in some of them."""
+    ranks = draw(st.lists(st.integers(0, 4), min_size=1, max_size=8))
+    columns = [Column("name", draw(WORDS))]
+    for number, rank in enumerate(ranks):
+        heading = {"header": draw(WORDS), "second": draw(WORDS | st.just(""))}
+        interval_rank = draw(st.integers(0, 4))
+        columns.append(Column(f"c{number}", rank=rank, interval_rank=interval_rank, **heading))
+    rows = []
+    for number in range(draw(st.integers(1, 4))):
+        row = Row({"name": f"{draw(WORDS)}{number}"}, opens=draw(st.booleans()))
+        for column in columns[1:]:
+            value = f"{number}{column.key[1:]}7{draw(st.integers(0, 9999))}.5"
+            row.figures[column.key] = [PrintedFigure(value, "ms", draw(st.sampled_from(
+                ["", f"[{value}1, {value}2]"]
+            )))]  # fmt: skip
+        rows.append(row)
+    return Table(columns, rows, [draw(WORDS)])
+
+
+@given(tables(), st.sampled_from([40, 60, 80, 120, 200]))
+@settings(max_examples=30)
+def test_every_figure_is_in_every_medium_at_every_width(table: Table, width: int) -> None:
+    document = Document([Heading("heading", 1), table])
+    shown = printed(document, width)
+    assert max(map(cell_len, shown.splitlines())) <= width
+    texts = [re.sub(r"\s+", "", text) for text in (shown, markdown(document), on_page(document))]
+    for figure in (each for row in table.rows for shown in row.figures.values() for each in shown):
+        ends = re.findall(r"[\d.]+", figure.interval)
+        for text in texts:
+            assert all(part in text for part in (figure.number, *ends)), figure
+
+
+def test_each_kind_of_part_is_shown_as_the_medium_can() -> None:
+    table = Table([Column("name", "cell"), Column("p99", "P99")], [
+        Row({"name": "a ¹"}, {"p99": [PrintedFigure("1.5", "ms")]}, "red", below=["so | it is"])
+    ], ["¹ note"])  # fmt: skip
+    chart = Chart("pictured", {"mark": "point"}, "how to read", {"b": "no figure"})
+    parts: list[Part] = [
+        Heading("heading", 1), Paragraph("bold", "bold"), Paragraph("dim"), Verbatim("as  is"),
+        Bullets({"": ["line"], "c": ["of c"]}), table, chart, Folded("in short", table),
+        Command("hwq run"),
+    ]  # fmt: skip
+    terminal = printed(Document(parts), 80)
+    assert "pictured" not in terminal + markdown(Document(parts))
+    assert "hwq run" not in terminal
+    assert terminal.count("1.5") == 1, "what is folded is summed up"
+    for line in (
+        "## heading", "**bold**", "dim", "```text\nas  is\n```", "- line\n- `c` of c",
+        "| ❌ `a` ¹ | 1.5 ms |", "- `a`: so \\| it is\n- ¹ note",
+        "<details><summary>in short</summary>", "Command: `hwq run`",
+    ):  # fmt: skip
+        assert line in markdown(Document(parts))
+    page = on_page(Document(parts))
+    for text in ("pictured", "b is not drawn: no figure", "so | it is", "in short", "hwq run"):
+        assert text in page
+
+
+def test_the_page_draws_what_a_document_pictures() -> None:
+    chart = Chart("pictured", {"mark": "point"}, "how to read")
+    page = Page(Verdict("plain", ""), [], False, [], [Document([chart, chart])])
+    data = Parsed(render_page(page)).data
+    assert [data[f"chart-0-{number}-data"] for number in (0, 1)] == [{"mark": "point"}] * 2
