@@ -122,11 +122,8 @@ def test_one_that_is_not_ours_or_does_not_serve_is_refused_and_ended(
         (tmp_path / file).write_text(content)
     with pytest.raises(ServiceFailed, match=said), serve(root, "HPF", tmp_path):
         pytest.fail("it serves nobody")
-    if file in ("root/policy", "root/mute"):
-        wait_for((root / "pid").exists, "xserver, which was started")
-        assert has_ended(int((root / "pid").read_text()))
-    else:
-        assert not (root / "pid").exists()
+    pid = root / "pid"
+    assert not pid.exists() or (file != "msg" and has_ended(int(pid.read_text())))
 
 
 def test_living_servers_are_found_by_name(tmp_path: Path) -> None:
