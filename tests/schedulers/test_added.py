@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue import extensions
 from pytest_hwqueue.errors import BadScheduler, NotProven
-from pytest_hwqueue.schedulers.declaration import BUILT_IN, SCHEDULERS
+from pytest_hwqueue.schedulers.declaration import BUILT_IN, SCHEDULERS, SimulatedSharing
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
     needs_environment,
@@ -24,8 +24,6 @@ from pytest_hwqueue.schedulers.syntax import (
     parse_schedulers,
     tenant_requests,
 )
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions
@@ -36,7 +34,6 @@ _DOCS = Path(__file__).parents[2] / "docs" / "schedulers.md"
 _FILE, _ENTRY_POINTS = re.findall(
     r"```(?:python|toml)\n(.*?)```", _DOCS.read_text().partition("## Add a scheduler")[2], re.DOTALL
 )
-LOW, HIGH = "low", "high"
 
 
 def add(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
@@ -70,6 +67,7 @@ def test_it_is_read_refused_and_opened_by_its_declaration() -> None:
     assert list(map(str, read)) == ["native", "fair:window=4", "fair"]
     assert [spec.value("window") for spec in read[1:]] == ["4", "8"]
     assert read[1].declaration.usage == "fair[:window=8]"
+    assert read[1].simulated == SimulatedSharing(together=True, priorities="two-levels")
     for text, said in (
         ("fair:window=65", "fair: window=65 is not valid; give a whole number from 1 to 64"),
         ("fair:widnow=4", "fair has no parameter 'widnow'; it has window"),
@@ -79,48 +77,17 @@ def test_it_is_read_refused_and_opened_by_its_declaration() -> None:
             parse_scheduler(text)
     assert needs_environment("fair:window=2")
     mode = open_scheduler("fair:window=2")
-    differ = tenant_requests([(LOW, 0, None), (HIGH, 1, None)])
+    differ = tenant_requests([("low", 0, None), ("high", 1, None)])
     assert mode.environment(differ[1]) == {
         "LD_PRELOAD": "libfair.so", "FAIR_WINDOW": "2", "FAIR_PRIORITY": "1",
     }  # fmt: skip
     reasons = [mode.unavailable(kind, differ) for kind in ("cpu", "cuda", "sim", "hip")]
     refused = "fair:window=2 needs an NVIDIA GPU or the CPU, not hip"
     assert reasons == [None, None, None, refused]
-    equal = tenant_requests([(LOW, 1, None), (HIGH, 1, None)])
+    equal = tenant_requests([("low", 1, None), ("high", 1, None)])
     assert "would change nothing: all tenants" in (mode.unavailable("sim", equal) or "")
     with pytest.raises(NotProven, match=r"tenant cell does not have libfair\.so mapped"):
         mode.proof({"cell": 1}, {"cell": InsideEvidence([], [0])})
-
-
-def served(folder: Path, scheduler: str) -> tuple[str, str, list[Any]]:
-    """Run two tenants on a simulated device; return status, reason, and what each got."""
-    tenants = (
-        TenantSpec(LOW, workload="large_gemm_only"),
-        TenantSpec(HIGH, workload="tiny_kernel_stress", arrival="constant: 200/s", priority=1),
-    )
-    plan = Colocation(
-        "pair", tenants, duration_s=0.3, warmup_s=0.0, device="sim:h200", scheduler=scheduler
-    )
-    record = colocate(plan, open_scheduler(scheduler), lambda *_: None, folder)
-    got = [tenant.model_dump(exclude={"causes"}) for tenant in record.tenants]
-    return record.status, record.reason, got
-
-
-def test_the_simulated_device_is_shared_as_it_declares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fair, as_declared, turns = (
-        served(tmp_path, text) for text in ("fair:window=4", "mps-priority", "native")
-    )
-    assert fair == as_declared
-    assert fair[0] == "ok"
-    assert fair[2] != turns[2]
-    text = _FILE.replace('SimulatedSharing(together=True, priorities="two-levels")', "None")
-    assert text != _FILE
-    (tmp_path / "unmodelled.py").write_text(text)
-    add(monkeypatch, fair="unmodelled:FAIR")
-    refused = ("skipped", "fair is no part of the model of a device; use a real one")
-    assert served(tmp_path, "fair")[:2] == refused
 
 
 @pytest.mark.parametrize(

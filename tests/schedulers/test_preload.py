@@ -1,14 +1,10 @@
-"""Preloaded schedulers: a small C library made here, and everything that keeps one from working."""
+"""Preloaded schedulers, by their descriptions; test_any_test.py runs one."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +22,7 @@ from pytest_hwqueue.schedulers.syntax import (
     open_scheduler,
 )
 
-from .processes import fails, needs_compiler, program, wait_for
-
-# A tenant: does its work, then gathers its evidence.
-_TENANT = """
-import ctypes, dataclasses, json, sys
-class Stream:
-    priority = 2
-class Pool:
-    streams = [Stream()]
-    def device_priorities(self):
-        return [-2]
-if hasattr(ctypes.CDLL(None), "tiny_answer"):
-    print("the tenant calls it:", ctypes.CDLL(None).tiny_answer(), flush=True)
-from pytest_hwqueue.schedulers.inside_evidence import gather
-with open(sys.argv[1], "w") as file:
-    json.dump(dataclasses.asdict(gather(Pool())), file)
-"""
+from .processes import fails, program, wait_for
 
 LOW = TenantRequest("low", priority=3, share=0.5)
 
@@ -52,72 +32,47 @@ def described(folder: Path, **fields: Any) -> Scheduler:
     return open_scheduler("preload:tiny", SchedulerPaths(preloads=(folder,)))
 
 
-def run_tenant(
-    mode: Scheduler, folder: Path, *, to_file: bool = True
-) -> tuple[dict[str, int], dict[str, InsideEvidence]]:
-    """Run a tenant under the mode; return its process id and its evidence, by name."""
-    answer = folder / "evidence.json"
-    with open(folder / "tenant.log", "wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _TENANT, str(answer)],
-            env={**os.environ, **mode.environment(LOW)},
-            stdout=file if to_file else subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
-    assert process.wait() == 0, (folder / "tenant.log").read_text()
-    return {"low": process.pid}, {"low": InsideEvidence(**json.loads(answer.read_text()))}
-
-
-@needs_compiler
-@pytest.mark.parametrize("by_name", [False, True])
-def test_a_library_that_is_in_charge(tmp_path: Path, library: Path, *, by_name: bool) -> None:
-    (tmp_path / "lib").mkdir()
-    shutil.copy(library, tmp_path / "lib")
+def test_a_library_that_is_in_charge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine")
     mode = described(
         tmp_path,
-        preload=["libtiny.so" if by_name else "./lib/libtiny.so"],
-        library_path=["lib"] if by_name else [],
+        preload=["libtiny.so", "./lib/other.so"],
+        library_path=["lib"],
         environment={"TINY_PRIORITY": "{priority} of {name} at {share} in {folder}"},
         proof={"maps": r"libtiny\.so$", "output": "^tiny scheduler in charge"},
     )
+    assert mode.environment(LOW) == {
+        "TINY_PRIORITY": f"3 of low at 0.5 in {tmp_path}",
+        "LD_PRELOAD": f"libtiny.so {tmp_path}/lib/other.so",
+        "LD_LIBRARY_PATH": f"{tmp_path}/lib:/opt/mine",
+    }
     assert mode.unavailable("cpu", [LOW]) is None
-    proof = mode.proof(*run_tenant(mode, tmp_path))
+    maps = ["/x/libtiny.so", f"{tmp_path}/lib/other.so"]
+    evidence = InsideEvidence(maps, [-2], output="first\ntiny scheduler in charge\n")
+    proof = mode.proof({"low": 1}, {"low": evidence})
     assert (proof.mode, proof.device_priorities) == ("preload:tiny", (-2,))
     assert r"mapped 'libtiny\\.so$', written '^tiny scheduler in charge'" in proof.evidence
-    log = (tmp_path / "tenant.log").read_text()
-    assert f"priority 3 of low at 0.5 in {tmp_path}" in log
-    assert "the tenant calls it: 42" in log
-    with pytest.raises(NotProven, match="output goes to no file"):
-        mode.proof(*run_tenant(mode, tmp_path, to_file=False))
-
-
-def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
-    # The loader only warns, and the tenant works natively.
-    mode = described(tmp_path, preload=["./no/libtiny.so"], proof={"output": "the tenant|ld.so"})
-    assert mode.unavailable("cpu", [LOW]) is None
-    pids, inside = run_tenant(mode, tmp_path)
-    where = rf"tenant low \(process {pids['low']}\) does not have {tmp_path}/no/libtiny.so"
-    why = "cannot be read: No such file.* the process wrote: .*cannot be preloaded"
-    with pytest.raises(NotProven, match=f"{where} mapped: .*{why}"):
-        mode.proof(pids, inside)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "output", "said"),
     [
-        ({"preload": ["libtiny.so"], "proof": {"maps": "libc"}},
-         "does not have libtiny.so mapped: the loader did not find it"),
-        ({"preload": ["./tiny.yaml"], "proof": {"maps": "libc"}}, "no shared library"),
-        ({"proof": {"output": "the server answers"}},
+        ({"preload": ["libtiny.so"], "proof": {"maps": "libc"}}, "",
+         "(process 1) does not have libtiny.so mapped: the loader did not find it"),
+        ({"preload": ["./no.so"], "proof": {"maps": "libc"}}, "ld.so: cannot be preloaded",
+         "cannot be read: No such file or directory; the process wrote: ld.so: cannot be preloaded"),
+        ({"preload": ["./tiny.yaml"], "proof": {"maps": "libc"}}, "", "no shared library"),
+        ({"proof": {"output": "the server answers"}}, "ready",
          "wrote nothing that matches 'the server answers' (proof.output"),
-        ({"proof": {"maps": "libtiny"}}, "no file mapped that matches 'libtiny' (proof.maps"),
-        ({"proof": {"maps": "libc", "output": "^ready"}}, "nothing that matches '^ready'"),
+        ({"proof": {"maps": "libtiny"}}, "", "no file mapped that matches 'libtiny' (proof.maps"),
+        ({"proof": {"maps": "libc", "output": "^ready"}}, "not ready", "matches '^ready'"),
+        ({"proof": {"output": "x"}}, None, "output goes to no file"),
     ],
 )  # fmt: skip
 def test_what_the_description_promises_must_be_seen(
-    tmp_path: Path, fields: dict[str, Any], said: str
+    tmp_path: Path, fields: dict[str, Any], output: str | None, said: str
 ) -> None:
-    evidence = InsideEvidence(["/lib/libc.so.6"], [0], output="not ready\n")
+    evidence = InsideEvidence(["/lib/libc.so.6"], [0], output=output)
     with pytest.raises(NotProven, match=re.escape(said)):
         described(tmp_path, **fields).proof({"low": 1}, {"low": evidence})
 
