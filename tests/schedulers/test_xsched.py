@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import ctypes.util
 import json
 import os
 import signal
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes import services
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import inside_evidence, xsched, xsched_server
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
@@ -28,22 +31,29 @@ from pytest_hwqueue.schedulers.syntax import (
     open_scheduler,
     tenant_requests,
 )
-from pytest_hwqueue.schedulers.xsched_server import Watch, parse_report
+from pytest_hwqueue.schedulers.xsched_server import (
+    Watch,
+    XQueue,
+    parse_queues,
+    parse_report,
+    refuse_other,
+    serve,
+)
 
-from .processes import needs_compiler, program
+from .processes import has_ended, needs_compiler, program, wait_for
 from .xserver import XSERVER, queue
 
 LOW_AND_HIGH = tenant_requests([("low", 0, None), ("high", 10, None)])
 PIDS = {"low": 301, "high": 302}
 LOW, HIGH = queue(301), queue(302, handle=2)
 DRIVER = "/usr/lib/libcuda.so.580.65.06"
-_FIND_DRIVER = inside_evidence.cuda_driver
+_FIND_DRIVER, _LIVING = inside_evidence.cuda_driver, xsched_server._living_servers
 
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No xserver lives here, and the real driver is one of the test's own."""
-    monkeypatch.setattr(xsched_server, "_TABLE", tmp_path / "no-queues")
+    monkeypatch.setattr(xsched_server, "_TABLE", tmp_path / "queues")
     monkeypatch.setattr(xsched_server, "_living_servers", list)
     monkeypatch.setattr(inside_evidence, "cuda_driver", lambda shims: Path(DRIVER))
     monkeypatch.setattr(xsched, "_platform", lambda: xsched._CUDA)
@@ -110,15 +120,10 @@ def test_what_tenants_are_started_with(
             **{f"XSCHED_AUTO_XQUEUE_{n}": v for n, v in zip(names, (*own, priority), strict=True)},
             **({"XSCHED_CUDA_LV3_IMPL": "TSG"} if own[0] == "3" else {}),
         }  # fmt: skip
+    # Of equals nobody is.
+    assert not any(each.most_urgent for each in tenant_requests([("a", 1, None), ("b", 1, None)]))
     with pytest.raises(RuntimeError, match="while xserver runs"):
         mode.environment(CELL)
-
-
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=5))
-def test_who_is_most_urgent(priorities: list[int]) -> None:
-    requests = tenant_requests((f"t{i}", priority, None) for i, priority in enumerate(priorities))
-    urgent = {request.priority for request in requests if request.most_urgent}
-    assert urgent == ({max(priorities)} if len(set(priorities)) > 1 else set())
 
 
 def test_hip_is_preloaded_before_torchs_own_runtime(
@@ -358,3 +363,116 @@ def test_the_hip_runtime_is_torchs_own_before_the_systems(
         inside_evidence.hip_runtime.cache_clear()
         assert inside_evidence.hip_runtime() == runtime
     inside_evidence.hip_runtime.cache_clear()
+
+
+def table(*rows: tuple[int, int]) -> str:
+    """Text of /proc/sysvipc/msg with queues of these keys and identifiers."""
+    heading = "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid ...\n"
+    return heading + "".join(
+        f"{key:>10} {identifier:>10}   666            0          0     0     0     0     0\n"
+        for key, identifier in rows
+    )
+
+
+def test_a_server_or_its_stale_queue_is_refused_and_nothing_else() -> None:
+    with pytest.raises(ServiceFailed, match=r"scheduled by nobody.*ipcrm -Q 1$"):
+        refuse_other(table((16120, 5), (1, 7)), [])
+    with pytest.raises(ServiceFailed, match=r"^(?!.*ipcrm).*kill -INT 4711"):
+        refuse_other(table((1, 7)), [4711])
+    for text in ("", table(), table((16120, 5), (11, 1))):
+        refuse_other(text, [])
+
+
+def test_a_report_keeps_handles_of_64_bits() -> None:
+    handle = 4537471537448846801
+    report = parse_report(json.dumps({
+        "processes": [{"cmdline": "a", "pid": 16120}, {"cmdline": "b", "pid": 16121}],
+        "xqueues": [queue(16120, handle=handle, ready=True, suspended=True, threshold=4, batch=2)],
+    }))  # fmt: skip
+    assert report.processes == {16120, 16121}
+    assert report.queues == (XQueue(16120, handle, 1, 4, 2, True, True),)
+    for text in ("", "not JSON", "[]", '{"processes": [], "xqueues": [{"pid": 1}]}'):
+        with pytest.raises(NotProven, match=r"not in the format of XSched 1\.2"):
+            parse_report(text)
+
+
+def test_it_is_ready_when_it_answers_and_is_stopped_by_sigint(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No proxy of the environment is asked.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serve(root, "CFS", tmp_path / "logs") as server:
+        assert server.policy() == 10
+        before = int((root / "connections").read_text())
+        assert server.report().queues == server.report().queues == ()
+        # A connection that is kept alive would answer a hundred times slower.
+        assert int((root / "connections").read_text()) == before + 2
+        server.check()
+    assert has_ended(int((root / "pid").read_text()))
+    log = (tmp_path / "logs" / "xserver.log").read_text()
+    assert "[stopping by SIGINT]" in log
+    assert "stopped by SIGINT" in log
+
+
+_ENDS = "print('invalid policy name HPF')\nraise SystemExit(1)\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("root/policy", "3", "policy number 3, not by one of HPF"),
+        # So does the real one where its port is taken.
+        ("root/mute", "", "runs, but did not answer over HTTP"),
+        ("root/bin/xserver", _ENDS, "(?s)ended with status 1.*invalid policy name"),
+        ("queues", table((1, 7)), "ipcrm -Q 1"),
+    ],
+)
+def test_one_that_is_not_ours_or_does_not_serve_is_refused_and_ended(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, said: str
+) -> None:
+    if file == "root/mute":
+        monkeypatch.setattr(services, "_READY_S", 0.3)
+    if file == "root/bin/xserver":
+        program(tmp_path / file, content)
+    else:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ServiceFailed, match=said), serve(root, "HPF", tmp_path):
+        pytest.fail("it serves nobody")
+    pid = root / "pid"
+    assert not pid.exists() or (file != "queues" and has_ended(int(pid.read_text())))
+
+
+def test_living_servers_are_found_by_name(tmp_path: Path) -> None:
+    other = program(tmp_path / "xserver", "import time\ntime.sleep(600)\n")
+    with subprocess.Popen([other]) as process:
+        try:
+            wait_for(lambda: process.pid in _LIVING(), "the server to be seen")
+        finally:
+            process.kill()
+    assert process.pid not in _LIVING()
+
+
+def test_the_queue_of_a_dead_client_is_removed_and_no_other(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    create, permissions = 0o1000, 0o600
+    client = subprocess.Popen([sys.executable, "-c", ""])
+    client.wait()
+    # The keys are process ids, of our own processes: nobody else's.
+    keys = (client.pid, os.getpid())
+    made = [library.msgget(key, create | permissions) for key in keys]
+    if -1 in made:
+        pytest.skip(f"this machine gives no System V queues: {os.strerror(ctypes.get_errno())}")
+    monkeypatch.setattr(xsched_server, "_TABLE", Path("/proc/sysvipc/msg"))
+    monkeypatch.setattr(xsched_server, "refuse_other", lambda table, servers: None)
+    report = {"processes": [{"pid": key} for key in keys], "xqueues": []}
+    (root / "answer.json").write_text(json.dumps(report))
+    try:
+        with serve(root, "HPF", tmp_path) as server:
+            server.report()
+        left = {each.key for each in parse_queues(Path("/proc/sysvipc/msg").read_text())}
+        assert left & {*keys} == {os.getpid()}
+    finally:
+        for identifier in made:
+            library.msgctl(identifier, 0, None)
