@@ -15,7 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, ChannelDamaged
+from pytest_hwqueue.processes.channel import (
+    Channel,
+    ChannelClosed,
+    ChannelDamaged,
+    innermost_frames,
+)
 
 PAST = 0.0  # a deadline on a monotonic clock that has passed
 JSON_VALUES = st.recursive(
@@ -144,3 +149,14 @@ def test_users_code_does_not_come_upon_the_channel_nor_do_its_forks(ends: Ends) 
     assert os.waitstatus_to_exitcode(how) == 7
     far.send("mine")
     assert near.receive(soon()) == {"kind": "mine"}
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=5))
+def test_each_stack_is_shortened_by_itself(depths: list[int]) -> None:
+    dump, expected = [], []
+    for thread, depth in enumerate(depths):
+        heading = f"Thread 0x{thread:x} (most recent call first):"
+        frames = [f'  File "f.py", line {n} in f{thread}_{n}' for n in range(depth)]
+        dump += [heading, *frames]
+        expected += [heading, *frames[:6], *(["  …"] if depth > 6 else [])]
+    assert innermost_frames("\n".join(dump)).splitlines() == expected

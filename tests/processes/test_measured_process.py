@@ -56,7 +56,9 @@ def main():
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], MeasuredProcess]]:
+def start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], MeasuredProcess]]:
     (tmp_path / "does_as_told.py").write_text(PROGRAM, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     started: list[MeasuredProcess] = []
@@ -102,31 +104,30 @@ def test_a_process_answers_until_it_is_asked_to_exit(process: MeasuredProcess) -
 
 def test_one_that_ends_by_itself_says_how_to_whoever_waits(process: MeasuredProcess) -> None:
     process.send("exit", status=7)
-    for use in (lambda: process.receive(soon()), lambda: process.send("print", text="")):
-        with pytest.raises(ProcessEnded, match=r"^exited with status 7$"):
-            use()
+    with pytest.raises(ProcessEnded, match=r"^exited with status 7$"):
+        process.receive(soon())
+    with pytest.raises(ProcessEnded, match=r"^exited with status 7$"):
+        process.send("print", text="")
     # What ended by itself was not ended from here.
     process.kill("too late")
     assert process.how_it_ended() == "exited with status 7"
     assert not process.ended_well
 
 
-def test_one_that_hangs_shows_its_stacks_and_is_ended(process: MeasuredProcess) -> None:
-    done(process, "hang")
-    assert "in sleep_for_ever" in process.dump_stacks()
-    process.finish(0.1)
-    assert process.how_it_ended() == "stopped: did not exit within 0.1 s of being asked to"
-    assert not process.ended_well
-
-
-def test_one_that_closes_its_channel_and_stays_is_ended(
-    process: MeasuredProcess, monkeypatch: pytest.MonkeyPatch
+def test_one_that_hangs_or_closes_its_channel_shows_its_stacks_and_is_ended(
+    start: Callable[[], MeasuredProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process.send("close")
+    hanging, closed = start(), start()
+    done(hanging, "hang")
+    assert "in sleep_for_ever" in hanging.dump_stacks()
+    hanging.finish(0.1)
+    assert hanging.how_it_ended() == "stopped: did not exit within 0.1 s of being asked to"
+    assert not hanging.ended_well
+    closed.send("close")
     monkeypatch.setattr(measured_process, "_DYING_S", 0.1)
     with pytest.raises(ProcessEnded, match=r"^stopped: closed its channel without exiting$"):
-        process.receive(soon())
-    assert not psutil.pid_exists(process.pid)
+        closed.receive(soon())
+    assert not any(psutil.pid_exists(process.pid) for process in (hanging, closed))
 
 
 @pytest.mark.parametrize("apart", [False, True])

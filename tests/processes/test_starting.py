@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_hwqueue.processes.starting import (
     ForkServer,
@@ -48,6 +50,8 @@ def main():
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(int(how))
 """
+
+STRIPPED = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
 
 
 @pytest.fixture
@@ -104,8 +108,8 @@ def test_forked_processes_are_fresh_and_others_are_started_anew(
         for number, each in enumerate((environment, other, changed))
     ]
     assert first.told["parent"] == second.told["parent"] != anew.told["parent"]
-    for each, given in zip(started, (environment, other, changed), strict=True):
-        assert each.told["environment"] == given
+    for each, own in zip(started, (environment, other, changed), strict=True):
+        assert each.told["environment"] == own
         assert each.told["group"] == each.told["pid"]
         assert len(each.told["argv"]) == 2 or each is anew
         # What does not depend on who started it is as in a process started anew.
@@ -178,3 +182,28 @@ def test_a_session_that_measures_imports_nothing_heavy(
     result = sessions.result(pytester.path, "-s", *few)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["HEAVY []"])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                *STRIPPED,
+                "PYTEST_XDIST_WORKER",
+                "PYTEST_XDIST_X",
+                "LD_LIBRARY_PATH",
+                "PYTEST_PLUGINS",
+            ]
+        )
+        | st.text(st.characters(categories=["Lu"], include_characters="_")),
+        st.text(),
+    )
+)
+def test_workers_inherit_all_but_what_is_the_sessions(environment: dict[str, str]) -> None:
+    before = dict(environment)
+    assert worker_environment(environment) == {
+        name: value
+        for name, value in before.items()
+        if name not in STRIPPED and not name.startswith("PYTEST_XDIST_")
+    }
+    assert environment == before

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 import yaml
 
@@ -205,34 +204,31 @@ def test_services_end_with_the_session(
     wait_for(lambda: worker.exists() and worker.read_text(), "the worker")
     session.send_signal(number)
     session.wait()
-    for pid in (int(worker.read_text()), *served_pids(folder)):
-        wait_for(lambda pid=pid: has_ended(pid), "the end of what it started")
+    started = [int(worker.read_text()), *served_pids(folder)]
+    wait_for(lambda: all(map(has_ended, started)), "the end of what it has started")
     (log,) = pytester.path.glob(".hwqueue/*/scheduler-1/served-0.log")
     assert "left by SIGINT" in log.read_text()
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("modes", "said"),
     [
-        (["--hwq-scheduler=native,xsched:level=9"], "xsched: level=9 is not valid; give a whole"),
-        (["--hwq-scheduler=preload:tini"], "there is no tini.yaml in the folders of"),
-        (["--hwq-scheduler=mps,xsched"], "nothing to measure: mps needs an NVIDIA GPU"),
-        (["--hwq-scheduler=native,preload:served", "--hwq-isolation=none"],
+        ("native,xsched:level=9", "xsched: level=9 is not valid; give a whole"),
+        ("preload:tini", "there is no tini.yaml in the folders of"),
+        ("mps,xsched", "nothing to measure: mps needs an NVIDIA GPU"),
+        ("native,preload:served --hwq-isolation=none",
          "preload:served cannot be followed here: it needs a process started for it"),
-        (["--hwq-scheduler=preload:served", "-n1"], "leave out xdist's -n"),
-        (["--hwq-scheduler=preload:served", "--hwq-device=sim:h200"],
+        ("preload:served -n1", "leave out xdist's -n"),
+        ("preload:served --hwq-device=sim:h200",
          "nothing to measure: preload:served: a simulated device"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_starts(
-    pytester: pytest.Pytester,
-    run_in_process: RunInProcess,
-    folder: Path,
-    more: list[str],
-    said: str,
+    pytester: pytest.Pytester, run_in_process: RunInProcess, folder: Path, modes: str, said: str
 ) -> None:
     pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
-    result = run_in_process("-p", plugin_name(), *arguments("--hwq-isolation=process", *more))
+    given = f"--hwq-isolation=process --hwq-scheduler={modes}".split()
+    result = run_in_process("-p", plugin_name(), *arguments(*given))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in result.stderr.str()
     assert not (folder / "pids").exists()

@@ -60,7 +60,9 @@ PIPES, VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(autouse=True)
 def control(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = program(request.getfixturevalue("tmp_path") / "bin" / "nvidia-cuda-mps-control", _CONTROL)
+    path = program(
+        request.getfixturevalue("tmp_path") / "bin" / "nvidia-cuda-mps-control", _CONTROL
+    )
     monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
     if "pretend" not in request.fixturenames:
         monkeypatch.setattr(mps_daemons, "_daemons", list)

@@ -44,7 +44,9 @@ def test_a_mode_is_proven_where_all_streams_report_what_it_asks_for_and_nowhere_
     urgency, seen = [level for level, _ in streams], [number for _, number in streams]
     assert NATIVE.priorities(urgency) == [0] * len(urgency)
     assert STREAM_PRIORITY.priorities(urgency) == urgency
-    ordered = all(mine < other for level, mine in streams for less, other in streams if level > less)
+    ordered = all(
+        mine < other for level, mine in streams for less, other in streams if level > less
+    )
     for mode, active, evidence in (
         (NATIVE, len(set(seen)) == 1, f"all {len(seen)} streams report priority {seen[0]}"),
         (STREAM_PRIORITY, ordered, f"priorities read back: {seen}"),
