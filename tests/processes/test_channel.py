@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,10 +92,9 @@ def test_messages_larger_than_the_pipe_of_several_threads_do_not_mix(ends: Ends)
         for content in messages:
             ends.near.send("n", content=content)
 
-    with ThreadPoolExecutor(4) as pool:
-        sending = pool.map(send, sent)
-        received = [(ends.far.receive(soon()) or {})["content"] for _ in range(20)]
-        list(sending)
+    for messages in sent:
+        threading.Thread(target=send, args=(messages,), daemon=True).start()
+    received = [(ends.far.receive(soon()) or {})["content"] for _ in range(20)]
     assert sorted(received, key=lambda content: content[0]) == [
         list(each) for messages in sent for each in messages
     ]
