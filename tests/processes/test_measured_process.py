@@ -54,11 +54,11 @@ def main():
     sys.exit(message.get("status", 0))
 """
 
-Start = Callable[[], MeasuredProcess]
-
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], MeasuredProcess]]:
     (tmp_path / "does_as_told.py").write_text(PROGRAM, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     started: list[MeasuredProcess] = []
@@ -75,6 +75,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         process.close()
 
 
+@pytest.fixture
+def process(start: Callable[[], MeasuredProcess]) -> MeasuredProcess:
+    return start()
+
+
 def soon() -> float:
     """A deadline that only a process that hangs reaches."""
     return time.monotonic() + 60
@@ -87,8 +92,7 @@ def done(process: MeasuredProcess, kind: str, **content: object) -> Message:
     return message
 
 
-def test_a_process_answers_until_it_is_asked_to_exit(start: Start) -> None:
-    process = start()
+def test_a_process_answers_until_it_is_asked_to_exit(process: MeasuredProcess) -> None:
     assert done(process, "print", text="hello") == {"kind": "done", "what": "print"}
     assert process.receive(time.monotonic()) is None
     assert not process.ended_well
@@ -98,8 +102,7 @@ def test_a_process_answers_until_it_is_asked_to_exit(start: Start) -> None:
     assert process.last_lines() == "hello"
 
 
-def test_one_that_ends_by_itself_says_how_to_whoever_waits(start: Start) -> None:
-    process = start()
+def test_one_that_ends_by_itself_says_how_to_whoever_waits(process: MeasuredProcess) -> None:
     process.send("exit", status=7)
     with pytest.raises(ProcessEnded, match=r"^exited with status 7$"):
         process.receive(soon())
@@ -111,49 +114,42 @@ def test_one_that_ends_by_itself_says_how_to_whoever_waits(start: Start) -> None
     assert not process.ended_well
 
 
-def test_one_that_is_killed_says_by_what(start: Start) -> None:
-    process = start()
-    done(process, "print", text="")
-    os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(ProcessEnded, match=r"^died by SIGKILL$"):
-        process.receive(soon())
-
-
-def test_one_that_hangs_shows_its_stacks_and_is_ended(start: Start) -> None:
-    process = start()
-    done(process, "hang")
-    assert "in sleep_for_ever" in process.dump_stacks()
-    process.finish(0.1)
-    assert process.how_it_ended() == "stopped: did not exit within 0.1 s of being asked to"
-    assert not process.ended_well
-
-
-def test_one_that_closes_its_channel_and_stays_is_ended(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+def test_one_that_hangs_or_closes_its_channel_shows_its_stacks_and_is_ended(
+    start: Callable[[], MeasuredProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = start()
-    process.send("close")
+    hanging, closed = start(), start()
+    done(hanging, "hang")
+    assert "in sleep_for_ever" in hanging.dump_stacks()
+    hanging.finish(0.1)
+    assert hanging.how_it_ended() == "stopped: did not exit within 0.1 s of being asked to"
+    assert not hanging.ended_well
+    closed.send("close")
     monkeypatch.setattr(measured_process, "_DYING_S", 0.1)
     with pytest.raises(ProcessEnded, match=r"^stopped: closed its channel without exiting$"):
-        process.receive(soon())
-    assert not psutil.pid_exists(process.pid)
+        closed.receive(soon())
+    assert not any(psutil.pid_exists(process.pid) for process in (hanging, closed))
 
 
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("end", ["kill", "finish", "crash"])
-def test_what_a_process_has_started_ends_with_it(start: Start, end: str, apart: bool) -> None:
-    process = start()
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda process: process.kill("no longer needed"), "stopped: no longer needed"),
+        (lambda process: process.finish(60), "exited with status 0"),
+        (lambda process: process.send("crash"), "died by SIGSEGV"),
+        (lambda process: os.kill(process.pid, signal.SIGKILL), "died by SIGKILL"),
+    ],
+    ids=["kill", "finish", "crash", "killed"],
+)
+def test_what_a_process_has_started_ends_with_it(
+    process: MeasuredProcess, end: Callable[[MeasuredProcess], None], how: str, *, apart: bool
+) -> None:
     child = psutil.Process(done(process, "spawn", apart=apart)["pid"])
-    if end == "kill":
-        process.kill("no longer needed")
-        assert process.how_it_ended() == "stopped: no longer needed"
-    elif end == "finish":
-        process.finish(60)
-        assert process.ended_well
-    else:
-        process.send("crash")
-        with pytest.raises(ProcessEnded, match="died by SIGSEGV"):
+    end(process)
+    if how.startswith("died"):
+        with pytest.raises(ProcessEnded, match=f"^{how}$"):
             process.receive(soon())
+    assert process.how_it_ended() == how
     # It has ended before its parent is said to have ended.
     assert not child.is_running()
 
@@ -174,33 +170,31 @@ time.sleep(600)
 """
 
 
-def test_a_killed_session_leaves_no_process_that_holds_its_interpreter(
-    start: Start, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("start")
+def test_a_killed_session_leaves_no_process_that_holds_its_interpreter(tmp_path: Path) -> None:
     root = str(Path(measured_process.__file__).parents[2])
-    session = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", SESSION, str(tmp_path)],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": root},
-    )
-    assert session.stdout is not None
-    left = [psutil.Process(int(pid)) for pid in session.stdout.readline().split()]
-    session.kill()
-    session.wait()
-    session.stdout.close()
-    _, alive = psutil.wait_procs(left, timeout=60)
-    assert alive == []
+    ) as session:
+        assert session.stdout is not None
+        left = [psutil.Process(int(pid)) for pid in session.stdout.readline().split()]
+        session.kill()
+    assert len(left) == 2
+    assert psutil.wait_procs(left, timeout=60)[1] == []
 
 
-def test_messages_of_several_processes_come_into_one_inbox(start: Start) -> None:
+def test_messages_of_several_processes_come_into_one_inbox(
+    start: Callable[[], MeasuredProcess],
+) -> None:
     inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
     processes = {"a": start(), "b": start()}
     for name, process in processes.items():
         process.deliver_to(inbox, name)
         process.send("print", text=name)
-    told = [inbox.get(timeout=60) for _ in processes]
-    assert sorted(name for name, _ in told) == ["a", "b"]
-    assert all(message == {"kind": "done", "what": "print"} for _, message in told)
+    told = sorted(inbox.get(timeout=60) for _ in processes)
+    assert told == [(name, {"kind": "done", "what": "print"}) for name in ("a", "b")]
     processes["b"].finish(60)
     assert inbox.get(timeout=60) == ("b", None)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import ctypes.util
 import json
 import os
-import shutil
 import signal
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes import services
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import inside_evidence, xsched, xsched_server
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
@@ -29,25 +31,36 @@ from pytest_hwqueue.schedulers.syntax import (
     open_scheduler,
     tenant_requests,
 )
-from pytest_hwqueue.schedulers.xsched_server import Watch, parse_report
+from pytest_hwqueue.schedulers.xsched_server import (
+    Watch,
+    XQueue,
+    parse_queues,
+    parse_report,
+    refuse_other,
+    serve,
+)
 
-from .processes import program
+from .processes import has_ended, needs_compiler, program, wait_for
 from .xserver import XSERVER, queue
 
 LOW_AND_HIGH = tenant_requests([("low", 0, None), ("high", 10, None)])
 PIDS = {"low": 301, "high": 302}
+LOW, HIGH = queue(301), queue(302, handle=2)
 DRIVER = "/usr/lib/libcuda.so.580.65.06"
+_FIND_DRIVER, _LIVING = inside_evidence.cuda_driver, xsched_server._living_servers
 
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No xserver lives here, and the real driver is one of the test's own."""
-    monkeypatch.setattr(xsched_server, "_TABLE", tmp_path / "no-queues")
+    monkeypatch.setattr(xsched_server, "_TABLE", tmp_path / "queues")
     monkeypatch.setattr(xsched_server, "_living_servers", list)
     monkeypatch.setattr(inside_evidence, "cuda_driver", lambda shims: Path(DRIVER))
     monkeypatch.setattr(xsched, "_platform", lambda: xsched._CUDA)
     for name in ("XSCHED_ROOT", "XSCHED_POLICY", "LD_LIBRARY_PATH", "HWQ_XSERVER_PORT"):
         monkeypatch.delenv(name, raising=False)
+    _FIND_DRIVER.cache_clear()
+    inside_evidence.hip_runtime.cache_clear()
 
 
 @pytest.fixture
@@ -79,68 +92,48 @@ def answer(root: Path, *queues: dict[str, Any], processes: tuple[int, ...] = (30
 
 
 @pytest.mark.parametrize(
-    ("text", "low"),
+    ("text", "auto", "settings"),
     [
-        ("xsched", ("ON", "1", "16", "8")),
-        ("xsched:level=1,threshold=1", ("ON", "1", "1", "1")),
-        ("xsched:threshold=4", ("ON", "1", "4", "2")),
-        ("xsched:level=3,threshold=4,batch=4", ("ON", "3", "4", "4")),
-        ("xsched:auto=off", ("OFF", "1", "16", "8")),
+        ("xsched", "ON", ("1", "16", "8")),
+        ("xsched:threshold=1", "ON", ("1", "1", "1")),
+        ("xsched:level=3,threshold=4,batch=4", "ON", ("3", "4", "4")),
+        ("xsched:auto=off", "OFF", ("1", "16", "8")),
     ],
 )
 def test_what_tenants_are_started_with(
-    root: Path, tmp_path: Path, text: str, low: tuple[str, ...]
+    root: Path, monkeypatch: pytest.MonkeyPatch, text: str, auto: str, settings: tuple[str, ...]
 ) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine:/opt/other")
     mode = opened(text, root)
     assert mode.placements == {"processes"}
-    with mode.services(tmp_path / "logs"):
-        of_low, of_high = (mode.environment(tenant) for tenant in LOW_AND_HIGH)
-        ports = {of_low.pop("HWQ_XSERVER_PORT"), of_high.pop("HWQ_XSERVER_PORT")}
-    assert len(ports) == 1
-    shared = {
-        "LD_LIBRARY_PATH": str(root / "lib"), "XSCHED_ROOT": str(root),
-        "XSCHED_CUDA_LIB": DRIVER, "CUXTRA_CUDA_LIB": DRIVER, "XSCHED_SCHEDULER": "GLB",
-        "XSCHED_AUTO_XQUEUE": low[0],
-    }  # fmt: skip
-    names = ("LEVEL", "THRESHOLD", "BATCH_SIZE")
-
-    def own(priority: int, values: tuple[str, ...]) -> dict[str, str]:
-        settings = {f"XSCHED_AUTO_XQUEUE_{n}": v for n, v in zip(names, values, strict=True)}
-        return {**shared, **settings, "XSCHED_AUTO_XQUEUE_PRIORITY": str(priority)}
-
-    only_level_3 = {"XSCHED_CUDA_LV3_IMPL": "TSG"} if low[1] == "3" else {}
-    assert of_low == {**own(0, low[1:]), **only_level_3}
+    with mode.services(root / "logs"):
+        low, high = (mode.environment(tenant) for tenant in LOW_AND_HIGH)
+    assert low.pop("HWQ_XSERVER_PORT") == high.pop("HWQ_XSERVER_PORT")
     # The most urgent is never held up, and keeps what XSched does by itself.
-    assert of_high == own(10, ("1", "16", "8"))
+    for found, priority, own in ((low, "0", settings), (high, "10", ("1", "16", "8"))):
+        names = ("LEVEL", "THRESHOLD", "BATCH_SIZE", "PRIORITY")
+        assert found == {
+            # What the user has in it stays behind the shim.
+            "LD_LIBRARY_PATH": f"{root}/lib:/opt/mine:/opt/other", "XSCHED_ROOT": str(root),
+            "XSCHED_CUDA_LIB": DRIVER, "CUXTRA_CUDA_LIB": DRIVER, "XSCHED_SCHEDULER": "GLB",
+            "XSCHED_AUTO_XQUEUE": auto,
+            **{f"XSCHED_AUTO_XQUEUE_{n}": v for n, v in zip(names, (*own, priority), strict=True)},
+            **({"XSCHED_CUDA_LV3_IMPL": "TSG"} if own[0] == "3" else {}),
+        }  # fmt: skip
+    # Of equals nobody is.
+    assert not any(each.most_urgent for each in tenant_requests([("a", 1, None), ("b", 1, None)]))
     with pytest.raises(RuntimeError, match="while xserver runs"):
         mode.environment(CELL)
 
 
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=5))
-def test_who_is_most_urgent(priorities: list[int]) -> None:
-    requests = tenant_requests((f"t{i}", priority, None) for i, priority in enumerate(priorities))
-    urgent = {request.priority for request in requests if request.most_urgent}
-    assert urgent == ({max(priorities)} if len(set(priorities)) > 1 else set())
-
-
-def test_the_users_library_path_stays_behind_the_shim(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine:/opt/other")
-    mode = opened("xsched", root)
-    with mode.services(tmp_path / "logs"):
-        given = mode.environment(CELL)["LD_LIBRARY_PATH"]
-    assert given == f"{root}/lib:/opt/mine:/opt/other"
-
-
 def test_hip_is_preloaded_before_torchs_own_runtime(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xsched, "_platform", lambda: xsched._HIP)
     monkeypatch.setattr(inside_evidence, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
     mode = opened("xsched", root)
     assert mode.unavailable("hip", LOW_AND_HIGH) is None
-    with mode.services(tmp_path / "logs"):
+    with mode.services(root / "logs"):
         given = mode.environment(CELL)
     assert given["LD_PRELOAD"] == str(root / "lib" / "libshimhip.so")
     assert given["XSCHED_HIP_LIB"] == "/torch/libamdhip64.so.7"
@@ -148,31 +141,32 @@ def test_hip_is_preloaded_before_torchs_own_runtime(
 
 
 def prove(
-    mode: Scheduler, root: Path, folder: Path, *queues: dict[str, Any], **changed: Any
+    text: str, root: Path, *queues: dict[str, Any], watched: Any = (), **changed: Any
 ) -> Proof:
-    with mode.services(folder):
+    """Prove it by a last answer of these XQueues, after those that were watched."""
+    mode = opened(text, root)
+    with mode.services(root / "logs"):
         for tenant in LOW_AND_HIGH:
             mode.environment(tenant)
-        answer(root, *queues)
+        for seen, times in watched:
+            answer(root, *seen)
+            for _ in range(times):
+                mode.observe(PIDS)
+        answer(root, *queues, processes=(301, 302) if queues or not watched else ())
         return mode.proof(PIDS, inside(root, **changed))
 
 
-HIGH = queue(302, handle=2)
-
-
-def test_it_is_proven_by_shim_driver_and_xqueues(root: Path, tmp_path: Path) -> None:
-    low = queue(301, threshold=1, batch=1)
-    proof = prove(opened("xsched:threshold=1", root), root, tmp_path / "logs", low, HIGH)
+def test_it_is_proven_by_shim_driver_and_xqueues(root: Path) -> None:
+    proof = prove("xsched:threshold=1", root, queue(301, threshold=1, batch=1), HIGH)
     assert proof.mode == "xsched:threshold=1"
     assert "low has 1 of level 1, threshold 1, batch 1" in proof.evidence
     assert "high has 1 of level 1, threshold 16, batch 8" in proof.evidence
-    assert proof.device_priorities == (0, 0)
     # Nothing was watched, so nothing is said of the effect.
-    assert proof.effective is None
-    assert proof.counts == {}
-
-
-LOW = queue(301)
+    assert (proof.device_priorities, proof.effective, proof.counts) == ((0, 0), None, {})
+    # Level 2 where the GPU has it.
+    prove("xsched:level=2", root, queue(301, level=2), HIGH, capability=[7, 0])
+    # XQueues seen before count after a tenant has ended.
+    assert "low has 1" in prove("xsched", root, watched=[((LOW, HIGH), 1)]).evidence
 
 
 @pytest.mark.parametrize(
@@ -181,6 +175,8 @@ LOW = queue(301)
         ("xsched", (LOW, HIGH), {"maps": [DRIVER]},
          rf"tenant low \(process 301\) has {DRIVER} mapped and not .*libshimcuda.so: nothing is "),
         ("xsched", (LOW, HIGH), {"maps": []}, "has no libcuda.so mapped and not .*libshimcuda.so"),
+        ("xsched", (LOW, HIGH), {"maps": ["{root}/lib/libshimcuda.so"]},
+         r"and no real libcuda\.so"),
         ("xsched", (LOW,), {}, r"tenant high \(process 302\) is connected .* has no XQueue"),
         ("xsched:auto=off", (), {}, r"tenant low .* no XQueue.* default stream, or .* is off"),
         ("xsched:threshold=4", (queue(301, threshold=8, batch=2), HIGH), {},
@@ -192,46 +188,32 @@ LOW = queue(301)
     ],
 )  # fmt: skip
 def test_it_is_not_proven_without(
-    root: Path, tmp_path: Path, text: str, queues: tuple[Any, ...], changed: Any, said: str
+    root: Path, text: str, queues: tuple[Any, ...], changed: Any, said: str
 ) -> None:
+    if "maps" in changed:
+        changed = {"maps": [path.format(root=root) for path in changed["maps"]]}
     with pytest.raises(NotProven, match=said):
-        prove(opened(text, root), root, tmp_path / "logs", *queues, **changed)
+        prove(text, root, *queues, **changed)
 
 
-def test_level_2_where_the_gpu_has_it(root: Path, tmp_path: Path) -> None:
-    queues = (queue(301, level=2), HIGH)
-    prove(opened("xsched:level=2", root), root, tmp_path / "logs", *queues, capability=[7, 0])
-
-
-def test_the_shim_alone_reaches_no_gpu(root: Path, tmp_path: Path) -> None:
-    shim = [f"{root}/lib/libshimcuda.so"]
-    with pytest.raises(NotProven, match=r"and no real libcuda\.so"):
-        prove(opened("xsched", root), root, tmp_path / "logs", LOW, HIGH, maps=shim)
-
-
-def test_a_process_that_schedules_itself_is_named(root: Path, tmp_path: Path) -> None:
+def test_one_that_schedules_itself_is_named_and_nothing_is_left_of_another_run(root: Path) -> None:
     mode = opened("xsched", root)
-    said = "[XSCHED INFO] using app-managed scheduler\n"
-    with mode.services(tmp_path / "logs"):
+    with mode.services(root / "logs"):
+        answer(root, LOW, HIGH)
+        mode.observe(PIDS)
+    with mode.services(root / "logs"):
         answer(root, processes=())
+        alone = inside(root, output="[XSCHED INFO] using app-managed scheduler\n")
         with pytest.raises(NotProven, match=r"not connected .* app-managed scheduler: nobody's"):
-            mode.proof(PIDS, inside(root, output=said))
+            mode.proof(PIDS, alone)
 
 
-def test_the_effect_is_counted_while_tenants_run(root: Path, tmp_path: Path) -> None:
-    mode = opened("xsched", root)
-    with mode.services(tmp_path / "logs"):
-        for tenant in LOW_AND_HIGH:
-            mode.environment(tenant)
-        held = queue(301, ready=True, suspended=True), queue(302, handle=2, ready=True)
-        free = queue(301, ready=True), queue(302, handle=2, suspended=False)
-        # Suspended without work to do, which holds nobody up.
-        idle = queue(301, suspended=True), queue(302, handle=2, ready=True)
-        for report, times in ((held, 3), (free, 4), (idle, 2)):
-            answer(root, *report)
-            for _ in range(times):
-                mode.observe(PIDS)
-        proof = mode.proof(PIDS, inside(root))
+def test_the_effect_is_counted_while_tenants_run(root: Path) -> None:
+    held = queue(301, ready=True, suspended=True), queue(302, handle=2, ready=True)
+    free = queue(301, ready=True), queue(302, handle=2, suspended=False)
+    # Suspended without work to do, which holds nobody up.
+    idle = queue(301, suspended=True), queue(302, handle=2, ready=True)
+    proof = prove("xsched", root, *idle, watched=[(held, 3), (free, 4), (idle, 2)])
     assert proof.effective is True
     assert proof.counts == {
         "samples": 9,
@@ -242,33 +224,11 @@ def test_the_effect_is_counted_while_tenants_run(root: Path, tmp_path: Path) -> 
         "high XQueue 0 idle": 4,
         "low ready and suspended while high ready": 3,
     }
-
-
-def test_priorities_the_wrong_way_round_are_not_effective(root: Path, tmp_path: Path) -> None:
-    mode = opened("xsched", root)
-    with mode.services(tmp_path / "logs"):
-        for tenant in LOW_AND_HIGH:
-            mode.environment(tenant)
-        answer(root, queue(301, ready=True), queue(302, handle=2, ready=True, suspended=True))
-        mode.observe(PIDS)
-        proof = mode.proof(PIDS, inside(root))
+    reverse = queue(301, ready=True), queue(302, handle=2, ready=True, suspended=True)
+    proof = prove("xsched", root, *reverse, watched=[(reverse, 1)])
     assert proof.effective is False
     assert "never seen held up" in proof.evidence
     assert proof.counts["high ready and suspended while low ready"] == 1
-
-
-def test_xqueues_seen_before_count_after_a_tenant_has_ended(root: Path, tmp_path: Path) -> None:
-    mode = opened("xsched", root)
-    with mode.services(tmp_path / "logs"):
-        answer(root, LOW, HIGH)
-        mode.observe(PIDS)
-        answer(root, processes=())
-        assert "low has 1" in mode.proof(PIDS, inside(root)).evidence
-    # Of another run nothing is left.
-    with mode.services(tmp_path / "logs"):
-        answer(root, processes=())
-        with pytest.raises(NotProven, match="not connected"):
-            mode.proof(PIDS, inside(root))
 
 
 _QUEUES = st.builds(
@@ -283,43 +243,40 @@ def test_every_sample_is_counted_once_for_each_xqueue(samples: list[list[dict[st
     for queues in samples:
         watch.add(parse_report(json.dumps({"processes": [], "xqueues": queues})), PIDS)
     counts = watch.counts(PIDS)
-    ours = [each for queues in samples for each in queues if each["pid"] in PIDS.values()]
-    working = {(each["pid"], each["handle"]) for each in ours if each["ready"]}
-    states = {name: count for name, count in counts.items() if " XQueue " in name}
-    expected = sum((each["pid"], each["handle"]) in working for each in ours)
-    assert sum(states.values()) == expected
+    ours = [(q["pid"], q["handle"], q["ready"]) for each in samples for q in each if q["pid"] < 999]
+    working = {(pid, handle) for pid, handle, ready in ours if ready}
+    states = sum(count for name, count in counts.items() if " XQueue " in name)
+    assert states == sum((pid, handle) in working for pid, handle, _ in ours)
     idle = sum(count for name, count in counts.items() if "never" in name)
-    assert idle == len({(each["pid"], each["handle"]) for each in ours} - working)
+    assert idle == len({(pid, handle) for pid, handle, _ in ours} - working)
     assert watch.samples == counts.get("samples", 0) == len(samples)
-    held = sum(
+    assert watch.held["low", "high"] == sum(
         any(q["pid"] == 301 and q["ready"] and q["suspended"] for q in queues)
         and any(q["pid"] == 302 and q["ready"] for q in queues)
         for queues in samples
     )
-    assert watch.held["low", "high"] == held
 
 
-def test_an_xserver_killed_midway_is_an_error_for_whoever_looks(root: Path, tmp_path: Path) -> None:
+def test_an_xserver_killed_midway_is_an_error_for_whoever_looks(root: Path) -> None:
     mode = opened("xsched", root)
-    with mode.services(tmp_path / "logs"):
+    with mode.services(root / "logs"):
         answer(root, LOW, HIGH)
         mode.observe(PIDS)
         os.kill(int((root / "pid").read_text()), signal.SIGKILL)
         proof = partial(mode.proof, PIDS, inside(root))
         for look in (lambda: mode.observe(PIDS), proof, mode.check):
-            with pytest.raises(ServiceFailed, match=r"xserver .* died by SIGKILL"):
+            with pytest.raises(ServiceFailed, match=r"xserver \(process \d+\) died by SIGKILL"):
                 look()
 
 
 def test_a_process_proves_itself_by_its_own_environment(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, in_worker = opened("xsched:threshold=4", root), opened("xsched:threshold=4", root)
-    cell = {CELL.name: os.getpid()}
-    evidence = {CELL.name: inside(root)["low"]}
+    cell, evidence = {CELL.name: os.getpid()}, {CELL.name: inside(root)["low"]}
     with pytest.raises(NotProven, match="was not started under it"):
         in_worker.proof(cell, evidence)
-    with started.services(tmp_path / "logs"):
+    with started.services(root / "logs"):
         for name, value in started.environment(CELL).items():
             monkeypatch.setenv(name, value)
         answer(root, queue(os.getpid(), threshold=4, batch=2), processes=(os.getpid(),))
@@ -333,6 +290,8 @@ def test_a_process_proves_itself_by_its_own_environment(
         ("xsched", "cpu", (0, 1), "needs an accelerator"),
         ("xsched", "sim", (1, 1), "would change nothing: all tenants have priority 1"),
         ("xsched:policy=HHPF", "sim", (1, 1), "would change nothing"),
+        # Policies that share need no priorities.
+        ("xsched:policy=CFS", "sim", (1, 1), "None"),
         ("xsched", "cuda", (0, 256), "tenant b has priority 256; those of XSched go from -255"),
         ("xsched", "cuda", (0, 1), "by --hwq-xsched-root or XSCHED_ROOT"),
     ],
@@ -341,52 +300,30 @@ def test_where_it_is_unavailable(
     text: str, kind: str, priorities: tuple[int, int], said: str
 ) -> None:
     tenants = [TenantRequest("a", priorities[0]), TenantRequest("b", priorities[1])]
-    reason = opened(text, None).unavailable(kind, tenants)
-    assert reason is not None
-    assert said in reason
-
-
-def test_policies_that_share_need_no_priorities() -> None:
-    equal = [TenantRequest("a"), TenantRequest("b")]
-    assert opened("xsched:policy=CFS", None).unavailable("sim", equal) is None
+    assert said in str(opened(text, None).unavailable(kind, tenants))
 
 
 def test_what_an_installation_lacks_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert opened("xsched", root).unavailable("cuda", LOW_AND_HIGH) is None
+    def reason(installed: Path | None = root) -> str:
+        return opened("xsched", installed).unavailable("cuda", LOW_AND_HIGH) or "nothing"
+
     monkeypatch.setenv("XSCHED_ROOT", str(root))
-    assert opened("xsched", None).unavailable("cuda", LOW_AND_HIGH) is None
-
-    def reason() -> str:
-        return opened("xsched", root).unavailable("cuda", LOW_AND_HIGH) or ""
-
+    assert reason() == reason(None) == "nothing"
     monkeypatch.setenv("XSCHED_POLICY", "HPF")
     assert "XSCHED_POLICY is set" in reason()
     monkeypatch.delenv("XSCHED_POLICY")
     monkeypatch.setattr(inside_evidence, "cuda_driver", lambda shims: None)
     assert "the real libcuda.so was not found" in reason()
     (root / "bin" / "xserver").chmod(0o644)
-    if os.getuid():
-        assert "is not executable" in reason()
+    assert "is not executable" in reason() or os.getuid() == 0
     (root / "lib" / "libcuda.so.1").unlink()
     (root / "lib" / "libpreempt.so").unlink()
     assert "has no lib/libcuda.so.1, lib/libpreempt.so; build and install" in reason()
 
 
-@pytest.fixture
-def find(tmp_path: Path) -> Any:
-    """The real search, each time anew."""
-    inside_evidence.hip_runtime.cache_clear()
-    original = _CUDA_DRIVER
-    original.cache_clear()
-    return original
-
-
-_CUDA_DRIVER = inside_evidence.cuda_driver
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
+@needs_compiler
 def test_the_driver_is_the_one_the_loader_would_load(
-    root: Path, tmp_path: Path, find: Any, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tmp_path / "driver" / "libcuda.so.580.1"
     real.parent.mkdir()
@@ -394,40 +331,148 @@ def test_the_driver_is_the_one_the_loader_would_load(
     (real.parent / "libcuda.so.1").symlink_to(real.name)
     # The user has put the shim first: it is never taken for the real one.
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{root}/lib:{real.parent}")
-    assert find(root / "lib") == real
+    assert _FIND_DRIVER(root / "lib") == real
 
 
 @pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="a driver is installed")
 def test_a_driver_that_cannot_be_loaded_is_looked_for_by_name(
-    root: Path, tmp_path: Path, find: Any, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inside_evidence, "_FOLDER", str(tmp_path / "nvidia"))
+    monkeypatch.setattr(inside_evidence, "_FOLDER", str(tmp_path))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(root / "lib"))
-    assert find(root / "lib") is None
-    find.cache_clear()
-    (tmp_path / "nvidia").mkdir()
-    (real := tmp_path / "nvidia" / "libcuda.so.1").write_text("no ELF")
-    assert find(root / "lib") == real
+    assert _FIND_DRIVER(root / "lib") is None
+    _FIND_DRIVER.cache_clear()
+    (real := tmp_path / "libcuda.so.1").write_text("no ELF")
+    assert _FIND_DRIVER(root / "lib") == real
 
 
 def test_the_hip_runtime_is_torchs_own_before_the_systems(
-    tmp_path: Path, find: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "rocm" / "lib").mkdir(parents=True)
-    (tmp_path / "wheel" / "torch" / "lib").mkdir(parents=True)
     system = tmp_path / "rocm" / "lib" / "libamdhip64.so.7"
-    own = tmp_path / "wheel" / "torch" / "lib" / "libamdhip64.so"
+    own = tmp_path / "torch" / "lib" / "libamdhip64.so"
     monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
-
-    class Found:
-        submodule_search_locations = (str(own.parent.parent),)
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: Found)
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: type("Found", (), {"submodule_search_locations": [str(own.parents[1])]}),
+    )
     assert inside_evidence.hip_runtime() is None
-    system.touch()
+    for runtime in (system, own):
+        runtime.parent.mkdir(parents=True)
+        runtime.touch()
+        inside_evidence.hip_runtime.cache_clear()
+        assert inside_evidence.hip_runtime() == runtime
     inside_evidence.hip_runtime.cache_clear()
-    assert inside_evidence.hip_runtime() == system
-    own.touch()
-    inside_evidence.hip_runtime.cache_clear()
-    assert inside_evidence.hip_runtime() == own
-    inside_evidence.hip_runtime.cache_clear()
+
+
+def table(*rows: tuple[int, int]) -> str:
+    """Text of /proc/sysvipc/msg with queues of these keys and identifiers."""
+    heading = "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid ...\n"
+    return heading + "".join(
+        f"{key:>10} {identifier:>10}   666            0          0     0     0     0     0\n"
+        for key, identifier in rows
+    )
+
+
+def test_a_server_or_its_stale_queue_is_refused_and_nothing_else() -> None:
+    with pytest.raises(ServiceFailed, match=r"scheduled by nobody.*ipcrm -Q 1$"):
+        refuse_other(table((16120, 5), (1, 7)), [])
+    with pytest.raises(ServiceFailed, match=r"^(?!.*ipcrm).*kill -INT 4711"):
+        refuse_other(table((1, 7)), [4711])
+    for text in ("", table(), table((16120, 5), (11, 1))):
+        refuse_other(text, [])
+
+
+def test_a_report_keeps_handles_of_64_bits() -> None:
+    handle = 4537471537448846801
+    report = parse_report(json.dumps({
+        "processes": [{"cmdline": "a", "pid": 16120}, {"cmdline": "b", "pid": 16121}],
+        "xqueues": [queue(16120, handle=handle, ready=True, suspended=True, threshold=4, batch=2)],
+    }))  # fmt: skip
+    assert report.processes == {16120, 16121}
+    assert report.queues == (XQueue(16120, handle, 1, 4, 2, True, True),)
+    for text in ("", "not JSON", "[]", '{"processes": [], "xqueues": [{"pid": 1}]}'):
+        with pytest.raises(NotProven, match=r"not in the format of XSched 1\.2"):
+            parse_report(text)
+
+
+def test_it_is_ready_when_it_answers_and_is_stopped_by_sigint(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No proxy of the environment is asked.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serve(root, "CFS", tmp_path / "logs") as server:
+        assert server.policy() == 10
+        before = int((root / "connections").read_text())
+        assert server.report().queues == server.report().queues == ()
+        # A connection that is kept alive would answer a hundred times slower.
+        assert int((root / "connections").read_text()) == before + 2
+        server.check()
+    assert has_ended(int((root / "pid").read_text()))
+    log = (tmp_path / "logs" / "xserver.log").read_text()
+    assert "[stopping by SIGINT]" in log
+    assert "stopped by SIGINT" in log
+
+
+_ENDS = "print('invalid policy name HPF')\nraise SystemExit(1)\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("root/policy", "3", "policy number 3, not by one of HPF"),
+        # So does the real one where its port is taken.
+        ("root/mute", "", "runs, but did not answer over HTTP"),
+        ("root/bin/xserver", _ENDS, "(?s)ended with status 1.*invalid policy name"),
+        ("queues", table((1, 7)), "ipcrm -Q 1"),
+    ],
+)
+def test_one_that_is_not_ours_or_does_not_serve_is_refused_and_ended(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, said: str
+) -> None:
+    if file == "root/mute":
+        monkeypatch.setattr(services, "_READY_S", 0.3)
+    if file == "root/bin/xserver":
+        program(tmp_path / file, content)
+    else:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ServiceFailed, match=said), serve(root, "HPF", tmp_path):
+        pytest.fail("it serves nobody")
+    pid = root / "pid"
+    assert not pid.exists() or (file != "queues" and has_ended(int(pid.read_text())))
+
+
+def test_living_servers_are_found_by_name(tmp_path: Path) -> None:
+    other = program(tmp_path / "xserver", "import time\ntime.sleep(600)\n")
+    with subprocess.Popen([other]) as process:
+        try:
+            wait_for(lambda: process.pid in _LIVING(), "the server to be seen")
+        finally:
+            process.kill()
+    assert process.pid not in _LIVING()
+
+
+def test_the_queue_of_a_dead_client_is_removed_and_no_other(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    create, permissions = 0o1000, 0o600
+    client = subprocess.Popen([sys.executable, "-c", ""])
+    client.wait()
+    # The keys are process ids, of our own processes: nobody else's.
+    keys = (client.pid, os.getpid())
+    made = [library.msgget(key, create | permissions) for key in keys]
+    if -1 in made:
+        pytest.skip(f"this machine gives no System V queues: {os.strerror(ctypes.get_errno())}")
+    monkeypatch.setattr(xsched_server, "_TABLE", Path("/proc/sysvipc/msg"))
+    monkeypatch.setattr(xsched_server, "refuse_other", lambda table, servers: None)
+    report = {"processes": [{"pid": key} for key in keys], "xqueues": []}
+    (root / "answer.json").write_text(json.dumps(report))
+    try:
+        with serve(root, "HPF", tmp_path) as server:
+            server.report()
+        left = {each.key for each in parse_queues(Path("/proc/sysvipc/msg").read_text())}
+        assert left & {*keys} == {os.getpid()}
+    finally:
+        for identifier in made:
+            library.msgctl(identifier, 0, None)
