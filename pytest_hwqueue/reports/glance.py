@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-
-from rich.console import Console
-from rich.text import Text
+from dataclasses import replace
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,
     counted,
-    rate,
     rate_in_short,
     work_unit,
 )
@@ -29,8 +26,7 @@ from pytest_hwqueue.reports.cell_rows import (
     remarks_of,
     status_of,
 )
-from pytest_hwqueue.reports.document import Column, Row, Table
-from pytest_hwqueue.reports.grid import Grid, draw_table, flow, paragraph
+from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
 from pytest_hwqueue.reports.tables import saturated_from
 
@@ -204,11 +200,10 @@ Changes = Mapping[str, tuple[str, str, PrintedFigure]]
 _TIMES = ("p50", "p99")
 
 
-def draw_glance(console: Console, cells: Sequence[CellRuns], changes: Changes) -> None:
-    """Print a session's cells, one line each, and what a reader must know to trust them.
+def glance_parts(cells: Sequence[CellRuns], changes: Changes) -> list[Part]:
+    """Return a session's cells, one line each, and what a reader must know to trust them.
 
     Args:
-        console: where to.
         cells: at least one, of any status.
         changes: of the cells that were compared with a baseline.
 
@@ -216,92 +211,62 @@ def draw_glance(console: Console, cells: Sequence[CellRuns], changes: Changes) -
     names = CellNames([cell.middle.cell for cell in cells])
     records = [cell.middle for cell in cells]
     subject = counted(len(records), "cell") + (f" of {names.file}" if names.file else "")
-    console.print(title(subject, records, ""))
-    constants = names.constants()
-    if constants:
-        console.print(Text("\n".join(flow(constants, console.width)), style="dim"))
     listed = [record for record in records if record.status != SKIPPED]
-    width, units = console.width, dict[str, str]()
-    if listed:
-        width, units = _Table(listed, names, changes).draw(console)
-    for line, style in GlanceNotes(cells, names).lines(units):
-        console.print(paragraph(line, width, style))
+    units = {
+        names.workload(record.cell): record.metrics.throughput[0].unit
+        for record in listed
+        if record.metrics.throughput
+    }
+    return [
+        title(subject, records, ""),
+        *names.constants(),
+        *[_table(listed, names, changes)] * bool(listed),
+        *(Paragraph(*line) for line in GlanceNotes(cells, names).lines(units)),
+    ]
 
 
-class _Table:
-    def __init__(self, records: Sequence[RunRecord], names: CellNames, changes: Changes) -> None:
-        self._records = records
-        self._names = names
-        self._changes = changes
+def _table(records: Sequence[RunRecord], names: CellNames, changes: Changes) -> Table:
+    """Return a line for each cell; the units of throughput stand below."""
+    rows = [_row(record, names, changes) for record in records]
+    # P50 leaves its unit to P99, unless one unit is all rows'.
+    units = {shown.unit for row in rows for shown in row.figures.get("p50", [])}
+    for row in rows:
+        p99 = row.figures.get("p99", [REFUSED])[0]
+        if len(units) > 1 and p99 != REFUSED:
+            row.figures["p50"] = [replace(row.figures["p50"][0], unit="")]
+    compared = dict.fromkeys(
+        changes[record.cell_id][0] for record in records if record.cell_id in changes
+    )
+    return Table([
+        Column("cell", "cell"), Column("n", "n", right=True),
+        Column("p50", "P50", "as P99" if len(units) > 1 else "", shares=_TIMES),
+        Column("p99", "P99", shares=_TIMES),
+        Column("throughput", "per s", unit_in_header=False),
+        Column("change", "change", next(iter(compared)) if len(compared) == 1 else ""),
+    ], rows)  # fmt: skip
 
-    def draw(self, console: Console) -> tuple[int, dict[str, str]]:
-        """Print the first layout that fits.
 
-        Returns:
-            The width of its rules, and the units of throughput it had no room for, by workload.
-
-        """
-        width = console.width
-        for short, bare in ((False, False), (True, False)):
-            grid = Grid(self._columns(short, bare), self._rows(short, bare))
-            if grid.width <= width:
-                return grid.draw(console), self._units() if short else {}
-        table = Table(self._columns(short=True, bare=True), self._rows(short=True, bare=True))
-        return draw_table(console, table), self._units()
-
-    def _columns(self, short: bool, bare: bool) -> list[Column]:
-        """Return the columns; as `_rows` does, the units of throughput and P50 may be left out."""
-        compared = [self._changes.get(record.cell_id) for record in self._records]
-        figures = dict.fromkeys(change[0] for change in compared if change)
-        return [
-            Column("cell", "cell"),
-            Column("n", "n", right=True),
-            Column("p50", "P50", "as P99" if bare else "", shares=_TIMES),
-            Column("p99", "P99", shares=_TIMES),
-            Column("throughput", "per s" if short else "throughput", unit_in_header=False),
-            Column("change", "change", next(iter(figures)) if len(figures) == 1 else ""),
-        ]
-
-    def _rows(self, short: bool, bare: bool) -> list[Row]:
-        """Return a row for each cell.
-
-        Args:
-            short: leave the units of throughput to the notes.
-            bare: leave P50's unit to P99.
-
-        """
-        return [self._row(record, short, bare) for record in self._records]
-
-    def _row(self, record: RunRecord, short: bool, bare: bool) -> Row:
-        metrics = record.metrics
-        row = Row(texts={"cell": self._names.in_short(record.cell)}, opens=True)
-        if record.status != "ok":
-            row.style = "red"
-            row.below.append(status_of(record))
-        elif metrics.latency is None:
-            row.style = "red"
-            row.below.append("no latency was recorded")
-        if metrics.latency is None:
-            return row
-        row.texts["n"] = str(metrics.latency.n)
-        shown = latency_figures(metrics.latency)
-        p50, p99 = (shown[key] for key in _TIMES)
-        # Without a P99 the unit would be nowhere.
-        unit = "" if bare and p99 != REFUSED else p50.unit
-        row.figures |= {"p50": [PrintedFigure(p50.number, unit)], "p99": [p99]}
-        if metrics.throughput:
-            first = metrics.throughput[0]
-            written = rate_in_short if short else rate
-            row.figures["throughput"] = [written(first.value, first.unit)]
-        if record.cell_id in self._changes:
-            _, style, change = self._changes[record.cell_id]
-            row.figures["change"] = [PrintedFigure(change.number, change.unit)]
-            row.style = row.style or style
+def _row(record: RunRecord, names: CellNames, changes: Changes) -> Row:
+    metrics = record.metrics
+    row = Row({"cell": names.in_short(record.cell)}, opens=True)
+    if record.status != "ok":
+        row.style = "red"
+        row.below.append(status_of(record))
+    elif metrics.latency is None:
+        row.style = "red"
+        row.below.append("no latency was recorded")
+    if metrics.latency is None:
         return row
-
-    def _units(self) -> dict[str, str]:
-        return {
-            self._names.workload(record.cell): record.metrics.throughput[0].unit
-            for record in self._records
-            if record.metrics.throughput
-        }
+    row.texts["n"] = str(metrics.latency.n)
+    shown = latency_figures(metrics.latency)
+    row.figures |= {
+        "p50": [replace(shown["p50"], interval="")], "p99": [shown["p99"]]
+    }  # fmt: skip
+    if metrics.throughput:
+        first = metrics.throughput[0]
+        row.figures["throughput"] = [rate_in_short(first.value, first.unit)]
+    if record.cell_id in changes:
+        _, style, change = changes[record.cell_id]
+        row.figures["change"] = [replace(change, interval="")]
+        row.style = row.style or style
+    return row

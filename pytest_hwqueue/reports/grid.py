@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -181,6 +182,26 @@ def print_document(document: Document, console: Console | None = None) -> None:
             width = console.width
         # What follows a table is no wider.
         width = _print(console, part, width)
+
+
+def rendered(parts: Sequence[Part], width: int, colour: bool) -> str:
+    """Return a document's parts as a terminal of this width shows them, without a newline at ends.
+
+    Args:
+        parts: in the order of reading.
+        width: in cells; no line is longer.
+        colour: whether to write ANSI escape sequences.
+
+    """
+    buffer = StringIO()
+    console = Console(
+        file=buffer, width=max(width, 1), force_terminal=colour, force_jupyter=False,
+        color_system="standard" if colour else None, no_color=not colour, highlight=False,
+        markup=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
+    print_document(Document(parts), console)
+    lines = buffer.getvalue().split("\n")
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
 def _stands_apart(part: Part, before: Part) -> bool:

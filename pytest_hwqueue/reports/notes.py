@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rich.text import Text
-
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.reports.document import Heading, Paragraph, Part
 
 # The key of the setting, its heading, and how a cell says it.
 _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
@@ -55,8 +54,8 @@ class CellNames:
             said["streams"] = f"s{cell.streams}" if short else counted(cell.streams, "stream")
         return [text for text in said.values() if text]
 
-    def constants(self) -> list[str]:
-        """Return the settings that all cells share, as far as a reader needs them."""
+    def constants(self) -> list[Part]:
+        """Return the settings that all cells share, as far as a reader needs them, in a line."""
         cell = self._first
         varying = {setting[0] for setting in self.varying}
         parts = []
@@ -72,10 +71,10 @@ class CellNames:
             parts.append(f"sync mode {cell.sync_mode}")
         if "variant" not in varying and cell.variant:
             parts.append(cell.variant)
-        return parts
+        return [Paragraph(" · ".join(parts))] if parts else []
 
 
-def title(subject: str, records: Sequence[RunRecord], what: str) -> Text:
+def title(subject: str, records: Sequence[RunRecord], what: str) -> Heading:
     """Return a table's heading: its subject, the devices, and how many cells are not fine."""
     # A record of a process that died may have no fingerprint; another one knows its device.
     known: dict[str, str] = {}
@@ -87,12 +86,12 @@ def title(subject: str, records: Sequence[RunRecord], what: str) -> Text:
     for label in dict.fromkeys(record.cell.device for record in records):
         names.setdefault(known.get(label, "unknown device"), []).append(label)
     devices = ", ".join(f"{name} ({', '.join(labels)})" for name, labels in names.items())
-    text = Text.assemble((subject, "bold"), f" on {devices}{what}")
+    text = f"{subject} on {devices}{what}"
     bad = [record.status for record in records if record.status != "ok"]
-    if bad:
-        counts = ", ".join(f"{bad.count(status)} {status}" for status in dict.fromkeys(bad))
-        text.append(f" · {counts} of {counted(len(records), 'cell')}", style="red")
-    return text
+    if not bad:
+        return Heading(text)
+    counts = ", ".join(f"{bad.count(status)} {status}" for status in dict.fromkeys(bad))
+    return Heading(f"{text} · {counts} of {counted(len(records), 'cell')}", style="bold red")
 
 
 def how_timed(records: Sequence[RunRecord]) -> str:

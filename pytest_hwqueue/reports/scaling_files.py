@@ -12,8 +12,8 @@ from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.stored import gather
 from pytest_hwqueue.reports.charts import ScalingCurve, scaling_chart
 from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
-from pytest_hwqueue.reports.tables import draw_scaling
-from pytest_hwqueue.reports.terminal import drawn
+from pytest_hwqueue.reports.grid import rendered
+from pytest_hwqueue.reports.tables import scaling_parts
 
 _TABLE = "scaling.txt"
 _WIDTH = 100
@@ -36,7 +36,7 @@ def write_scaling(folder: Path, records: Sequence[RunRecord]) -> list[str]:
         sweeps.setdefault(sweep[0].cell.name, []).append(sweep)
     lines = []
     if sweeps:
-        table = drawn(lambda console: draw_scaling(console, shown, set()), _WIDTH, False)
+        table = rendered(scaling_parts(shown, set()), _WIDTH, False)
         write_text(folder / _TABLE, f"{table}\n")
         lines.append(f"scaling: {folder / _TABLE}")
         if not can_plot():

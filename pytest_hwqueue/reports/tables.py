@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.text import Text
-
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, rate, times
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.cell_rows import COLUMNS, CellRows, other_series
-from pytest_hwqueue.reports.document import Column, Row, Table
-from pytest_hwqueue.reports.grid import draw_table, flow, paragraph
+from pytest_hwqueue.reports.document import Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
 
 
@@ -33,42 +29,37 @@ def saturated_from(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
     return found
 
 
-def draw_scaling(console: Console, records: Sequence[RunRecord], readings: set[str]) -> None:
-    """Print a table for each cell measured at two or more numbers of streams.
+def scaling_parts(records: Sequence[RunRecord], readings: set[str]) -> list[Part]:
+    """Return a table for each cell measured at two or more numbers of streams.
 
     Args:
-        console: where to.
         records: of any status; those that were not measured are left out.
-        readings: explanations already printed; new ones are added.
+        readings: explanations already given; new ones are added.
 
     """
+    parts: list[Part] = []
     for sweep in find_sweeps(records):
-        _draw(console, sweep, readings)
-        console.print()
+        try:
+            result = scaling_of(sweep)
+        except ValueError as error:
+            parts.append(Heading(_title(sweep[0].cell, "Scaling")))
+            parts.append(Paragraph(f"cannot be told: {error}", "red"))
+            continue
+        parts.append(Heading(_title(sweep[0].cell, f"{result.kind} scaling".capitalize())))
+        parts += [_scaling_table(result), Paragraph(saturation(result), "")]
+        if result.reading not in readings:
+            readings.add(result.reading)
+            parts.append(Paragraph(result.reading))
+    return parts
 
 
-def _draw(console: Console, sweep: Sequence[RunRecord], readings: set[str]) -> None:
-    try:
-        result = scaling_of(sweep)
-    except ValueError as error:
-        console.print(_title(sweep[0].cell, "Scaling"))
-        console.print(paragraph(f"cannot be told: {error}", console.width, "red"))
-        return
-    console.print(_title(sweep[0].cell, f"{result.kind} scaling".capitalize()))
-    width = draw_table(console, _scaling_table(result))
-    console.print(paragraph(saturation(result), width, ""))
-    if result.reading not in readings:
-        readings.add(result.reading)
-        console.print(paragraph(result.reading, width))
-
-
-def _title(cell: Cell, what: str) -> Text:
+def _title(cell: Cell, what: str) -> str:
     parts = [cell.device, f"scheduler {cell.scheduler}", f"dispatch {cell.dispatch}"]
     if cell.sync_mode != "per_iteration":
         parts.append(f"sync mode {cell.sync_mode}")
     if cell.variant:
         parts.append(cell.variant)
-    return Text.assemble((f"{what} of {cell.name}", "bold"), f" over streams: {', '.join(parts)}")
+    return f"{what} of {cell.name} over streams: {', '.join(parts)}"
 
 
 def _scaling_table(result: Scaling) -> Table:
@@ -122,76 +113,46 @@ def saturation(result: Scaling) -> str:
     )
 
 
-# Narrower than this, what varies among cells stands below their names.
-_MERGED = 100
+def family_parts(family: str, records: Sequence[RunRecord]) -> list[Part]:
+    """Return one family's cells, with every figure that they have."""
+    names = CellNames([record.cell for record in records])
+    named = f"{family} in {names.file}" if names.file else family
+    # A percentile that was refused everywhere has no column: the option's help says what it needs,
+    # and P50 to P99 say it below the table.
+    refused = all(_refused(record, "p999") for record in records)
+    notes = Notes()
+    ratios = [name for record in records for name in record.metrics.ratios]
+    once = len(ratios) > len(set(ratios))
+    rows: list[Row] = []
+    for record in records:
+        settings = ", ".join(names.settings(record.cell))
+        workload = names.workload(record.cell)
+        name = f"{workload} ({settings})" if settings else workload
+        texts = {"workload": workload} | {key: say(record.cell) for key, _, say in names.varying}
+        rows += CellRows(record, name, notes, ["p999"] * refused).rows(texts, once)
+    # What tells cells apart is the last to go.
+    columns = [Column("workload", "workload")]
+    columns += [
+        Column(key, header, right=key == "streams", rank=1) for key, header, _ in names.varying
+    ]
+    return [
+        title(named, records, f": {_what(records)}"),
+        *names.constants(),
+        Table([*columns, *COLUMNS], rows, notes.lines(len(records))),
+    ]
 
 
-class FamilyTable:
-    """One family's records, laid out for a given width."""
-
-    def __init__(self, family: str, records: Sequence[RunRecord], width: int) -> None:
-        self._family = family
-        self._records = records
-        self._width = width
-        self._names = CellNames([record.cell for record in records])
-
-    def draw(self, console: Console) -> None:
-        """Print title, table and notes."""
-        family = f"{self._family} in {self._names.file}" if self._names.file else self._family
-        console.print(title(family, self._records, f": {self._what()}"))
-        constants = self._names.constants()
-        if constants:
-            console.print(Text("\n".join(flow(constants, self._width)), style="dim"))
-        draw_table(console, self._table(merged=self._width < _MERGED))
-
-    def _what(self) -> str:
-        measured = [record for record in self._records if record.samples is not None]
-        if not measured:
-            return "nothing was measured"
-        whole = [record for record in measured if record.primary.per == "iteration"]
-        if not whole:
-            return "latency of what stands behind each name, from events"
-        how = how_timed(whole)
-        if len(whole) == len(measured):
-            return f"latency per iteration, {how}"
-        return f"latency of what stands behind each name; whole iterations {how}"
-
-    def _table(self, merged: bool) -> Table:
-        """Return rows of all cells; ``merged`` has what varies below a cell's name."""
-        # A percentile that was refused everywhere has no column: the option's help says what it
-        # needs, and P50 to P99 say it below the table.
-        refused = all(_refused(record, "p999") for record in self._records)
-        notes = Notes()
-        rows: list[Row] = []
-        ratios = [name for record in self._records for name in record.metrics.ratios]
-        once = len(ratios) > len(set(ratios))
-        for record in self._records:
-            name = self._name(record.cell)
-            found = CellRows(record, name, notes, ["p999"] * refused).rows(
-                self._identity(record.cell), once
-            )
-            if merged and (settings := self._settings(record.cell)):
-                found[0].texts["workload"] += f"\n  {settings}"
-            rows += found
-        columns = [Column("workload", "workload")]
-        if not merged:
-            columns += [
-                Column(key, header, right=key == "streams")
-                for key, header, _ in self._names.varying
-            ]
-        return Table([*columns, *COLUMNS], rows, notes.lines(len(self._records)))
-
-    def _identity(self, cell: Cell) -> dict[str, str]:
-        varying = {key: say(cell) for key, _, say in self._names.varying}
-        return {"workload": self._names.workload(cell)} | varying
-
-    def _name(self, cell: Cell) -> str:
-        name, settings = self._names.workload(cell), self._settings(cell)
-        return f"{name} ({settings})" if settings else name
-
-    def _settings(self, cell: Cell) -> str:
-        """Return what distinguishes the cell besides its name, such as ``8 streams, graph``."""
-        return ", ".join(self._names.settings(cell))
+def _what(records: Sequence[RunRecord]) -> str:
+    measured = [record for record in records if record.samples is not None]
+    if not measured:
+        return "nothing was measured"
+    whole = [record for record in measured if record.primary.per == "iteration"]
+    if not whole:
+        return "latency of what stands behind each name, from events"
+    how = how_timed(whole)
+    if len(whole) == len(measured):
+        return f"latency per iteration, {how}"
+    return f"latency of what stands behind each name; whole iterations {how}"
 
 
 def _refused(record: RunRecord, key: str) -> bool:

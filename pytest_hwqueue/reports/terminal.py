@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from io import StringIO
+from collections.abc import Sequence
 from statistics import median, stdev
-
-from rich.console import Console
-from rich.text import Text
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 from pytest_hwqueue.metrics.numbers import (
@@ -26,11 +21,11 @@ from pytest_hwqueue.metrics.switching import MedianDifference
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import PERCENTILES, status_of
-from pytest_hwqueue.reports.document import Column, Row, Table
-from pytest_hwqueue.reports.glance import Changes, draw_glance
-from pytest_hwqueue.reports.grid import draw_table, paragraph
+from pytest_hwqueue.reports.document import Column, Heading, Paragraph, Part, Row, Table
+from pytest_hwqueue.reports.glance import Changes, glance_parts
+from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.tables import FamilyTable, draw_scaling
+from pytest_hwqueue.reports.tables import family_parts, scaling_parts
 
 _WHAT = "extra wait per kernel on many streams against one, of a probe (50 µs kernels)"
 
@@ -95,29 +90,22 @@ def shown(cell: CellRuns) -> RunRecord:
     return cell.middle.model_copy(update={"notes": [*cell.middle.notes, f"{note}: see Runs"]})
 
 
-def draw_runs(console: Console, cells: Sequence[CellRuns]) -> None:
-    """Print the table of the cells with several runs; nothing if there are none."""
+def runs_parts(cells: Sequence[CellRuns]) -> list[Part]:
+    """Return the table of the cells with several runs; nothing if there are none."""
     several = [cell for cell in cells if len(cell.runs) > 1]
     if not several:
-        return
-    console.print(_title(several))
-    notes = Notes()
-    table = _table(several, notes)
-    draw_table(console, replace(table, notes=[*notes.lines(len(several)), _MEANING]))
-    console.print()
-
-
-def _title(cells: Sequence[CellRuns]) -> Text:
-    title = Text.assemble(("Runs", "bold"), " of each cell, and how far they differ")
-    bad = [run.status for cell in cells for run in cell.bad]
+        return []
+    text, style = "Runs of each cell, and how far they differ", "bold"
+    bad = [run.status for cell in several for run in cell.bad]
     if bad:
         counts = ", ".join(f"{bad.count(status)} {status}" for status in dict.fromkeys(bad))
-        runs = sum(len(cell.runs) for cell in cells)
-        title.append(f" · {counts} of {counted(runs, 'run')}", style="red")
-    return title
+        runs = counted(sum(len(cell.runs) for cell in several), "run")
+        text, style = f"{text} · {counts} of {runs}", "bold red"
+    return [Heading(text, style=style), _table(several), Paragraph(_MEANING)]
 
 
-def _table(cells: Sequence[CellRuns], notes: Notes) -> Table:
+def _table(cells: Sequence[CellRuns]) -> Table:
+    notes = Notes()
     labels = dict.fromkeys(PERCENTILES[cell.percentile] for cell in cells if cell.percentile)
     # One label for all cells goes to the heading.
     label = f" {next(iter(labels))}" if len(labels) == 1 else ""
@@ -131,14 +119,14 @@ def _table(cells: Sequence[CellRuns], notes: Notes) -> Table:
         Column("sd", f"sd of ln{label}"),
         Column("shown", "shown", right=True, rank=1),
     ]
-    return Table(columns, [_row(cell, notes, named=not label) for cell in cells])
+    rows = [_row(cell, notes, named=not label) for cell in cells]
+    return Table(columns, rows, notes.lines(len(cells)))
 
 
 def _row(cell: CellRuns, notes: Notes, named: bool) -> Row:
     name = cell.middle.cell_id
-    row = Row(texts={"runs": cell.count}, opens=True, below=[_failure(run) for run in cell.bad])
-    if row.below:
-        row.style = "red"
+    row = Row({"runs": cell.count}, style="red" if cell.bad else "", opens=True)
+    row.below += [f"run {run.run} {status_of(run)}" for run in cell.bad]
     marks = [notes.footnote(remark) for remark in _remarks(cell)]
     row.texts["cell"] = " ".join([name, *marks])
     values = cell.values_ms
@@ -165,10 +153,6 @@ def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> PrintedFigur
     return REFUSED
 
 
-def _failure(run: RunRecord) -> str:
-    return f"run {run.run} {status_of(run)}"
-
-
 def _remarks(cell: CellRuns) -> list[str]:
     """Return the notes of runs not shown, unless the shown one has the same."""
     known = {_NUMBERS.sub("", note) for note in cell.middle.notes}
@@ -188,7 +172,6 @@ def _remarks(cell: CellRuns) -> list[str]:
 
 
 OWN_TESTS = "your own tests"
-_LEGEND_NAME = 14
 
 
 def render(
@@ -212,14 +195,13 @@ def render(
 
     """
 
-    def draw(console: Console) -> None:
-        cells = gather(records)
-        draw_glance(console, cells, changes or {})
-        if scaling:
-            console.print()
-            draw_scaling(console, [cell.middle for cell in cells], set())
-
-    return drawn(draw, width, colour) if records else ""
+    if not records:
+        return ""
+    cells = gather(records)
+    parts = glance_parts(cells, changes or {})
+    if scaling:
+        parts += scaling_parts([cell.middle for cell in cells], set())
+    return rendered(parts, width, colour)
 
 
 def render_details(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
@@ -227,60 +209,33 @@ def render_details(records: Sequence[RunRecord], *, width: int, colour: bool) ->
 
     Narrow terminals get fewer columns; every figure stays in the records.
     """
-    return drawn(lambda console: _draw(console, records), width, colour) if records else ""
-
-
-def render_lines(lines: Sequence[str], width: int) -> str:
-    """Return lines wrapped at the terminal's width, further ones indented."""
-    return "\n".join(str(paragraph(line, width)) for line in lines)
-
-
-def drawn(draw: Callable[[Console], None], width: int, colour: bool) -> str:
-    """Return as text what is drawn on a console of that width, without trailing blanks."""
-    buffer = StringIO()
-    console = Console(
-        file=buffer, width=max(width, 1), force_terminal=colour, force_jupyter=False,
-        color_system="standard" if colour else None, no_color=not colour, highlight=False,
-        markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
-    draw(console)
-    lines = buffer.getvalue().split("\n")
-    return "\n".join(line.rstrip() for line in lines).strip("\n")
-
-
-def _draw(console: Console, records: Sequence[RunRecord]) -> None:
     cells = gather(records)
     families: dict[str, list[RunRecord]] = {}
     for cell in cells:
         record = shown(cell)
         families.setdefault(record.family or OWN_TESTS, []).append(record)
+    parts: list[Part] = []
     readings: set[str] = set()
     for family, members in families.items():
-        FamilyTable(family, members, console.width).draw(console)
-        console.print()
-        draw_scaling(console, members, readings)
-    draw_runs(console, cells)
-    for name, meaning in _legend(records):
-        console.print(paragraph(f"{name:<{_LEGEND_NAME}}{meaning}", console.width))
+        parts += family_parts(family, members) + scaling_parts(members, readings)
+    return rendered([*parts, *runs_parts(cells), *_legend(records)], width, colour)
 
 
-def _legend(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+def render_lines(lines: Sequence[str], width: int) -> str:
+    """Return lines wrapped at the terminal's width, further ones indented."""
+    return rendered([Paragraph(line) for line in lines], width, False)
+
+
+def _legend(records: Sequence[RunRecord]) -> list[Part]:
     """Explain in plain words what the tables show; the device's own figures stand here."""
     lines = []
     if any(record.metrics.latency is not None for record in records):
-        lines.append(
-            (
-                "[low, high]",
-                f"{CONFIDENCE * 100:.0f} % confidence interval, from the samples of this run",
-            )
-        )
-    lines += [("queue switch", text) for text in queue_switches(records)]
+        share = f"{CONFIDENCE * 100:.0f} %"
+        lines.append(f"[low, high]: {share} confidence interval, from the samples of this run")
+    lines += [f"queue switch: {text}" for text in queue_switches(records)]
     if any(record.metrics.ready_to_start is not None for record in records):
         lines.append(
-            (
-                "ready→start",
-                "wait per kernel once nothing but the device holds it back, where the kernel that "
-                "started before it was of another stream or of the same",
-            )
+            "ready→start: wait per kernel once nothing but the device holds it back, where the "
+            "kernel that started before it was of another stream or of the same"
         )
-    return lines
+    return [Paragraph(line) for line in lines]

@@ -11,7 +11,6 @@ from pytest_hwqueue.gate.verdict import State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, times
 from pytest_hwqueue.reports.document import (
     Column,
-    Document,
     Folded,
     Heading,
     Paragraph,
@@ -19,9 +18,8 @@ from pytest_hwqueue.reports.document import (
     Row,
     Table,
 )
-from pytest_hwqueue.reports.grid import print_document
+from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.terminal import drawn
 from pytest_hwqueue.reports.verdict_words import (
     MOST_PASSES,
     also_different,
@@ -114,8 +112,7 @@ def render_judgement(judgement: Judgement, width: int, colour: bool, *, brief: b
             always summed up.
 
     """
-    document = Document(judgement_parts(judgement, brief=brief, fold=brief))
-    return drawn(lambda console: print_document(document, console), width, colour)
+    return rendered(judgement_parts(judgement, brief=brief, fold=brief), width, colour)
 
 
 def changes_of(judgements: Sequence[Judgement]) -> dict[str, tuple[str, str, PrintedFigure]]:

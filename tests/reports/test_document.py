@@ -53,9 +53,12 @@ def tables(draw: st.DrawFn) -> Table:
     ranks = draw(st.lists(st.integers(0, 4), min_size=1, max_size=8))
     columns = [Column("name", draw(WORDS))]
     for number, rank in enumerate(ranks):
-        heading = {"header": draw(WORDS), "second": draw(WORDS | st.just(""))}
-        interval_rank = draw(st.integers(0, 4))
-        columns.append(Column(f"c{number}", rank=rank, interval_rank=interval_rank, **heading))
+        columns.append(
+            Column(
+                f"c{number}", draw(WORDS), draw(WORDS | st.just("")), rank=rank,
+                interval_rank=draw(st.integers(0, 4)),
+            )
+        )  # fmt: skip
     rows = []
     for number in range(draw(st.integers(1, 4))):
         row = Row({"name": f"{draw(WORDS)}{number}"}, opens=draw(st.booleans()))
