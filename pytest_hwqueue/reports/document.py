@@ -37,6 +37,7 @@ class Column:
             those of rank 0 stay.
         interval_rank: when the intervals of its figures go.
         kept: whether what went stands in a line below its row, or is left out.
+        bars: whether its figures are shares, which the page draws as bars, too.
 
     """
 
@@ -50,6 +51,7 @@ class Column:
     rank: int = 0
     interval_rank: int = 0
     kept: bool = True
+    bars: bool = False
 
     @property
     def name(self) -> str:

@@ -9,7 +9,8 @@ from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, rate, time
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.cell_rows import COLUMNS, CellRows, other_series
-from pytest_hwqueue.reports.document import Column, Heading, Paragraph, Part, Row, Table
+from pytest_hwqueue.reports.charts import ScalingCurve, scaling_chart
+from pytest_hwqueue.reports.document import Chart, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
 
 
@@ -47,6 +48,8 @@ def scaling_parts(records: Sequence[RunRecord], readings: set[str]) -> list[Part
             continue
         parts.append(Heading(_title(sweep[0].cell, f"{result.kind} scaling".capitalize())))
         parts += [_scaling_table(result), Paragraph(saturation(result), "")]
+        curve = scaling_chart([ScalingCurve("", result)], simulated=sweep[0].simulated)
+        parts.append(Chart("Throughput over streams", curve, "With 95 % intervals."))
         if result.reading not in readings:
             readings.add(result.reading)
             parts.append(Paragraph(result.reading))

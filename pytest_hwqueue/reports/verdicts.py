@@ -204,12 +204,12 @@ def judgement_parts(judgement: Judgement, *, brief: bool, fold: bool) -> list[Pa
     if folded:
         listed = [each for each in listed if each.verdict.state != "pass"]
     if listed:
-        parts.append(_table(by_severity(listed), brief))
+        parts.append(verdict_table(by_severity(listed), brief))
     if folded:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
         labels = dict.fromkeys(each.verdict.quantity.label for each in passes)
         short += f" ({', '.join(labels)})" if len(labels) > 1 else ""
-        parts += [Folded(short, _table(passes, brief))]
+        parts += [Folded(short, verdict_table(passes, brief))]
         lines = aside_lines(passes)
         if not different_fields(listed):
             lines += filter(None, [different_fields(passes)])
@@ -232,7 +232,8 @@ def _named(cells: Sequence[str], brief: bool) -> str:
     return ", ".join(shown) + more
 
 
-def _table(verdicts: Sequence[CellVerdict], brief: bool) -> Table:
+def verdict_table(verdicts: Sequence[CellVerdict], brief: bool) -> Table:
+    """Return a row for each verdict, in their order; the sentence stands below."""
     notes = Notes()
     sentences = Counter(each.verdict.sentence for each in verdicts)
     rows = []

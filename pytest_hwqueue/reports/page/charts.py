@@ -10,27 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
+from pytest_hwqueue.harness.summary import find_sweeps
 from pytest_hwqueue.metrics.attribution import UNEXPLAINED, DeviceWork
 from pytest_hwqueue.metrics.latency import Share
-from pytest_hwqueue.metrics.numbers import (
-    REFUSED,
-    counted,
-    milliseconds,
-    percent,
-    rate,
-    time_unit,
-    times,
-)
-from pytest_hwqueue.metrics.scaling import ScaledPoint, Scaling
+from pytest_hwqueue.metrics.numbers import counted, milliseconds, percent, time_unit
 from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.records.noise import Causes, TailCauses, causes_line
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, read_kept
-from pytest_hwqueue.reports.charts import ScalingCurve, scaling_chart
-from pytest_hwqueue.reports.drawing import Spec
+from pytest_hwqueue.reports.document import Bullets, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.page.cells import PageCell
-from pytest_hwqueue.reports.tables import saturation
+from pytest_hwqueue.reports.tables import scaling_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -231,74 +221,39 @@ def _by_number(row: str) -> tuple[str, int]:
 _NS_PER_MS = 1e6
 
 
-@dataclass(frozen=True)
-class CauseView:
-    """One cause of a tail.
-
-    Attributes:
-        cause: its name.
-        text: its share of the tail's requests.
-        interval: of that share, at 95 %.
-        share: the same as a number from 0 to 1.
-        ends: of the interval, likewise.
-        named: what or whom requests waited for, the most frequent first, with their number.
-
-    """
-
-    cause: str
-    text: str
-    interval: str
-    share: float
-    ends: tuple[float, float]
-    named: list[str]
-
-
-@dataclass(frozen=True)
-class TailView:
-    """The tail above one percentile, by cause."""
-
-    title: str
-    causes: list[CauseView]
-    not_seen: dict[str, str]
-
-
-@dataclass(frozen=True)
-class CausesView:
-    """What a traced pass saw; ``line`` is what the terminal says."""
-
-    line: str
-    tails: list[TailView]
-    refused: dict[str, str]
-    limits: list[str]
-
-
-def causes_view(causes: Causes | None) -> CausesView | None:
-    """Return the causes of a run's slow requests; None if nobody looked for them."""
+def causes_parts(causes: Causes | None) -> list[Part]:
+    """Return the causes of a run's slow requests; nothing if nobody looked for them."""
     if causes is None:
-        return None
-    return CausesView(
-        line=causes_line(causes, "a traced pass of its own"),
-        tails=[_tail(name, tail) for name, tail in causes.tails.items()],
-        refused={name.upper(): reason for name, reason in causes.refused.items()},
-        limits=list(causes.limits),
-    )
+        return []
+    line = causes_line(causes, "a traced pass of its own")
+    parts: list[Part] = [Heading("Causes of the tail"), Paragraph(line, "")]
+    for name, tail in causes.tails.items():
+        parts += _tail(name, tail)
+    refused = [f"{name.upper()} refused: {reason}" for name, reason in causes.refused.items()]
+    parts += [Paragraph(line, "yellow") for line in refused]
+    return [*parts, *map(Paragraph, causes.limits)]
 
 
-def _tail(name: str, tail: TailCauses) -> TailView:
+def _tail(name: str, tail: TailCauses) -> list[Part]:
     unit = time_unit(tail.threshold_ms * _NS_PER_MS)
     title = (
         f"{counted(tail.requests, 'request')} above {name.upper()} of "
         f"{milliseconds(tail.threshold_ms, unit)}; the median took "
         f"{milliseconds(tail.median_ms, time_unit(tail.median_ms * _NS_PER_MS))}"
     )
+    columns = (
+        Column("cause", "cause"), Column("share", "share of these requests", bars=True),
+        Column("named", "who or what they waited for", "(requests)"),
+    )  # fmt: skip
     # What no cause explains comes last, whatever its share.
     ordered = sorted(tail.shares.items(), key=lambda each: (each[0] == UNEXPLAINED, -each[1].share))
-    views = [_cause(cause, share, tail) for cause, share in ordered if share.number]
-    return TailView(title, views, dict(tail.not_seen))
+    rows = [_cause(cause, share, tail) for cause, share in ordered if share.number]
+    not_seen = {cause: [reason] for cause, reason in tail.not_seen.items()}
+    unseen: list[Part] = [Paragraph("Causes that could not be seen here:"), Bullets(not_seen)]
+    return [Heading(title, 3), Table(columns, rows), *unseen * bool(not_seen)]
 
 
-def _cause(cause: str, share: Share, tail: TailCauses) -> CauseView:
-    shown = percent(share.share, share.interval)
+def _cause(cause: str, share: Share, tail: TailCauses) -> Row:
     named = [f"{each.what} ({each.requests})" for each in tail.named.get(cause, [])]
     if cause == UNEXPLAINED and tail.unexplained_in:
         named = [
@@ -306,67 +261,19 @@ def _cause(cause: str, share: Share, tail: TailCauses) -> CauseView:
             for place, part in tail.unexplained_in.items()
             if part.number
         ]
-    return CauseView(cause, f"{shown.number} %", shown.interval, share.share, share.interval, named)
+    shown = percent(share.share, share.interval)
+    return Row({"cause": cause, "named": "; ".join(named)}, {"share": [shown]}, opens=True)
 
 
-@dataclass(frozen=True)
-class ScalingView:
-    """A sweep over streams; ``chart`` is None if there is nothing to draw."""
-
-    title: str
-    saturation: str
-    reading: str
-    rows: list[tuple[str, ...]]
-    chart: Spec | None
-    reasons: list[str]
-
-
-def scaling_views(cells: Sequence[PageCell]) -> dict[str, ScalingView]:
-    """Return the scaling of each cell that was measured at several counts, by the cell's key.
-
-    Cells of one sweep share their view; one that cannot be computed has the reason and no rows.
-    """
-    views: dict[str, ScalingView] = {}
+def scaling_by_cell(cells: Sequence[PageCell]) -> dict[str, list[Part]]:
+    """Return the scaling of each cell that was measured at several counts, by the cell's key."""
+    found: dict[str, list[Part]] = {}
     sessions: dict[Any, list[PageCell]] = {}
     for cell in cells:
         sessions.setdefault(cell.folder, []).append(cell)
     for those in sessions.values():
         keys = {id(cell.shown): cell.key for cell in those}
         for sweep in find_sweeps([cell.shown for cell in those]):
-            try:
-                view = _scaling_of(sweep[0].cell.name, scaling_of(sweep), sweep[0].simulated)
-            except ValueError as error:
-                title = f"{sweep[0].cell.name} over streams"
-                view = ScalingView(title, f"Scaling cannot be told: {error}.", "", [], None, [])
-            views |= {keys[id(record)]: view for record in sweep}
-    return views
-
-
-def _scaling_of(name: str, result: Scaling, simulated: bool) -> ScalingView:
-    greatest = max(point.throughput.value for point in result.points)
-    reasons = dict.fromkeys(
-        reason
-        for point in result.points
-        for reason in (*point.refused.values(), *point.throughput.refused.values())
-    )
-    return ScalingView(
-        title=f"{result.kind} scaling of {name} over streams".capitalize()
-        if result.kind
-        else f"{name} over streams",
-        saturation=saturation(result),
-        reading=result.reading,
-        rows=[_row(point, result, greatest) for point in result.points],
-        chart=scaling_chart([ScalingCurve("", result)], simulated=simulated),
-        reasons=list(reasons),
-    )
-
-
-def _row(point: ScaledPoint, result: Scaling, greatest: float) -> tuple[str, ...]:
-    base = point.streams == result.base_streams
-    speedup, efficiency = REFUSED, REFUSED
-    if point.speedup is not None:
-        speedup = times(point.speedup, None if base else point.speedup_interval)
-    if point.efficiency is not None:
-        efficiency = percent(point.efficiency, None if base else point.efficiency_interval)
-    shown = rate(point.throughput.value, result.unit, point.throughput.interval, like=greatest)
-    return str(point.streams), str(shown), str(speedup), str(efficiency)
+            parts = scaling_parts(sweep, set())
+            found |= {keys[id(record)]: parts for record in sweep}
+    return found

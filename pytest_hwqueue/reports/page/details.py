@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.metrics.numbers import time_unit
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.cell_rows import NO_REASON
+from pytest_hwqueue.reports.cell_rows import status_of
 from pytest_hwqueue.reports.charts import (
     Curve,
     order_chart,
     survival_chart,
     timeline_chart,
 )
+from pytest_hwqueue.reports.document import Bullets, Document, Heading, Paragraph, Part
 from pytest_hwqueue.reports.drawing import colour
 from pytest_hwqueue.reports.page.cells import PageCell
-from pytest_hwqueue.reports.page.charts import (
-    CausesView,
-    ScalingView,
-    causes_view,
-    in_order,
-    survival,
-    timelines,
-)
-from pytest_hwqueue.reports.page.rows import RowView, Told, row_of, told
-from pytest_hwqueue.reports.verdict_words import change_of, remarks_of
+from pytest_hwqueue.reports.page.charts import causes_parts, in_order, survival, timelines
+from pytest_hwqueue.reports.page.rows import RowView, figures_of, row_of
+from pytest_hwqueue.reports.verdicts import verdict_table
 
 _TRACE = "trace: "
 _NS_PER_MS = 1e6
-
-
-@dataclass(frozen=True)
-class VerdictView:
-    """One figure's verdict against a baseline."""
-
-    baseline: str
-    figure: str
-    change: str
-    state: State
-    sentence: str
-    remarks: list[str]
 
 
 @dataclass(frozen=True)
@@ -53,20 +34,16 @@ class DetailsView:
 
     Attributes:
         row: its line in the table.
-        told: its figures, further lines and notes.
-        verdicts: on each figure that was compared.
-        failures: why runs have no figures.
+        findings: verdicts on figures that were compared, and why runs have no figures.
+        figures: of every series, and what to know of them.
         charts: by name, ``timelines`` as a list; a name without a chart is missing.
         thinned: whether the samples in order are more than are drawn.
         timelines: titles of the timelines, with how many kernels are left out, or why there is
             none to draw.
-        causes: of slow requests; None if nobody looked for them.
-        scaling: None if the cell was measured at one count of streams.
-        proof: that the scheduler was active: what it is, and its evidence.
-        fingerprint: groups of fields: what must match to compare, what is reported, what is
-            missing and why.
-        setting: the cell's parts and parameters.
-        facts: when, how long, with which seed and version.
+        causes: of slow requests, if somebody looked for them.
+        scaling: over streams, if the cell was measured at several counts.
+        facts: the scheduler's proof, the setting, the fingerprint, and the run.
+        device: its name.
         command: that repeats the session.
         files: names of the records.
         traces: for Perfetto: a path relative to the page, and whether the file is there.
@@ -74,18 +51,15 @@ class DetailsView:
     """
 
     row: RowView
-    told: Told
-    verdicts: list[VerdictView]
-    failures: list[str]
+    findings: Document
+    figures: Document
     charts: dict[str, Any]
     thinned: bool
     timelines: list[tuple[str, str]]
-    causes: CausesView | None
-    scaling: ScalingView | None
-    proof: list[tuple[str, str]]
-    fingerprint: dict[str, Mapping[str, object]]
-    setting: dict[str, object]
-    facts: dict[str, object]
+    causes: Document
+    scaling: Document
+    facts: list[Document]
+    device: str
     command: str
     files: list[str]
     traces: list[tuple[str, bool]]
@@ -97,66 +71,52 @@ class DetailsView:
 
 
 def details_of(
-    cell: PageCell, scaling: ScalingView | None, most_kernels: int, page: Path
+    cell: PageCell, scaling: Sequence[Part], most_kernels: int, page: Path
 ) -> DetailsView:
     """Return a cell's details.
 
     Args:
         cell: the cell.
-        scaling: over streams; None if it has none.
+        scaling: over streams; empty if it has none.
         most_kernels: of each timeline.
         page: where the report will be; traces are linked relative to it.
 
     """
-    record, figures = cell.shown, told(cell.shown)
+    record, figures = cell.shown, figures_of(cell.shown)
     row = row_of(cell, figures)
     measured = cell.runs.measured
     runs = [_run(run, len(measured), shown=run is cell.shown) for run in measured]
     drawn = [] if cell.timelines is None else timelines(*cell.timelines, most_kernels)
+    findings: list[Part] = []
+    for baseline in dict.fromkeys(label for label, _ in cell.verdicts):
+        judged = [each for label, each in cell.verdicts if label == baseline]
+        findings += [Heading(f"Against {baseline}"), verdict_table(judged, brief=False)]
+    findings += [Paragraph(f"run {run.run} {status_of(run)}", "red") for run in cell.runs.bad]
     return DetailsView(
         row=row,
-        told=figures,
-        verdicts=[
-            VerdictView(
-                baseline, judged.verdict.quantity.label, str(change_of(judged.verdict)),
-                judged.verdict.state, judged.verdict.sentence, remarks_of(judged),
-            )
-            for baseline, judged in cell.verdicts
-        ],
-        failures=[_failure(run) for run in cell.runs.bad],
-        charts=_charts(cell, row, runs, drawn, scaling),
+        findings=Document(findings),
+        figures=Document([Heading("Figures"), figures.table] if measured else []),
+        charts=_charts(cell, row, runs, drawn),
         thinned=any(run["order"]["at"] is not None for run in runs),
         timelines=[_said(each) for each in drawn],
-        causes=causes_view(cell.causes),
-        scaling=scaling,
-        proof=_proof(record),
-        fingerprint=_fingerprint(record),
-        setting={
-            **record.cell.model_dump(exclude={"parameters"}), **record.cell.parameters
-        },
+        causes=Document(causes_parts(cell.causes)),
+        scaling=Document(scaling),
         facts=_facts(record, cell),
+        device=_device(record),
         command=record.command,
         files=cell.record_files,
         traces=_traces(record, cell.folder, page),
-    )  # fmt: skip
-
-
-def _failure(run: RunRecord) -> str:
-    stage = f" in stage {run.stage}" if run.stage else ""
-    return f"run {run.run} {run.status}{stage}: {run.reason or NO_REASON}"
+    )
 
 
 def _charts(
-    cell: PageCell, row: RowView, runs: list[dict[str, Any]], drawn: list[dict[str, Any]],
-    scaling: ScalingView | None,
-) -> dict[str, Any]:  # fmt: skip
+    cell: PageCell, row: RowView, runs: list[dict[str, Any]], drawn: list[dict[str, Any]]
+) -> dict[str, Any]:
     charts: dict[str, Any] = {
         "timelines": [
             timeline_chart(each, simulated=row.simulated) for each in drawn if "refused" not in each
         ]
     }
-    if scaling is not None and scaling.chart is not None:
-        charts["scaling"] = scaling.chart
     if not runs:
         return charts
     marked = [
@@ -226,45 +186,51 @@ def _said(timeline: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _proof(record: RunRecord) -> list[tuple[str, str]]:
-    if record.scheduler_proof is None:
-        why = "the scheduler is part of the model" if record.simulated else "none was recorded"
-        return [("proof", why)]
-    proof = record.scheduler_proof
-    priorities = ", ".join(map(str, proof.device_priorities))
-    return [
-        ("mode", proof.mode),
-        ("evidence", proof.evidence),
-        ("device priorities", priorities or "none"),
-    ]
-
-
-def _fingerprint(record: RunRecord) -> dict[str, Mapping[str, object]]:
-    if record.fingerprint is None:
-        return {}
-    return {
-        "Must match to be compared": record.fingerprint.hard,
-        "Reported when it differs": record.fingerprint.soft,
-        "Not known, and why": record.fingerprint.missing,
+def _facts(record: RunRecord, cell: PageCell) -> list[Document]:
+    """Return the scheduler's proof, the setting, the fingerprint, and the run."""
+    proof: dict[str, object] = {
+        "proof": "the scheduler is part of the model" if record.simulated else "none was recorded"
     }
-
-
-def _facts(record: RunRecord, cell: PageCell) -> dict[str, object]:
+    if record.scheduler_proof is not None:
+        found = record.scheduler_proof
+        priorities = ", ".join(map(str, found.device_priorities))
+        proof = {
+            "mode": found.mode, "evidence": found.evidence,
+            "device priorities": priorities or "none",
+        }  # fmt: skip
     commit = record.git_commit
     if commit is not None and record.git_dirty:
         commit += " with uncommitted changes"
-    return {
-        "test": record.nodeid or None,
-        "run shown": f"{record.run} of {len(cell.runs.runs)}",
-        "started": record.started,
-        "duration": f"{record.duration_s:.3g} s",
-        "iterations": record.iterations,
-        "stopped by": record.stopped or None,
-        "seed": record.seed,
-        "version": record.version,
-        "commit": commit,
-        "planted faults": ", ".join(record.faults) or None,
-    }
+    run = {
+        "test": record.nodeid, "run shown": f"{record.run} of {len(cell.runs.runs)}",
+        "started": record.started, "duration": f"{record.duration_s:.3g} s",
+        "iterations": record.iterations, "stopped by": record.stopped, "seed": record.seed,
+        "version": record.version, "commit": commit, "planted faults": ", ".join(record.faults),
+    }  # fmt: skip
+    setting = record.cell.model_dump(exclude={"parameters"}) | record.cell.parameters
+    marks: list[Part] = [Paragraph("None was recorded.")]
+    if record.fingerprint is not None:
+        marks = [
+            *_listed("Must match to be compared", record.fingerprint.hard, 3),
+            *_listed("Reported when it differs", record.fingerprint.soft, 3),
+            *_listed("Not known, and why", record.fingerprint.missing, 3),
+        ]
+    return [
+        Document(_listed("Proof of the scheduler", proof)),
+        Document(_listed("Setting", setting)),
+        Document([Heading("Fingerprint"), *marks]),
+        Document(_listed("Run", run)),
+    ]
+
+
+def _listed(title: str, fields: Mapping[str, object], level: int = 2) -> list[Part]:
+    about = {key: [str(value)] for key, value in fields.items() if value not in (None, "")}
+    return [Heading(title, level), Bullets(about)] if about else []
+
+
+def _device(record: RunRecord) -> str:
+    hard = {} if record.fingerprint is None else record.fingerprint.hard
+    return str(hard.get("device_name", record.cell.device))
 
 
 def _traces(record: RunRecord, folder: Path, page: Path) -> list[tuple[str, bool]]:

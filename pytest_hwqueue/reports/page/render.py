@@ -19,7 +19,7 @@ from pytest_hwqueue.reports.document import Document
 from pytest_hwqueue.reports.drawing import config
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.page.cells import Found, page_cells
-from pytest_hwqueue.reports.page.charts import scaling_views
+from pytest_hwqueue.reports.page.charts import scaling_by_cell
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
 from pytest_hwqueue.reports.page.verdict import Verdict, verdict_of
 from pytest_hwqueue.reports.verdict_words import SEVERITY
@@ -77,7 +77,7 @@ class Page:
     @property
     def compared(self) -> bool:
         """Whether any cell has a verdict."""
-        return any(each.verdicts for each in self.details)
+        return any(each.row.change for each in self.details)
 
     @property
     def states(self) -> list[str]:
@@ -106,11 +106,12 @@ def page_of(
 
     """
     cells = page_cells(found, judgements, baseline or {}, baseline_label)
-    scaling = scaling_views(cells)
+    scaling = scaling_by_cell(cells)
     with_timelines = sum(cell.timelines is not None for cell in cells)
     share = max(_LEAST_KERNELS, _ALL_KERNELS // max(1, with_timelines))
     details = [
-        details_of(cell, scaling.get(cell.key), min(_MOST_KERNELS, share), page) for cell in cells
+        details_of(cell, scaling.get(cell.key, []), min(_MOST_KERNELS, share), page)
+        for cell in cells
     ]
     answers = []
     for stored in found.tables:
@@ -132,7 +133,7 @@ def page_of(
     simulated += [each.simulated for each in shown] + [each.simulated for each in results]
     return Page(
         verdict=verdict_of(judgements, shown, results, cells),
-        devices=list(dict.fromkeys(filter(None, map(_device, details)))),
+        devices=list(dict.fromkeys(each.device for each in details)),
         simulated=any(simulated),
         details=details,
         answers=answers,
@@ -203,10 +204,3 @@ def _json(value: Any) -> Markup:
 
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return Markup(text.replace("<", "\\u003c"))
-
-
-def _device(details: DetailsView) -> str:
-    for fields in details.fingerprint.values():
-        if "device_name" in fields:
-            return str(fields["device_name"])
-    return str(details.setting["device"])

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, milliseconds, time_unit
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.cell_rows import (
-    COLUMNS,
-    NO_REASON,
-    PERCENTILES,
-    CellRows,
-    other_series,
-)
-from pytest_hwqueue.reports.document import Row, narrowed
+from pytest_hwqueue.reports.cell_rows import COLUMNS, NO_REASON, PERCENTILES, CellRows
+from pytest_hwqueue.reports.document import Column, Table
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.page.cells import PageCell
 from pytest_hwqueue.reports.page.charts import spark
 from pytest_hwqueue.reports.verdict_words import change_of
 
 _NS_PER_MS = 1e6
-# Whatever has no place of its own stands in lines in a cell's details.
-_LISTED = [
-    replace(column, rank=0 if column.key in ("n", *PERCENTILES, "max", "throughput") else 1)
-    for column in COLUMNS
-]
 
 
 @dataclass(frozen=True)
@@ -38,15 +27,6 @@ class FigureView:
     interval: str = ""
     value: float | None = None
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class SeriesView:
-    """One series of latencies: the cell's primary one, or a tag's."""
-
-    name: str
-    n: str
-    figures: dict[str, FigureView]
 
 
 @dataclass(frozen=True)
@@ -96,77 +76,60 @@ class RowView:
 
 
 class Reasons(Notes):
-    """Keeps why each figure was refused, for the place where the figure would stand.
+    """Keeps why each of a cell's own figures was refused, to say it where the figure would stand.
 
     Attributes:
-        found: reasons by figure and tag, which is None for the cell's primary latency.
-        remarks: what a reader should know, without the marks of footnotes.
+        found: reasons by figure.
 
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[tuple[str, str | None], str] = {}
-        self.remarks: list[str] = []
-
-    def footnote(self, text: str) -> str:
-        """Keep a remark; nothing refers to it by a mark."""
-        self.remarks.append(text)
-        return ""
+        self.found: dict[str, str] = {}
 
     def refuse(self, figure: str, reason: str, cell: str, tag: str | None = None) -> None:
         """Note a refused figure, as `Notes.refuse`."""
         super().refuse(figure, reason, cell, tag)
-        self.found[figure, tag] = reason
+        if tag is None:
+            self.found[figure] = reason
 
 
-@dataclass
-class Told:
-    """What the tables say of a run: every series' figures, further lines, and notes."""
+@dataclass(frozen=True)
+class Figures:
+    """What the tables say of a run: its own figures for the overview, and all in a table."""
 
-    series: list[SeriesView] = field(default_factory=list)
-    throughput: FigureView | None = None
-    lines: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    n: str
+    figures: dict[str, FigureView]
+    throughput: FigureView | None
+    table: Table
 
 
-def told(record: RunRecord) -> Told:
+def figures_of(record: RunRecord) -> Figures:
     """Return what the terminal's table says of a record, in its words and digits."""
     reasons = Reasons()
-    found = Told()
-    every = CellRows(record, record.cell_id, reasons).rows({"workload": ""}, False)
-    _, rows = narrowed(_LISTED, every, 1)
-    latency = record.metrics.latency
-    others = other_series(record)
-    summaries = [] if latency is None else [latency, *others.values()]
-    names = [record.primary.name, *others]
-    for row, summary, name in zip(rows, summaries, names, strict=False):
-        tag = None if row is rows[0] else name
-        figures = {
-            key: _latency(row, key, label, getattr(summary, key), reasons.found.get((label, tag)))
-            for key, label in PERCENTILES.items()
-        }
-        figures["max"] = _latency(row, "max", "max", summary.max, None)
-        found.series.append(SeriesView(name, row.texts.get("n", ""), figures))
-    throughput = rows[0].figures.get("throughput", [])
-    if throughput:
+    names = {"workload": record.cell.name}
+    rows = CellRows(record, record.cell_id, reasons).rows(names, ratios_once=False)
+    table = Table([Column("workload", "sample"), *COLUMNS], rows, reasons.lines(1))
+    latency, own = record.metrics.latency, rows[0].figures
+    if latency is None:
+        return Figures("", {}, None, table)
+    figures = {
+        key: _view(label, own[key][0], getattr(latency, key), reasons.found.get(label, ""))
+        for key, label in (*PERCENTILES.items(), ("max", "max"))
+    }
+    throughput = None
+    if record.metrics.throughput:
+        reason = reasons.found.get("interval of throughput", "")
         value = record.metrics.throughput[0].value
-        reason = reasons.found.get(("interval of throughput", None), "")
-        found.throughput = _view("throughput", throughput[0], value, reason)
-        found.lines += [f"throughput {each}" for each in throughput[1:]]
-    for row in rows:
-        for line in row.below:
-            found.lines.append(" · ".join(line) if isinstance(line, list) else line)
-    found.notes = [*reasons.remarks, *reasons.lines(1)]
-    return found
+        throughput = _view("throughput", own["throughput"][0], value, reason)
+    return Figures(rows[0].texts["n"], figures, throughput, table)
 
 
-def row_of(cell: PageCell, figures: Told) -> RowView:
+def row_of(cell: PageCell, figures: Figures) -> RowView:
     """Return a cell's line; ``figures`` are of the run shown."""
     record = cell.shown
     judged = cell.worst
     samples = record.latency_ns() if record.status == "ok" else []
-    first = figures.series[0] if figures.series else None
     change, label, sentence = None, "", ""
     if judged is not None:
         verdict = judged.verdict
@@ -187,8 +150,8 @@ def row_of(cell: PageCell, figures: Told) -> RowView:
         reason="" if record.status == "ok" else record.reason or NO_REASON,
         simulated=record.simulated,
         marks=_marks(record),
-        n="" if first is None else first.n,
-        figures={} if first is None else first.figures,
+        n=figures.n,
+        figures=figures.figures,
         throughput=figures.throughput,
         change=change,
         change_label=label,
@@ -196,10 +159,6 @@ def row_of(cell: PageCell, figures: Told) -> RowView:
         spark=spark(samples),
         spark_title=_spark_title(samples),
     )
-
-
-def _latency(row: Row, key: str, label: str, value: float | None, reason: str | None) -> FigureView:
-    return _view(label, row.figures[key][0], value, reason or "")
 
 
 def _view(label: str, shown: PrintedFigure, value: float | None, reason: str) -> FigureView:

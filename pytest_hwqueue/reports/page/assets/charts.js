@@ -121,8 +121,12 @@ function drawTimelines(place, timelines) {
 
 function drawCell(within, charts) {
   for (const element of $$("[data-chart]", within)) draw(element, charts[element.dataset.chart]);
+  drawShown(within);
   const timeline = $(".timeline", within);
   if (timeline && charts.timelines.length) drawTimelines(timeline, charts.timelines);
 }
-for (const element of $$(".plot.shown")) draw(element, data(`${element.id}-data`));
+function drawShown(within) {
+  for (const element of $$(".plot.shown", within)) draw(element, data(`${element.id}-data`));
+}
+drawShown(document);
 route();
