@@ -173,7 +173,7 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     runs each: `hwq run P0 --runs 3 --save aa`, five times.
     """
     from pytest_hwqueue.baselines.sources import load_source
-    from pytest_hwqueue.reports.calibration import HOW_TO_RECORD, calibration_document
+    from pytest_hwqueue.reports.baselines import HOW_TO_RECORD, calibration_document
     from pytest_hwqueue.reports.grid import print_document
     from pytest_hwqueue.verdicts.stored import NothingToCalibrate, calibrate_sources
 
@@ -274,7 +274,7 @@ def compare(
 def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.calibration import hard_differences, render_differences
+    from pytest_hwqueue.reports.baselines import hard_differences, render_differences
     from pytest_hwqueue.reports.judgement_file import judgement_text
     from pytest_hwqueue.reports.outcome import write_markdown
     from pytest_hwqueue.reports.verdicts import render_judgement

@@ -102,7 +102,7 @@ class Sweeping:
         session = None if measuring is None else measuring.session
         if session is None or not session.records:
             return
-        from pytest_hwqueue.reports.scaling_files import write_scaling
+        from pytest_hwqueue.reports.scaling import write_scaling
 
         try:
             lines = write_scaling(session.folder / _FOLDER, session.records)

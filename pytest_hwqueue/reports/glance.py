@@ -28,7 +28,7 @@ from pytest_hwqueue.reports.cell_rows import (
 )
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
-from pytest_hwqueue.reports.tables import saturated_from
+from pytest_hwqueue.reports.scaling import saturated_from
 
 SKIPPED = "skipped"
 _NUMBERS = re.compile(r"\d[\d.]*")

@@ -20,12 +20,12 @@ from pytest_hwqueue.metrics.numbers import (
 from pytest_hwqueue.metrics.switching import MedianDifference
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import PERCENTILES, status_of
+from pytest_hwqueue.reports.cell_rows import COLUMNS, PERCENTILES, CellRows, other_series, status_of
 from pytest_hwqueue.reports.document import Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.glance import Changes, glance_parts
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.tables import family_parts, scaling_parts
+from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
+from pytest_hwqueue.reports.scaling import scaling_parts
 
 _WHAT = "extra wait per kernel on many streams against one, of a probe (50 µs kernels)"
 
@@ -169,6 +169,53 @@ def _remarks(cell: CellRuns) -> list[str]:
         f"{'runs' if len(which) > 1 else 'run'} {', '.join(map(str, which))}: {texts[kind]}"
         for kind, which in runs.items()
     ]
+
+
+def family_parts(family: str, records: Sequence[RunRecord]) -> list[Part]:
+    """Return one family's cells, with every figure that they have."""
+    names = CellNames([record.cell for record in records])
+    named = f"{family} in {names.file}" if names.file else family
+    # A percentile that was refused everywhere has no column: the option's help says what it needs,
+    # and P50 to P99 say it below the table.
+    refused = all(_refused(record, "p999") for record in records)
+    notes = Notes()
+    ratios = [name for record in records for name in record.metrics.ratios]
+    once = len(ratios) > len(set(ratios))
+    rows: list[Row] = []
+    for record in records:
+        settings = ", ".join(names.settings(record.cell))
+        workload = names.workload(record.cell)
+        name = f"{workload} ({settings})" if settings else workload
+        texts = {"workload": workload} | {key: say(record.cell) for key, _, say in names.varying}
+        rows += CellRows(record, name, notes, ["p999"] * refused).rows(texts, once)
+    # What tells cells apart is the last to go.
+    columns = [Column("workload", "workload")]
+    columns += [
+        Column(key, header, right=key == "streams", rank=1) for key, header, _ in names.varying
+    ]
+    return [
+        title(named, records, f": {_what(records)}"),
+        *names.constants(),
+        Table([*columns, *COLUMNS], rows, notes.lines(len(records))),
+    ]
+
+
+def _what(records: Sequence[RunRecord]) -> str:
+    measured = [record for record in records if record.samples is not None]
+    if not measured:
+        return "nothing was measured"
+    whole = [record for record in measured if record.primary.per == "iteration"]
+    if not whole:
+        return "latency of what stands behind each name, from events"
+    how = how_timed(whole)
+    if len(whole) == len(measured):
+        return f"latency per iteration, {how}"
+    return f"latency of what stands behind each name; whole iterations {how}"
+
+
+def _refused(record: RunRecord, key: str) -> bool:
+    summaries = [record.metrics.latency, *other_series(record).values()]
+    return all(summary is None or getattr(summary, key) is None for summary in summaries)
 
 
 OWN_TESTS = "your own tests"

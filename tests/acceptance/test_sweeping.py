@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.reports import drawing, scaling_files
+from pytest_hwqueue.reports import drawing, scaling
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions
@@ -45,7 +45,7 @@ def test_a_sweep_writes_tables_and_plots_next_to_its_records(
 def test_without_vl_convert_the_tables_are_still_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_record: Any
 ) -> None:
-    monkeypatch.setattr(scaling_files, "can_plot", lambda: False)
+    monkeypatch.setattr(scaling, "can_plot", lambda: False)
     found = [
         make_record(
             seed=n, parts={"streams": n}, status="failed" if n == 4 else "ok",
@@ -55,7 +55,7 @@ def test_without_vl_convert_the_tables_are_still_written(
     ]  # fmt: skip
     found.append(make_record("moe"))
 
-    lines = scaling_files.write_scaling(tmp_path, found)
+    lines = scaling.write_scaling(tmp_path, found)
 
     assert lines == [
         f"scaling: {tmp_path}/scaling.txt", drawing.INSTALL,

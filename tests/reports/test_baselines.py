@@ -18,14 +18,15 @@ from pytest_hwqueue.gate.calibrate import calibrate
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.reports.baselines import (
+    calibration_document,
     cells_document,
     describe_cells,
     move_document,
     moves_document,
+    render_differences,
     runs_document,
     too_few_runs,
 )
-from pytest_hwqueue.reports.calibration import calibration_document, render_differences
 from pytest_hwqueue.reports.document import Document
 from pytest_hwqueue.reports.grid import print_document
 from pytest_hwqueue.verdicts.judging import UnknownFigure

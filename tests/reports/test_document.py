@@ -27,8 +27,7 @@ from pytest_hwqueue.reports.document import (
     markdown,
 )
 from pytest_hwqueue.reports.grid import print_document
-from pytest_hwqueue.reports.page.render import Page, render_page
-from pytest_hwqueue.reports.page.verdict import Verdict
+from pytest_hwqueue.reports.page.render import Page, Verdict, render_page
 from tests.reports.page.test_page import Parsed
 
 WORDS = st.text("abcdefgh_", min_size=1, max_size=30)

@@ -20,7 +20,7 @@ from pytest_hwqueue.records.noise import Causes, TailCauses, causes_line
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, read_kept
 from pytest_hwqueue.reports.document import Bullets, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.page.cells import PageCell
-from pytest_hwqueue.reports.tables import scaling_parts
+from pytest_hwqueue.reports.scaling import scaling_parts
 
 if TYPE_CHECKING:
     import numpy as np

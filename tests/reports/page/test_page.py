@@ -22,7 +22,7 @@ from pytest_hwqueue.reports.drawing import Spec
 from pytest_hwqueue.reports.page import render as needed
 from pytest_hwqueue.reports.page.cells import find_records, page_cells
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
-from pytest_hwqueue.reports.tables import saturation
+from pytest_hwqueue.reports.scaling import saturation
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate

@@ -1,17 +1,21 @@
-"""Tables of a family's cells, and of scaling over streams."""
+"""Scaling over streams: its tables, and the files that a sweep writes next to its records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, rate, times
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.reports.cell_rows import COLUMNS, CellRows, other_series
+from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.records.stored import gather
 from pytest_hwqueue.reports.charts import ScalingCurve, scaling_chart
 from pytest_hwqueue.reports.document import Chart, Column, Heading, Paragraph, Part, Row, Table
-from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
+from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
+from pytest_hwqueue.reports.grid import rendered
+from pytest_hwqueue.reports.notes import Notes
 
 
 def saturated_from(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
@@ -116,48 +120,74 @@ def saturation(result: Scaling) -> str:
     )
 
 
-def family_parts(family: str, records: Sequence[RunRecord]) -> list[Part]:
-    """Return one family's cells, with every figure that they have."""
-    names = CellNames([record.cell for record in records])
-    named = f"{family} in {names.file}" if names.file else family
-    # A percentile that was refused everywhere has no column: the option's help says what it needs,
-    # and P50 to P99 say it below the table.
-    refused = all(_refused(record, "p999") for record in records)
-    notes = Notes()
-    ratios = [name for record in records for name in record.metrics.ratios]
-    once = len(ratios) > len(set(ratios))
-    rows: list[Row] = []
-    for record in records:
-        settings = ", ".join(names.settings(record.cell))
-        workload = names.workload(record.cell)
-        name = f"{workload} ({settings})" if settings else workload
-        texts = {"workload": workload} | {key: say(record.cell) for key, _, say in names.varying}
-        rows += CellRows(record, name, notes, ["p999"] * refused).rows(texts, once)
-    # What tells cells apart is the last to go.
-    columns = [Column("workload", "workload")]
-    columns += [
-        Column(key, header, right=key == "streams", rank=1) for key, header, _ in names.varying
-    ]
-    return [
-        title(named, records, f": {_what(records)}"),
-        *names.constants(),
-        Table([*columns, *COLUMNS], rows, notes.lines(len(records))),
-    ]
+_TABLE = "scaling.txt"
+_WIDTH = 100
 
 
-def _what(records: Sequence[RunRecord]) -> str:
-    measured = [record for record in records if record.samples is not None]
-    if not measured:
-        return "nothing was measured"
-    whole = [record for record in measured if record.primary.per == "iteration"]
-    if not whole:
-        return "latency of what stands behind each name, from events"
-    how = how_timed(whole)
-    if len(whole) == len(measured):
-        return f"latency per iteration, {how}"
-    return f"latency of what stands behind each name; whole iterations {how}"
+def write_scaling(folder: Path, records: Sequence[RunRecord]) -> list[str]:
+    """Write a session's tables and plots; return lines that say where they are.
+
+    Args:
+        folder: receives them; NAME.svg is a workload's plot.
+        records: of any status.
+
+    Raises:
+        RecordError: if a file cannot be written.
+
+    """
+    shown = [cell.middle for cell in gather(records)]
+    sweeps: dict[str, list[list[RunRecord]]] = {}
+    for sweep in find_sweeps(shown):
+        sweeps.setdefault(sweep[0].cell.name, []).append(sweep)
+    lines = []
+    if sweeps:
+        table = rendered(scaling_parts(shown, set()), _WIDTH, False)
+        write_text(folder / _TABLE, f"{table}\n")
+        lines.append(f"scaling: {folder / _TABLE}")
+        if not can_plot():
+            lines.append(INSTALL)
+    for name in dict.fromkeys(record.cell.name for record in shown):
+        if name not in sweeps:
+            lines.append(f"{name}: no scaling, {_measured(name, shown)}")
+        elif can_plot():
+            charts = _charts(sweeps[name])
+            if charts:
+                plot = folder / f"{name.replace('/', '_')}.svg"
+                write_text(plot, stacked_svg(f"Scaling of {name}", charts))
+                lines.append(f"plot: {plot}")
+    return lines
 
 
-def _refused(record: RunRecord, key: str) -> bool:
-    summaries = [record.metrics.latency, *other_series(record).values()]
-    return all(summary is None or getattr(summary, key) is None for summary in summaries)
+def _measured(name: str, shown: Sequence[RunRecord]) -> str:
+    ok = {r.cell.streams for r in shown if r.cell.name == name and r.status == "ok"}
+    if len(ok) > 1:
+        return "its cells differ in more than streams, or count no work"
+    return f"measured at {counted(len(ok), 'count')} of streams"
+
+
+def _charts(sweeps: Sequence[Sequence[RunRecord]]) -> list[tuple[str, Spec]]:
+    """Return a chart for each device, size and unit."""
+    panels: dict[tuple[str, str], list[ScalingCurve]] = {}
+    for sweep in sweeps:
+        try:
+            scaling = scaling_of(sweep)
+        except ValueError:
+            # The table says why.
+            continue
+        cell = sweep[0].cell
+        parts = [cell.scheduler, cell.dispatch]
+        if cell.sync_mode != "per_iteration":
+            parts.append(cell.sync_mode)
+        parts += [cell.variant] if cell.variant else []
+        curve = ScalingCurve(", ".join(parts), scaling)
+        panels.setdefault((_device_of(sweep[0]), scaling.unit), []).append(curve)
+    return [(title, scaling_chart(curves)) for (title, _), curves in panels.items()]
+
+
+def _device_of(record: RunRecord) -> str:
+    hard = {} if record.fingerprint is None else record.fingerprint.hard
+    device = record.cell.device
+    name = f"{hard['device_name']} ({device})" if "device_name" in hard else device
+    size = "" if record.cell.size is None else f", size {record.cell.size}"
+    model = ": a model's figures, not measured" if record.simulated else ""
+    return f"{name}{size}{model}"
