@@ -221,7 +221,7 @@ _UNNAMED = OffCpu(_STREAM, 0, 0, 1000, 5000, "preempted", 1000)
     # It wanted the CPU from 5900 on, when the stream had it again.
     (_MAIN_WAITS, _PREEMPTED, {"before_tid": _STREAM}),
     # Whoever made room is named where no own thread ran, and without names nothing is made up.
-    (_WOKEN_LATE, OffCpu(_MAIN, 1, 1, 1000, 9000, "waited", 8000, _IDLE, "swapper/1"), {}),
+    (_WOKEN_LATE, OffCpu(_MAIN, 1, 1, 3500, 9000, "waited", 8000, _IDLE, "swapper/1"), {}),
     (_UNNAMED, _UNNAMED, {}),
     (replace(_UNNAMED, reason="stopped", next_tid=_HOG), _UNNAMED, {}),
 ])  # fmt: skip
