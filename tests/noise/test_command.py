@@ -92,25 +92,17 @@ def test_an_absent_program_comes_with_the_hint(places: NoisePlaces) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"command": []}, r"own.yaml: command: List should have at least 1 item"),
-        ({"command": ["x"], "loads": "cpu"}, r"own.yaml: loads: Extra inputs"),
-        ({"command": ["x"], "ready": "("}, r"own.yaml: ready: .*no regular expression"),
-    ],
-)
-def test_a_wrong_description_names_the_field(
-    tmp_path: Path, fields: dict[str, object], message: str
+@pytest.mark.parametrize(("text", "message"), [
+    ("command: []", r"own.yaml: command: List should have at least 1 item"),
+    ("command: [x]\nloads: cpu", r"own.yaml: loads: Extra inputs"),
+    ("command: [x]\nready: (", r"own.yaml: ready: .*no regular expression"),
+    ("command: [", r"own\.yaml cannot be read: while parsing"),
+])  # fmt: skip
+def test_a_wrong_description_names_the_file_and_the_field(
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    described(tmp_path, **fields)
+    (tmp_path / "own.yaml").write_text(text)
     with pytest.raises(BadNoise, match=message):
-        load("own", [tmp_path])
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("command: [")
-    with pytest.raises(BadNoise, match=r"own\.yaml cannot be read: while parsing"):
         load("own", [tmp_path])
     with pytest.raises(BadNoise, match=r"gone\.yaml cannot be read: .*No such file"):
         load(str(tmp_path / "gone.yaml"), [])
