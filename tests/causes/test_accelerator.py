@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
-from pytest_hwqueue.devices import kernel_trace
-from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.kinds import KINDS
-from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, ThrottledSpan
 from pytest_hwqueue.metrics.attribution import Cause, Request
@@ -118,42 +112,3 @@ def test_throttling_is_seen_where_telemetry_tells_of_it() -> None:
     assert "throttled" in causes.tails["p95"].shares
     causes, _ = traced()
     assert causes.tails["p95"].not_seen["throttled"] == "no reader"
-
-
-def test_a_timeline_that_is_not_held_has_the_times_of_the_hosts_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launches = LaunchTrace()
-    launches.launched(0, "add")
-    base_ns = 1_700_000_000_000_000_000
-
-    def event(category: str, name: str, ns: int, **arguments: object) -> dict[str, Any]:
-        now_us = (time.time_ns() - base_ns) / 1000
-        return {
-            "ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": now_us,
-            "dur": ns / 1000, "args": arguments,
-        }  # fmt: skip
-
-    def run(pool: object, enqueue: Callable[[], None], hold_ns: int | None, path: str) -> Any:
-        enqueue()
-        events = [
-            event("user_annotation", kernel_trace.launch_name(0), 9_000_000),
-            event("cuda_runtime", "cudaLaunchKernel", 1_000, correlation=1),
-            event("kernel", "add", 2_000, correlation=1, stream=7),
-        ]
-        trace = {"baseTimeNanoseconds": base_ns, "traceEvents": events}
-        Path(path).write_text(json.dumps(trace), encoding="utf-8")
-        return launches
-
-    monkeypatch.setattr(kernel_trace, "_run", run)
-    of_pool = SimpleNamespace(streams=[None], in_green_contexts=frozenset())
-    pool = cast(AcceleratorPool, of_pool)
-    before = time.perf_counter_ns()
-    timeline = kernel_trace.collect(pool, lambda: None, None)
-    after = time.perf_counter_ns()
-    (kernel,) = timeline.kernels
-    (call,) = timeline.calls
-    assert timeline.clocks is not None
-    allowed = timeline.clocks.uncertainty_ns + 1000
-    assert before - allowed <= call.begin_ns <= kernel.start_ns + allowed <= after + 2 * allowed
-    assert kernel_trace.collect(pool, lambda: None, 5).clocks is None

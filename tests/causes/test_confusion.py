@@ -13,14 +13,10 @@ import pytest
 
 from ..tracing.victims import need
 from .confusion import main, rows
+from .planted_tenants import TENANT_KINDS
 
 _TREE = Path(__file__).parents[2]
 _RIGHT = 0.95
-_TENANTS = (
-    "MPS: another's kernel now and then", "MPS: another's kernels always",
-    "native: another's time slices now and then", "native: another's time slices always",
-    "its own earlier requests",
-)  # fmt: skip
 
 
 def confusion(*arguments: str) -> list[dict[str, Any]]:
@@ -41,12 +37,11 @@ def check(rows: list[dict[str, Any]], least: int) -> None:
     if counted < least:
         spoiled = sum(row["spoiled"] for row in rows)
         pytest.skip(f"this machine is too busy: {counted} planted delays count, {spoiled} do not")
-    wrong = [(row["planted"], row["level"], row["named"]) for row in rows
-             if row["right"] < row["counted"]]  # fmt: skip
+    wrong = [row for row in rows if row["right"] < row["counted"]]
     assert sum(row["right"] for row in rows) >= _RIGHT * counted, wrong
 
 
-@pytest.mark.parametrize("kind", _TENANTS)
+@pytest.mark.parametrize("kind", TENANT_KINDS)
 def test_who_shares_a_simulated_device_is_named_by_how_it_is_shared(kind: str) -> None:
     (row,) = rows(20, (), (kind,), lambda text: None)
     assert row.counted >= 5
@@ -61,9 +56,8 @@ def test_who_shares_a_simulated_device_is_named_by_how_it_is_shared(kind: str) -
 ])  # fmt: skip
 def test_what_perf_sees_is_told_apart(level: str, kinds: tuple[str, ...]) -> None:
     need("tracepoints" if level == "perf" else level)
-    rows = confusion("--plants", "8", "--level", level, *(
-        word for kind in kinds for word in ("--kind", kind)
-    ))  # fmt: skip
+    named = [word for kind in kinds for word in ("--kind", kind)]
+    rows = confusion("--plants", "8", "--level", level, *named)
     assert [(row["planted"], row["refused"]) for row in rows] == [(kind, "") for kind in kinds]
     check(rows, least=15)
 

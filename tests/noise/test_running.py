@@ -124,6 +124,24 @@ def test_the_command_lines_are_recorded_and_one_that_dies_midway_was_not_applied
         assert re.search(died % tool, round_.reason)
 
 
+@pytest.mark.skipif(pinning.unavailable() is not None, reason=f"needs {pinning.unavailable()}")
+def test_what_is_measured_is_pinned_and_raised_and_neighbours_are_not(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path
+) -> None:
+    before = sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
+    chosen = open_noise("optimised", places)
+    with running(chosen, os.getpid(), tmp_path / "logs", 30, 0.1) as noise:
+        round_ = work_until_applied(noise)
+    remedy, measured, place = round_.remedy, round_.measured, round_.neighbours[0].placement
+    assert remedy is not None
+    assert measured is not None
+    assert place is not None
+    assert (measured.cores, measured.nice) == (remedy.cores, remedy.nice)
+    assert (remedy.cores_before, remedy.nice_before) == before
+    assert (place.cores, place.nice) == before
+    assert before == (sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0))
+
+
 @needs_isolation
 def test_neighbours_are_kept_off_and_one_that_comes_back_was_not_applied(
     tmp_path: Path, places: NoisePlaces, stand_ins: Path
@@ -246,60 +264,17 @@ def test_nothing_is_left_when_its_owner_dies(
     assert list(places.folder.iterdir()) == []
 
 
-def test_nothing_is_left_when_its_guardian_dies(
-    tmp_path: Path, places: NoisePlaces, stand_ins: Path
-) -> None:
-    with owning("network", places, tmp_path) as owner:
-        assert len(alive(str(stand_ins))) == 2
-        for guardian in psutil.Process(owner.pid).children():
-            guardian.kill()
-        wait_for(lambda: alive(str(stand_ins)) == [], "the programs")
-
-
-def test_what_escapes_the_group_is_ended_and_its_folder_removed(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    escapes = program(
-        tmp_path / "escapes",
-        """
-        import os, sys, time
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                open(sys.argv[1] + "/file", "w").write(str(os.getpid()))
-                print("here", flush=True)
-                time.sleep(600)
-        time.sleep(600)
-        """,
-    )
-    log = tmp_path / "log"
-    contending = Contending(60, scratch)
-    service = Service("s", [str(escapes), str(scratch)], log, {}, Stop(signal.SIGTERM), contending)
-    service.wait_until(lambda: "here" in log.read_text(), "said nothing")
-    assert len(alive(str(escapes))) >= 3
-    service.stop()
-    assert alive(str(escapes)) == []
-    assert not scratch.exists()
-
-
 def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
     endless = program(tmp_path / "endless", "import time; time.sleep(600)")
-    log, scratch = tmp_path / "log", tmp_path / "scratch"
-    service = Service(
-        "s", [str(endless)], log, {}, Stop(signal.SIGTERM), Contending(0.2, scratch)
-    )  # fmt: skip
+    log, scratch, stop = tmp_path / "log", tmp_path / "scratch", Stop(signal.SIGTERM)
+    service = Service("s", [str(endless)], log, {}, stop, Contending(0.2, scratch))
     wait_for(lambda: has_ended(service.pid), "its time to be over")
     with pytest.raises(ServiceFailed, match=r"(?s)died by SIGTERM.*its time of 0.2 s is over"):
         service.check(60)
     assert not scratch.exists()
     service.stop()
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "kept").touch()
+    # A folder that is there already is not its own, and stays.
+    scratch.mkdir()
     with pytest.raises(ServiceFailed, match="File exists"):
-        Service(
-            "s", ["true"], tmp_path / "log", {}, Stop(signal.SIGTERM),
-            Contending(60, tmp_path / "there"),
-        )  # fmt: skip
-    assert (tmp_path / "there" / "kept").exists()
+        Service("s", ["true"], log, {}, stop, Contending(60, scratch))
+    assert scratch.exists()
