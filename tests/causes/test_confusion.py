@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ..tracing.victims import need
-from .confusion import main, rows
+from .confusion import rows
 from .planted_tenants import TENANT_KINDS
 
 _TREE = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def check(rows: list[dict[str, Any]], least: int) -> None:
 
 @pytest.mark.parametrize("kind", TENANT_KINDS)
 def test_who_shares_a_simulated_device_is_named_by_how_it_is_shared(kind: str) -> None:
-    (row,) = rows(20, (), (kind,), lambda text: None)
+    (row,) = rows(20, (), (kind,))
     assert row.counted >= 5
     assert row.spoiled == 0
     assert row.right == row.counted, row.named
@@ -67,12 +67,3 @@ def test_what_perf_sees_is_told_apart(level: str, kinds: tuple[str, ...]) -> Non
 def test_every_kind_at_every_level(level: str) -> None:
     rows = confusion("--plants", "25", "--level", level)
     check([row for row in rows if row["device"] == "cpu"], least=100)
-
-
-def test_a_kind_that_is_not_there_is_refused_with_those_that_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["confusion", "--kind", "slumber"])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "no kind slumber; there are own work, sleep," in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
+from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import eager
@@ -76,7 +77,7 @@ def trace(
 def measured(
     device: Device, workload: Any, find_causes: Any, *, streams: int = 1, dispatch: str = "eager",
     iterations: int = 1, only_traced: bool = False,
-) -> tuple[RunRecord, BaseException | None]:  # fmt: skip
+) -> tuple[RunRecord, Failure | None]:  # fmt: skip
     """Measure a cell as `hwq trace` and a session do; return also what made it fail."""
     cell = Cell(
         name=workload.name, device=device.label, streams=streams, scheduler="native",
