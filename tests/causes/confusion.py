@@ -188,43 +188,25 @@ def rows(plants: int, levels: Sequence[str], kinds: Collection[str]) -> Iterator
 
 
 def in_words(found: Sequence[Row]) -> str:
-    """Return the rows as a table in Markdown, and below it causes planted against causes named."""
+    """Return the rows as a table in Markdown, and below it how many are right in all."""
     lines = [
         "| device, level | planted | right | of them named | spoiled |",
         "|---|---|---|---|---|",
     ]
-    planted: dict[str, Counter[str]] = {}
     for row in found:
-        where = f"{row.device}, {row.level}"
-        if row.refused:
-            lines.append(f"| {where} | {row.planted} | | not planted: {row.refused} | |")
-            continue
-        named = ", ".join(f"{count} {name}" for name, count in row.named.most_common(3))
-        share = share_of(row.right, row.counted) if row.counted else None
-        right = "" if share is None else f" ({share.share * 100:.0f} %)"
+        right, named = "", f"not planted: {row.refused}"
+        if not row.refused:
+            right = f"{row.right} of {row.counted}"
+            named = ", ".join(f"{count} {name}" for name, count in row.named.most_common(3))
+        spoiled = row.spoiled or ""
         lines.append(
-            f"| {where} | {row.planted} | {row.right} of {row.counted}{right} | {named} | "
-            f"{row.spoiled} |"
+            f"| {row.device}, {row.level} | {row.planted} | {right} | {named} | {spoiled} |"
         )
-        causes = planted.setdefault(row.expected.partition(":")[0], Counter())
-        for name, given in row.named.items():
-            causes[name.partition(":")[0]] += given
-    columns = sorted({name for causes in planted.values() for name in causes})
-    lines += [
-        "",
-        f"| planted \\ named | {' | '.join(columns)} |",
-        "|---" * (1 + len(columns)) + "|",
-    ]
-    lines += [
-        f"| {cause} | {' | '.join(str(causes[name] or '') for name in columns)} |"
-        for cause, causes in sorted(planted.items())
-    ]
     hits, counted = sum(row.right for row in found), sum(row.counted for row in found)
     if counted:
-        share = share_of(hits, counted)
-        low, high = (100 * end for end in share.interval)
-        lines += ["", f"{hits} of {counted} right: {100 * hits / counted:.1f} % "
-                  f"[{low:.1f}, {high:.1f}]"]  # fmt: skip
+        low, high = (100 * end for end in share_of(hits, counted).interval)
+        share = f"{100 * hits / counted:.1f} % [{low:.1f}, {high:.1f}]"
+        lines += ["", f"{hits} of {counted} right: {share}"]
     return "\n".join(lines)
 
 

@@ -177,6 +177,7 @@ def test_at_each_level_it_is_said_what_is_missed(
     assert told == [(one.level, one.errno) for one in refused]
     tail = causes.tails["p95"]
     assert "no right" in tail.not_seen["interrupted"]
+    assert tail.not_seen["allocation"] == "allocations of the CPU's memory cannot be seen"
     if level == "perf":
         assert causes.lost == 0
         assert {"descheduled", "blocked"} <= set(tail.shares)

@@ -64,13 +64,6 @@ def test_the_offset_of_this_machine_holds_for_stamps_taken_between() -> None:
         assert begin - slack <= pair.to_monotonic(realtime) <= end + slack
 
 
-def test_the_narrowest_bracket_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Three brackets 100, 10 and 50 ns wide; REALTIME is 1000 ahead.
-    monkeypatch.setattr(time, "monotonic_ns", iter([0, 100, 200, 210, 300, 350]).__next__)
-    monkeypatch.setattr(time, "time_ns", iter([1090, 1204, 1310]).__next__)
-    assert measure_offset(3) == ClockOffset(when_ns=205, offset_ns=999, uncertainty_ns=5)
-
-
 @given(
     st.integers(-(10**18), 10**18), st.integers(-(10**6), 10**6), st.integers(0, 10**10),
     st.integers(1, 10**10), st.integers(0, 200),
