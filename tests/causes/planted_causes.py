@@ -145,14 +145,12 @@ def _lock(_: int) -> Iterator[Plant]:
 @contextmanager
 def _pipe(_: int) -> Iterator[Plant]:
     reader, writer = os.pipe()
-    try:
-        with _helped(
-            lambda: None, lambda: os.read(reader, 1), lambda: os.write(writer, b"x")
-        ) as plant:
-            yield plant
-    finally:
-        os.close(reader)
-        os.close(writer)
+    with (
+        open(reader, "rb", 0) as read,
+        open(writer, "wb", 0) as write,
+        _helped(int, lambda: read.read(1), lambda: write.write(b"x")) as plant,
+    ):
+        yield plant
 
 
 @contextmanager

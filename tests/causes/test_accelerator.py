@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
-from pytest_hwqueue.devices import kernel_trace
-from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.kinds import KINDS
-from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, ThrottledSpan
-from pytest_hwqueue.metrics.attribution import Request
+from pytest_hwqueue.metrics.attribution import Cause, Request
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
 from pytest_hwqueue.records.noise import Causes
@@ -35,34 +29,35 @@ CLOCKS = ClockPair(ClockOffset(0, 10**18, 80), ClockOffset(COUNT * PERIOD, 10**1
 
 
 def traced(
-    slow: Callable[[int, int], tuple[list[HostCall], list[OffCpu], int]],
+    seen: Callable[[int, int], Sequence[HostCall | OffCpu]] = lambda number, start: (),
     *,
     late_ns: int = 0,
     telemetry: Telemetry | None = None,
 ) -> tuple[Causes, set[int]]:
-    """A pass of requests with one kernel each; ``slow`` gets a request's number and start.
+    """A pass of requests with one kernel each, that of slow ones 0.2 ms late.
 
-    It returns calls, times off the CPU, and how much longer the kernel comes for them.
+    ``seen`` gives what else there was in a slow one, from its number and start.
     """
-    requests, kernels, away = [], [], []
+    requests, kernels = [], []
     calls: list[HostCall] = []
+    away: list[OffCpu] = []
     for number in range(COUNT):
         start = PERIOD * (number + 1)
         # No two requests are alike.
         extra = number * 7 % 100
-        if number in SLOW:
-            more, gone, delay = slow(number, start)
-            away += gone
-        else:
-            more, delay = [], 0
-        launch = start + 2_000 + delay
+        slow = number in SLOW
+        launch = start + 2_000 + 200_000 * slow
         begin = launch + 5_000
         end = begin + 50_000 + extra
         calls.append(HostCall("cudaLaunchKernel", MAIN, launch - late_ns, launch + 4_000, number))
         kernels.append(
             Kernel(0, number, "gemm", None, launch + 4_000, begin, end, call=len(calls) - 1)
         )
-        calls += more
+        for one in seen(number, start) if slow else ():
+            if isinstance(one, HostCall):
+                calls.append(one)
+            else:
+                away.append(one)
         requests.append(Request(number, start, start, start, end + 1_000))
     timeline = Timeline(tuple(kernels), 1, None, calls=tuple(calls), clocks=CLOCKS)
     passed = TracedPass(Tracing("perf", (), None), MAIN, {})
@@ -81,35 +76,29 @@ def off(start: int, end: int) -> OffCpu:
     return OffCpu(MAIN, 0, 0, start, end, "preempted", start, 9, "stress-ng")
 
 
-def test_who_launches_is_missed_while_the_device_has_nothing_to_do() -> None:
-    causes, explained = traced(lambda _, start: ([], [off(start, start + 200_000)], 200_000))
-    assert explained >= SLOW
-    assert causes.tails["p95"].named["descheduled"][0].what == "gave way to stress-ng"
-    assert (causes.clock_offset_ns, causes.clock_uncertainty_ns) == (10**18, 90)
-    assert causes.lost == 0
-
-
-def test_who_launches_is_not_missed_while_a_kernel_runs() -> None:
-    # The launch itself came late, for no reason that was seen.
-    causes, explained = traced(
-        lambda _, start: ([], [off(start + 210_000, start + 250_000)], 200_000)
-    )
-    assert not explained & SLOW
-    assert causes.tails["p95"].shares["descheduled"].number == 0
-
-
-def test_an_allocation_explains_what_it_took() -> None:
-    causes, explained = traced(
-        lambda number, start: (
-            [HostCall("cudaMalloc", MAIN, start, start + 200_000, number)], [], 200_000,
-        )
-    )  # fmt: skip
-    assert explained >= SLOW
-    assert causes.tails["p95"].named["allocation"][0].what == "cudaMalloc"
+@pytest.mark.parametrize(("seen", "cause", "what"), [
+    # Who launches is missed while the device has nothing to do,
+    (lambda _, at: [off(at, at + 200_000)], "descheduled", "gave way to stress-ng"),
+    # and not while a kernel runs; the launch itself came late, for no reason that was seen.
+    (lambda _, at: [off(at + 210_000, at + 250_000)], "descheduled", None),
+    (lambda number, at: [HostCall("cudaMalloc", MAIN, at, at + 200_000, number)],
+     "allocation", "cudaMalloc"),
+])  # fmt: skip
+def test_what_delays_a_launch_while_the_device_is_idle_explains_it(
+    seen: Callable[[int, int], Sequence[HostCall | OffCpu]], cause: Cause, what: str | None
+) -> None:
+    causes, explained = traced(seen)
+    assert (causes.clock_offset_ns, causes.clock_uncertainty_ns, causes.lost) == (10**18, 90, 0)
+    tail = causes.tails["p95"]
+    if what is None:
+        assert (explained & SLOW, tail.shares[cause].number) == (set(), 0)
+    else:
+        assert explained >= SLOW
+        assert tail.named[cause][0].what == what
 
 
 def test_stamps_of_another_clock_are_not_trusted() -> None:
-    causes, _ = traced(lambda _, start: ([], [], 200_000), late_ns=3_000_000_000)
+    causes, _ = traced(late_ns=3_000_000_000)
     tail = causes.tails["p95"]
     assert "400 of 400 launches lie outside their requests" in tail.not_seen["queued"]
     assert not {"queued", "own work"} & set(tail.shares)
@@ -119,46 +108,7 @@ def test_throttling_is_seen_where_telemetry_tells_of_it() -> None:
     sample = TelemetrySample(0, None, None, None, None)
     span = ThrottledSpan(10, 11, ("sw_power_cap",))
     telemetry = Telemetry(source="NVML", samples=(sample, sample), throttled=(span,))
-    causes, _ = traced(lambda _, start: ([], [], 200_000), telemetry=telemetry)
+    causes, _ = traced(telemetry=telemetry)
     assert "throttled" in causes.tails["p95"].shares
-    causes, _ = traced(lambda _, start: ([], [], 200_000))
+    causes, _ = traced()
     assert causes.tails["p95"].not_seen["throttled"] == "no reader"
-
-
-def test_a_timeline_that_is_not_held_has_the_times_of_the_hosts_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launches = LaunchTrace()
-    launches.launched(0, "add")
-    base_ns = 1_700_000_000_000_000_000
-
-    def event(category: str, name: str, ns: int, **arguments: object) -> dict[str, Any]:
-        now_us = (time.time_ns() - base_ns) / 1000
-        return {
-            "ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": now_us,
-            "dur": ns / 1000, "args": arguments,
-        }  # fmt: skip
-
-    def run(pool: object, enqueue: Callable[[], None], hold_ns: int | None, path: str) -> Any:
-        enqueue()
-        events = [
-            event("user_annotation", kernel_trace.launch_name(0), 9_000_000),
-            event("cuda_runtime", "cudaLaunchKernel", 1_000, correlation=1),
-            event("kernel", "add", 2_000, correlation=1, stream=7),
-        ]
-        trace = {"baseTimeNanoseconds": base_ns, "traceEvents": events}
-        Path(path).write_text(json.dumps(trace), encoding="utf-8")
-        return launches
-
-    monkeypatch.setattr(kernel_trace, "_run", run)
-    of_pool = SimpleNamespace(streams=[None], in_green_contexts=frozenset())
-    pool = cast(AcceleratorPool, of_pool)
-    before = time.perf_counter_ns()
-    timeline = kernel_trace.collect(pool, lambda: None, None)
-    after = time.perf_counter_ns()
-    (kernel,) = timeline.kernels
-    (call,) = timeline.calls
-    assert timeline.clocks is not None
-    allowed = timeline.clocks.uncertainty_ns + 1000
-    assert before - allowed <= call.begin_ns <= kernel.start_ns + allowed <= after + 2 * allowed
-    assert kernel_trace.collect(pool, lambda: None, 5).clocks is None

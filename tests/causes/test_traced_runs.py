@@ -15,22 +15,19 @@ from pytest_hwqueue.causes.traced_pass import TracePlan
 from pytest_hwqueue.devices.launches import PICTURES
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness.cell import CellRequest
-from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.metrics.attribution import Attribution
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
 from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.session_reports import lines_of
-from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.noise import Provenance, TracedWith, causes_line, describe_causes
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.noise import TracedWith, causes_line, describe_causes
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.tracing.perf_events import Refusal
 from pytest_hwqueue.workloads.own_function import FunctionWorkload, on_every_stream
 
 from ..conftest import MakeRecord
+from .traced import measured
 
 UNKNOWN = "causes of the slowest requests are not known: "
 
@@ -50,35 +47,27 @@ def test_a_run_says_the_causes_that_it_has_found(make_record: MakeRecord) -> Non
     traced = TracedWith("perf", (Refusal("perf", 13, "no right"),), 0)
     causes = describe_causes(Attribution({}, refused), 9, traced)
     record = make_record(causes=causes)
-    assert lines_of([record.cell_id], [report(record=record)]) == {
-        record.cell_id: f"{UNKNOWN}in a traced run of its own (9 requests, level perf), "
-        "needs at least 72 requests, has 9 (63 missing)"
-    }
+    # A test that fails after measuring is no loss.
+    for one in (report(record=record), report("E  assert 2 < 1", record)):
+        assert lines_of([record.cell_id], [one]) == {
+            record.cell_id: f"{UNKNOWN}in a traced run of its own (9 requests, level perf), "
+            "needs at least 72 requests, has 9 (63 missing)"
+        }
     assert causes_line(causes).startswith(UNKNOWN)
 
 
-def test_a_test_that_fails_after_measuring_is_no_loss(make_record: MakeRecord) -> None:
-    traced = TracedWith("none", (), None)
-    record = make_record(causes=describe_causes(Attribution({}, {}), 1, traced))
-    found = lines_of([record.cell_id], [report("E  assert 2 < 1", record)])
-    assert "1 requests, level none" in found[record.cell_id]
-
-
-@pytest.mark.parametrize(("changed", "says"), [
-    ({"status": "failed", "reason": "ran out of memory"}, "ran out of memory"),
-    ({}, "the traced run failed: the last line"),
+@pytest.mark.parametrize(("changed", "asked", "says"), [
+    ({"status": "failed", "reason": "ran out of memory"}, None, "ran out of memory"),
+    ({}, None, "the traced run failed: the last line"),
+    ({}, "moe[cpu-s1-native-eager]", "the traced run measured another cell"),
 ])  # fmt: skip
 def test_a_run_without_causes_says_why(
-    make_record: MakeRecord, changed: dict[str, Any], says: str
+    make_record: MakeRecord, changed: dict[str, Any], asked: str | None, says: str
 ) -> None:
     record = make_record(**changed)
-    reports = [report("first\nthe last line", record)]
-    assert lines_of([record.cell_id], reports) == {record.cell_id: UNKNOWN + says}
-
-
-def test_a_run_of_another_cell_says_so(make_record: MakeRecord) -> None:
-    found = lines_of(["moe[cpu-s1-native-eager]"], [report(record=make_record())])
-    assert found["moe[cpu-s1-native-eager]"] == UNKNOWN + "the traced run measured another cell"
+    cell_id = asked or record.cell_id
+    reports = [report(None if asked else "first\nthe last line", record)]
+    assert lines_of([cell_id], reports) == {cell_id: UNKNOWN + says}
 
 
 @pytest.mark.parametrize(("name", "tag", "shape", "label"), [
@@ -102,19 +91,10 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
         raise DeviceError("no right to trace")
 
     monkeypatch.setattr(traced_cell, "traced_pass", refuse)
-    cell = Cell(
-        name="function", device="sim:h200", streams=1, scheduler="native", dispatch="eager",
-        sync_mode="per_iteration", size=None,
-    )  # fmt: skip
     device = SimulatedDevice("h200")
     workload = FunctionWorkload(on_every_stream(device.kernel_of(10_000)), {"iterations": 1.0}, ())
-    request = CellRequest(
-        cell=cell, workload=workload, make_workload=None, urgency=[0], nodeid="file.py::test",
-        family=None, mark=None, plan=LoopPlan(3, 1, 1_000_000_000, "per_iteration"), seed=0,
-        command="pytest", provenance=Provenance(), trace_folder=None,
-        find_causes=partial(traced_cell.find_causes, TracePlan(100, 5_000_000_000)),
-    )  # fmt: skip
-    record, failure = CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)
+    find_causes = partial(traced_cell.find_causes, TracePlan(100, 5_000_000_000))
+    record, failure = measured(device, workload, find_causes, iterations=3)
     assert (record.status, failure, record.iterations) == ("ok", None, 3)
     assert record.causes is None
     assert record.metrics.refused["causes"] == "no right to trace"
@@ -122,29 +102,25 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
     assert found[record.cell_id] == UNKNOWN + "no right to trace"
 
 
-@pytest.mark.parametrize(("causes", "iterations", "only", "requests"), [
-    ("failing", 1000, False, None),
-    ("never", 1000, False, None),
-    ("always", 100, False, 368),
-    ("always", 5000, False, 1000),
-    ("failing", 500, True, 500),
-])  # fmt: skip
-def test_how_many_requests_are_traced(
-    monkeypatch: pytest.MonkeyPatch, causes: str, iterations: int, only: bool, requests: int | None
-) -> None:
-    monkeypatch.delenv(PICTURES, raising=False)
-    settings = cast(Settings, SimpleNamespace(causes=causes, iterations=iterations, max_time=1.0))
-    plan = trace_plan(settings, only)
-    assert (None if plan is None else plan.requests) == requests
+@pytest.mark.parametrize(("causes", "iterations", "only", "pictures", "expected"), [
+    ("failing", 1000, False, None, None),
+    ("never", 1000, False, None, None),
     # Below four times 5 s of measuring a pass is no shorter.
-    assert plan is None or plan.max_time_ns == 5_000_000_000
-
-
-def test_a_picture_has_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ("always", 100, False, None, TracePlan(368, 5_000_000_000)),
+    ("always", 5000, False, None, TracePlan(1000, 5_000_000_000)),
+    ("failing", 500, True, None, TracePlan(500, 5_000_000_000)),
+    ("never", 20, False, "1", TracePlan(20, 30_000_000_000, folder=Path("pictures"))),
+    ("never", 20, False, "csv", TracePlan(20, 30_000_000_000, folder=Path("pictures"), csv=True)),
+])  # fmt: skip
+def test_how_many_requests_are_traced_and_drawn(
+    monkeypatch: pytest.MonkeyPatch, causes: str, iterations: int, only: bool,
+    pictures: str | None, expected: TracePlan | None,
+) -> None:  # fmt: skip
+    monkeypatch.delenv(PICTURES, raising=False)
     settings = SimpleNamespace(
-        causes="never", iterations=20, max_time=120.0, profile_dir=Path("pictures")
-    )
-    for value, csv in (("1", False), ("csv", True)):
-        monkeypatch.setenv(PICTURES, value)
-        plan = trace_plan(cast(Settings, settings), False)
-        assert plan == TracePlan(20, 30_000_000_000, folder=Path("pictures"), csv=csv)
+        causes=causes, iterations=iterations, max_time=120.0 if pictures else 1.0,
+        profile_dir=Path("pictures"),
+    )  # fmt: skip
+    if pictures:
+        monkeypatch.setenv(PICTURES, pictures)
+    assert trace_plan(cast(Settings, settings), only) == expected

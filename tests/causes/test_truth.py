@@ -16,7 +16,6 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.harness.open_loop import Window, serve
 from pytest_hwqueue.metrics.attribution import Request, attribute
-from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.tracing.cpu_counters import RunDelays
 from pytest_hwqueue.tracing.perf_events import RING_BYTES, Level, PerfTracer, Refusal, Tracing
 
@@ -36,24 +35,11 @@ def kernels(*launches: tuple[int, Callable[[], None]]) -> Callable[[Sequence[Str
     return enqueue
 
 
-def share_right(found: Traced, planted: Sequence[int], cause: str, what: str) -> float:
-    """The share of planted requests that have a cause of this kind and name."""
-    tail = found.found()
-    right = [
-        number in tail and (tail[number].cause, tail[number].what) == (cause, what)
-        for number in planted
-    ]
-    return sum(right) / len(planted)
-
-
-def others_with(found: Traced, cause: str) -> list[int]:
-    """Requests of the tail that have a cause which was not planted into them."""
-    planted = set(found.planted_requests())
-    return [
-        number
-        for number, one in found.found().items()
-        if number not in planted and one.cause == cause
-    ]
+def assert_own_work(found: Traced, planted: Sequence[int], what: str) -> None:
+    """Assert that planted requests have it for their cause, by name, and that no others have."""
+    own = {number: one.what for number, one in found.found().items() if one.cause == "own work"}
+    assert sum(own.get(number) == what for number in planted) >= _RIGHT * len(planted)
+    assert own.keys() <= set(found.planted_requests())
 
 
 def sines(streams: Sequence[Stream]) -> None:
@@ -68,42 +54,34 @@ def test_a_long_kernel_on_a_simulated_device_is_the_requests_own_work() -> None:
     assert found.causes.requests == 500
     planted = found.planted_requests()
     assert len(planted) >= 19
-    assert share_right(found, planted, "own work", "spin") >= _RIGHT
-    assert not others_with(found, "own work")
+    assert_own_work(found, planted, "spin")
 
 
-def test_a_clean_simulated_run_is_not_attributed() -> None:
+def test_a_clean_simulated_run_is_not_attributed_and_says_what_is_not_seen() -> None:
     device = SimulatedDevice("h200", NoiseModel(seed=1, jitter=0.1))
     found = trace(device, 2, sines)
     causes = [one.cause for one in found.found().values()]
     # How requests fall into chunks depends on this machine, and so which are in the tail.
     assert sum(cause is None for cause in causes) >= _RIGHT * len(causes) > 0
     # Its kernels vary, and that lies on the device.
-    assert " % unexplained (" in found.causes.tails["p95"].words
-
-
-def test_what_a_simulated_device_has_not_is_not_seen() -> None:
-    device = SimulatedDevice("h200", NoiseModel(seed=1, jitter=0.1))
-    causes = trace(device, 1, kernels((0, device.kernel_of(50_000))), requests=100).causes
-    assert causes.level == "none"
-    assert "virtual time" in causes.refused_levels[0].reason
-    assert (causes.lost, causes.clock_offset_ns, causes.launch_pairs, causes.interrupts) == (
-        None, None, None, None,
-    )  # fmt: skip
-    tail = causes.tails["p95"]
-    unseen = {
+    tail = found.causes.tails["p95"]
+    assert " % unexplained (" in tail.words
+    assert set(tail.not_seen) == {
         "descheduled", "interrupted", "garbage collection", "compilation", "allocation", "blocked",
         "time slice", "generator late", "throttled",
     }  # fmt: skip
-    assert set(tail.not_seen) == unseen
-    assert not unseen & set(tail.shares)
-    assert "needs at least 368 requests" in causes.refused["p99"]
+    assert not set(tail.not_seen) & set(tail.shares)
+    told = found.causes
+    assert (told.level, told.lost, told.clock_offset_ns, told.launch_pairs, told.interrupts) == (
+        "none", None, None, None, None,
+    )  # fmt: skip
+    assert "virtual time" in told.refused_levels[0].reason
+    fewer = trace(device, 1, sines, requests=100).causes
+    assert "needs at least 368 requests" in fewer.refused["p99"]
 
 
 class LateDevice(SimulatedDevice):
-    """A simulated device whose host now and then wakes up late."""
-
-    late_ns = 300_000
+    """A simulated device whose host wakes up late each 25th time."""
 
     def __init__(self) -> None:
         super().__init__("h200")
@@ -112,10 +90,10 @@ class LateDevice(SimulatedDevice):
 
     def sleep_until_ns(self, when_ns: int) -> None:
         self.sleeps += 1
-        late = self.sleeps % 25 == 0
-        if late:
+        if self.sleeps % 25 == 0:
             self.late_from_ns.append(when_ns)
-        super().sleep_until_ns(when_ns + (self.late_ns if late else 0))
+            when_ns += 300_000
+        super().sleep_until_ns(when_ns)
 
 
 def test_a_late_generator_on_a_simulated_device_is_found() -> None:
@@ -131,20 +109,18 @@ def test_a_late_generator_on_a_simulated_device_is_found() -> None:
 
         begin_ns = device.clock_ns() + 1_000_000
         log = serve(device, [request], schedule, Window(begin_ns, begin_ns + 600_000_000))
-    free = [0, *log.finished_ns[:-1]]
+    times = zip(
+        log.scheduled_ns, [0, *log.finished_ns[:-1]], log.started_ns, log.finished_ns, strict=True
+    )
     requests = [
-        Request(number, due, max(due, before), started, finished)
-        for number, (due, before, started, finished) in enumerate(
-            zip(log.scheduled_ns, free, log.started_ns, log.finished_ns, strict=True)
-        )
+        Request(number, due, max(due, free), started, finished)
+        for number, (due, free, started, finished) in enumerate(times)
     ]
     tail = {one.request: one.cause for one in attribute(requests, [], {}).tails["p95"].requests}
-    late = [begin_ns + one.arrival_ns in device.late_from_ns for one in requests]
-    planted = [number for number, is_late in enumerate(late) if is_late]
-    assert len(planted) >= 19
-    right = [tail.get(number) == "generator late" for number in planted]
-    assert sum(right) >= _RIGHT * len(planted)
-    assert not [number for number in tail if not late[number]]
+    late = {one.number for one in requests if begin_ns + one.arrival_ns in device.late_from_ns}
+    assert len(late) >= 19
+    assert sum(tail.get(number) == "generator late" for number in late) >= _RIGHT * len(late)
+    assert set(tail) <= late
 
 
 def test_a_long_kernel_on_a_second_stream_of_the_host_is_own_work() -> None:
@@ -163,24 +139,32 @@ def test_a_long_kernel_on_a_second_stream_of_the_host_is_own_work() -> None:
     found = trace(device, 2, usual, kernels((1, planted)), requests=750)
     # Those that took what the kernel took: what else a busy machine delayed is nobody's plant.
     # Where it delayed usual requests by more than the kernel takes, some are not in the tail.
-    tail = found.found()
     requests = [
         one.number
         for one in found.passed.requests
         for at, spent_ns in on_cpu_ns.items()
-        if one.number in tail
+        if one.number in found.found()
         and one.started_ns < at < one.finished_ns
         and one.finished_ns - one.started_ns < 1.3 * spent_ns
     ]
     # With fewer a single one that a busy machine disturbed otherwise is more than 5 %.
     if len(requests) < 20:
         pytest.skip(f"this machine is too busy: {len(requests)} kernels ran undisturbed")
-    assert share_right(found, requests, "own work", "planted") >= _RIGHT
-    assert not others_with(found, "own work")
+    assert_own_work(found, requests, "planted")
 
 
-def traced_with(monkeypatch: pytest.MonkeyPatch, level: Level, refused: list[Refusal]) -> Causes:
-    """Trace requests of the host device with so much of the CPU."""
+@pytest.mark.parametrize(("level", "refused", "counted"), [
+    ("perf", [Refusal("perf", 13, "no right")], True),
+    ("rusage", [Refusal("perf", None, "no tracefs"), Refusal("perf", 13, "no right")], True),
+    ("rusage", [Refusal("perf", None, "no tracefs"), Refusal("perf", 13, "no right")], False),
+])  # fmt: skip
+def test_at_each_level_it_is_said_what_is_missed(
+    monkeypatch: pytest.MonkeyPatch, level: Level, refused: list[Refusal], counted: bool
+) -> None:
+    if level == "perf":
+        need("switches")
+    if not counted:
+        monkeypatch.setattr(traced_pass_module, "RunDelays", lambda _: RunDelays([]))
 
     def opened(tids: Sequence[int], ring_bytes: int = RING_BYTES) -> Tracing:
         perf = PerfTracer(tids, None, ring_bytes) if level == "perf" else None
@@ -189,40 +173,24 @@ def traced_with(monkeypatch: pytest.MonkeyPatch, level: Level, refused: list[Ref
     monkeypatch.setattr(traced_pass_module, "open_tracing", opened)
     device = HostDevice()
     causes = trace(device, 2, kernels((0, device.kernel_of(100_000))), requests=80).causes
-    assert causes.level == level
-    assert [(one.level, one.errno) for one in causes.refused_levels] == [
-        (one.level, one.errno) for one in refused
-    ]
-    assert causes.interrupts is None
-    assert "no right" in causes.tails["p95"].not_seen["interrupted"]
-    return causes
-
-
-def test_without_tracepoints_perf_says_what_it_misses(monkeypatch: pytest.MonkeyPatch) -> None:
-    need("switches")
-    causes = traced_with(monkeypatch, "perf", [Refusal("perf", 13, "no right")])
-    assert causes.lost == 0
-    assert {"descheduled", "blocked"} <= set(causes.tails["p95"].shares)
-    # One launch a request: what lies between two is the host's waiting.
-    assert causes.launch_pairs is not None
-    assert causes.launch_pairs.with_switch + causes.launch_pairs.without_switch == 0
-    assert "not who ran instead" in causes.limits[0]
-    assert causes.limits[0].endswith("no right")
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_without_perf_waiting_for_a_core_is_counted_where_the_kernel_does(
-    monkeypatch: pytest.MonkeyPatch, counted: bool
-) -> None:
-    if not counted:
-        monkeypatch.setattr(traced_pass_module, "RunDelays", lambda _: RunDelays([]))
-    refused = [Refusal("perf", None, "no tracefs"), Refusal("perf", 13, "no right")]
-    causes = traced_with(monkeypatch, "rusage", refused)
-    assert (causes.launch_pairs, causes.lost) == (None, None)
+    assert (causes.level, causes.interrupts) == (level, None)
+    told = [(one.level, one.errno) for one in causes.refused_levels]
+    assert told == [(one.level, one.errno) for one in refused]
     tail = causes.tails["p95"]
+    assert "no right" in tail.not_seen["interrupted"]
+    assert tail.not_seen["allocation"] == "allocations of the CPU's memory cannot be seen"
+    if level == "perf":
+        assert causes.lost == 0
+        assert {"descheduled", "blocked"} <= set(tail.shares)
+        # One launch a request: what lies between two is the host's waiting.
+        assert causes.launch_pairs is not None
+        assert causes.launch_pairs.with_switch + causes.launch_pairs.without_switch == 0
+        assert "not who ran instead" in causes.limits[0]
+        assert causes.limits[0].endswith("no right")
+        return
+    # Waiting for a core is counted where the kernel does.
+    assert (causes.launch_pairs, causes.lost) == (None, None)
     assert "no tracefs; no right" in tail.not_seen["blocked"]
     assert "not when" in causes.limits[0]
-    if counted:
-        assert "descheduled" in tail.shares
-    else:
-        assert "no times on the run queue" in tail.not_seen["descheduled"]
+    assert ("descheduled" in tail.shares) == counted
+    assert counted or "no times on the run queue" in tail.not_seen["descheduled"]

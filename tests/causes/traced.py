@@ -1,17 +1,24 @@
-"""A traced pass of a function, with delays planted into chosen requests."""
+"""A traced pass of a function, with delays planted into chosen requests; and a cell measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
+from pytest_hwqueue.harness.attempt import Failure
+from pytest_hwqueue.harness.cell import CellRequest
+from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import eager
+from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
-from pytest_hwqueue.records.noise import Causes
+from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.noise import Causes, Provenance
+from pytest_hwqueue.schedulers.syntax import open_scheduler
 
 
 @dataclass
@@ -31,9 +38,9 @@ class Traced:
             if any(request.started_ns <= at < request.finished_ns for at in self.planted_ns)
         ]
 
-    def found(self, percentile: str = "p95") -> dict[int, RequestCause]:
-        """Causes of the requests above a percentile, by number."""
-        return {one.request: one for one in self.attribution.tails[percentile].requests}
+    def found(self) -> dict[int, RequestCause]:
+        """Causes of the requests above P95, by number."""
+        return {one.request: one for one in self.attribution.tails["p95"].requests}
 
 
 def trace(
@@ -41,11 +48,9 @@ def trace(
     streams: int,
     usual: Callable[[Sequence[Stream]], None],
     planted: Callable[[Sequence[Stream]], None] | None = None,
-    *,
-    every: int = 25,
     requests: int = 500,
 ) -> Traced:
-    """Trace requests of ``usual``, each ``every``-th followed by ``planted``."""
+    """Trace requests of ``usual``, each 25th followed by ``planted``."""
     times: list[int] = []
     count = 0
 
@@ -53,26 +58,36 @@ def trace(
         nonlocal count
         count += 1
         usual(given)
-        if planted is not None and count % every == 0:
+        if planted is not None and count % 25 == 0:
             times.append(device.clock_ns())
             planted(given)
 
     log = TelemetryLog(Unavailable("not asked for"), clock_ns=device.clock_ns)
+    plan = TracePlan(requests, 5_000_000_000)
     with device.open_streams(streams) as pool:
         for each in (usual, planted or usual):
             each(pool.streams)
             pool.synchronize()
-        passed = traced_pass(
-            device,
-            pool,
-            eager(device, enqueue, False),
-            TracePlan(requests, 5_000_000_000),
-            log,
-            _tell_nobody,
-        )
+        program = eager(device, enqueue, False)
+        passed = traced_pass(device, pool, program, plan, log, lambda done: None)
         causes, attribution = causes_of_pass(device, passed)
     return Traced(passed, causes, attribution, times)
 
 
-def _tell_nobody(done: int) -> None:
-    """Tests show no progress."""
+def measured(
+    device: Device, workload: Any, find_causes: Any, *, streams: int = 1, dispatch: str = "eager",
+    iterations: int = 1, only_traced: bool = False,
+) -> tuple[RunRecord, Failure | None]:  # fmt: skip
+    """Measure a cell as `hwq trace` and a session do; return also what made it fail."""
+    cell = Cell(
+        name=workload.name, device=device.label, streams=streams, scheduler="native",
+        dispatch=dispatch, sync_mode="per_iteration", size=None, parameters={},
+    )  # fmt: skip
+    request = CellRequest(
+        cell=cell, workload=workload, make_workload=None, urgency=[0] * streams,
+        nodeid="file.py::test", family=None, mark=None,
+        plan=LoopPlan(iterations, 1, 2_000_000_000, "per_iteration"), seed=0, command="hwq",
+        provenance=Provenance(), trace_folder=None, find_causes=find_causes,
+        only_traced=only_traced,
+    )  # fmt: skip
+    return CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)

@@ -61,8 +61,9 @@ def test_one_that_sleeps_was_not_applied(tmp_path: Path, places: NoisePlaces) ->
         wait_for(lambda: re.match(expected, noise.end_round().reason), expected)
 
 
-@pytest.mark.skipif(not autogroup_enabled(), reason="needs a kernel with autogroups, switched on")
-def test_one_in_a_session_of_its_own_was_not_applied(tmp_path: Path, places: NoisePlaces) -> None:
+def test_one_in_a_session_of_its_own_was_not_applied_and_is_ended(
+    tmp_path: Path, places: NoisePlaces
+) -> None:
     (folder,) = places.descriptions
     burns = program(
         folder / "daemon",
@@ -80,9 +81,10 @@ def test_one_in_a_session_of_its_own_was_not_applied(tmp_path: Path, places: Noi
     described(folder, command=["./daemon"], ready="apart")
     with running(open_noise("own", places), os.getpid(), tmp_path / "logs", 30, 0.0) as noise:
         round_ = noise.end_round()
-    assert round_.status == "not applied"
-    assert "its own session" in round_.reason
-    wait_for(lambda: alive(str(burns)) == [], "the daemon")
+    assert alive(str(burns)) == []
+    # To a kernel without autogroups, sessions are nothing.
+    assert (round_.status == "not applied") == bool(autogroup_enabled())
+    assert ("its own session" in round_.reason) == bool(autogroup_enabled())
 
 
 def test_an_absent_program_comes_with_the_hint(places: NoisePlaces) -> None:
@@ -92,25 +94,17 @@ def test_an_absent_program_comes_with_the_hint(places: NoisePlaces) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"command": []}, r"own.yaml: command: List should have at least 1 item"),
-        ({"command": ["x"], "loads": "cpu"}, r"own.yaml: loads: Extra inputs"),
-        ({"command": ["x"], "ready": "("}, r"own.yaml: ready: .*no regular expression"),
-    ],
-)
-def test_a_wrong_description_names_the_field(
-    tmp_path: Path, fields: dict[str, object], message: str
+@pytest.mark.parametrize(("text", "message"), [
+    ("command: []", r"own.yaml: command: List should have at least 1 item"),
+    ("command: [x]\nloads: cpu", r"own.yaml: loads: Extra inputs"),
+    ("command: [x]\nready: (", r"own.yaml: ready: .*no regular expression"),
+    ("command: [", r"own\.yaml cannot be read: while parsing"),
+])  # fmt: skip
+def test_a_wrong_description_names_the_file_and_the_field(
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    described(tmp_path, **fields)
+    (tmp_path / "own.yaml").write_text(text)
     with pytest.raises(BadNoise, match=message):
-        load("own", [tmp_path])
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("command: [")
-    with pytest.raises(BadNoise, match=r"own\.yaml cannot be read: while parsing"):
         load("own", [tmp_path])
     with pytest.raises(BadNoise, match=r"gone\.yaml cannot be read: .*No such file"):
         load(str(tmp_path / "gone.yaml"), [])

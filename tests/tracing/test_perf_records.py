@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,151 +14,139 @@ from hypothesis import strategies as st
 from pytest_hwqueue.metrics.attribution import off_cpu_evidence
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.tracing import perf_records
-from pytest_hwqueue.tracing.perf_records import (
-    CpuTrace,
-    Tracepoint,
-    decode,
-    parse,
-    read_tracepoints,
-)
+from pytest_hwqueue.tracing.perf_records import CpuTrace, decode, parse, read_tracepoints
 
-PID, TID = 40, 41
+PID, TID, FIO = 40, 41, 77
 END = 10**6
-FIELDS = {"pid": (4, "=i"), "vec": (8, "=I"), "irq": (8, "=i"), "vector": (8, "=i")}
-POINTS = {
-    name: Tracepoint(name, number, FIELDS, {3: "NET_RX"})
-    for number, name in enumerate(
-        (
-            "sched/sched_wakeup",
-            "irq/softirq_entry",
-            "irq/softirq_exit",
-            "irq_vectors/local_timer_entry",
-            "irq_vectors/local_timer_exit",
-        ),
-        start=1,
-    )
-}
-POINTS["sched/sched_switch"] = Tracepoint(
-    "sched/sched_switch",
-    9,
-    {
-        "prev_pid": (4, "=i"),
-        "prev_state": (8, "=q"),
-        "next_pid": (16, "=i"),
-        "next_comm": (20, "16s"),
-        "prev_comm": (36, "16s"),
-    },
-    {},
+# Declaration, offset, size and sign of each field; the first four are common to all.
+_COMMON = (
+    "unsigned short common_type 0 2 0, unsigned char common_flags 2 1 0, "
+    "unsigned char common_preempt_count 3 1 0, int common_pid 4 4 1"
 )
+_SWITCH = (
+    "char prev_comm[16] 8 16 0, pid_t prev_pid 24 4 1, int prev_prio 28 4 1, long prev_state 32 8 "
+    "1, char next_comm[16] 40 16 0, pid_t next_pid 56 4 1, int next_prio 60 4 1"
+)
+_FIELDS = {
+    "sched/sched_switch": _SWITCH,
+    "sched/sched_wakeup": "char comm[16] 8 16 0, pid_t pid 24 4 1",
+    "irq/softirq_entry": "unsigned int vec 8 4 0",
+    "irq/softirq_exit": "unsigned int vec 8 4 0",
+    "irq/irq_handler_entry": "int irq 8 4 1, __data_loc char[] name 12 4 0",
+    "irq/irq_handler_exit": "int irq 8 4 1, int ret 12 4 1",
+    "irq_vectors/local_timer_entry": "int vector 8 4 1",
+    "irq_vectors/local_timer_exit": "int vector 8 4 1",
+}
+
+
+def printed(name: str, number: int, fields: str) -> str:
+    lines = [f"name: {name.partition('/')[2]}", f"ID: {number}", "format:"]
+    for field in f"{_COMMON}, {fields}".split(", "):
+        declared, offset, size, signed = field.rsplit(" ", 3)
+        lines.append(f"\tfield:{declared};\toffset:{offset};\tsize:{size};\tsigned:{signed};")
+    symbols = '__print_symbolic(REC->vec, { 0, "HI" }, { 3, "NET_RX" })'
+    return "\n".join([*lines, "", f'print fmt: "vec=%u [action=%s]", REC->vec, {symbols}', ""])
+
+
+_FORMATS = {name: printed(name, 300 + at, of) for at, (name, of) in enumerate(_FIELDS.items())}
+POINTS = {name: parse(name, text) for name, text in _FORMATS.items()}
 
 
 def record(kind: int, misc: int, body: bytes) -> bytes:
     return struct.pack("=IHH", kind, misc, 8 + len(body)) + body
 
 
-def switch(when: int, *, out: bool, preempted: bool = False, tid: int = TID, cpu: int = 0) -> bytes:
-    misc = out << 13 | preempted << 14
-    return record(14, misc, struct.pack("=iiQII", PID, tid, when, cpu, 0))
+def out(when: int, *, preempted: bool = False, pid: int = PID, cpu: int = 0) -> bytes:
+    body = struct.pack("=iiQII", pid, TID if pid == PID else pid, when, cpu, 0)
+    return record(14, 1 << 13 | preempted << 14, body)
+
+
+def back(when: int, cpu: int = 0) -> bytes:
+    return record(14, 0, struct.pack("=iiQII", PID, TID, when, cpu, 0))
 
 
 def sample(name: str, when: int, body: bytes, *, pid: int = PID, cpu: int = 0) -> bytes:
-    raw = struct.pack("=HH", POINTS[name].number, 0) + body
+    raw = struct.pack("=HBBi", POINTS[name].number, 0, 0, pid) + body
     raw += bytes(-(len(raw) + 4) % 8)
     origin = struct.pack("=iiQII", pid, TID if pid == PID else pid, when, cpu, 0)
     return record(9, 0, origin + struct.pack("=I", len(raw)) + raw)
 
 
-def told(when: int, state: int, next_pid: int = 77, comm: bytes = b"fio") -> bytes:
-    body = struct.pack("=iqi16s16s", TID, state, next_pid, comm, b"python")
-    return sample("sched/sched_switch", when, body)
+def told(when: int, state: int, tid: int = TID, after: int = FIO, **sampled: int) -> bytes:
+    """A switch from one thread to another, as a tracepoint tells of it."""
+    comms = {TID: b"python", FIO: b"fio\0x", 0: b"swapper/0"}
+    body = struct.pack("=16siiq16sii", comms[tid], tid, 120, state, comms[after], after, -100)
+    return sample("sched/sched_switch", when, body, **sampled)
 
 
-def edge(name: str, when: int, number: int = 3, cpu: int = 0) -> bytes:
-    return sample(name, when, struct.pack("=ii", TID, number), cpu=cpu)
+def edge(name: str, when: int, body: bytes = struct.pack("=I", 3), cpu: int = 0) -> bytes:
+    return sample(name, when, body, cpu=cpu)
 
 
 def decoded(*rings: bytes, tids: tuple[int, ...] = (TID,)) -> CpuTrace:
     return decode(rings, POINTS, PID, tids, 0, END)
 
 
-def test_a_preemption_without_tracepoints() -> None:
-    ring = switch(10, out=True, preempted=True) + switch(30, out=False, cpu=1)
-    assert decoded(ring).off_cpu == (OffCpu(TID, 0, 1, 10, 30, "preempted", 10),)
+WAITS = out(10) + back(40)
+WOKEN = sample("sched/sched_wakeup", 25, struct.pack("=16si", b"python", TID), pid=5, cpu=1)
+LOST = record(2, 0, struct.pack("=QQiiQII", 1, 5, 0, 0, 40, 0, 0))
+WOKEN_LATE = OffCpu(TID, 0, 0, 10, 40, "waited", 25, None, None, FIO, "fio")
+BEFORE, AFTER = OffCpu(TID, None, 0, 0, 10, None), OffCpu(TID, 0, None, 20, END, "waited")
 
 
-def test_who_ran_instead_and_a_stop() -> None:
-    ring = told(10, 256) + switch(10, out=True, preempted=True) + switch(20, out=False)
-    ring += told(30, 4, 0, b"swapper/0") + switch(30, out=True) + switch(40, out=False)
-    assert decoded(ring).off_cpu == (
-        OffCpu(TID, 0, 0, 10, 20, "preempted", 10, 77, "fio"),
-        OffCpu(TID, 0, 0, 30, 40, "stopped", None, 0, "swapper/0"),
-    )
+@pytest.mark.parametrize(("rings", "tids", "off_cpu"), [
+    ([out(10, preempted=True) + back(30, 1)], [TID], [OffCpu(TID, 0, 1, 10, 30, "preempted", 10)]),
+    ([told(10, 256) + out(10, preempted=True) + back(20) + told(30, 4, after=0) + out(30)
+      + back(40)], [TID], [OffCpu(TID, 0, 0, 10, 20, "preempted", 10, FIO, "fio"),
+                           OffCpu(TID, 0, 0, 30, 40, "stopped", None, 0, "swapper/0")]),
+    # In another CPU's ring than the switches around it; and who made room for it.
+    ([WAITS, WOKEN], [TID], [OffCpu(TID, 0, 0, 10, 40, "waited", 25)]),
+    ([WAITS, WOKEN, told(39, 0, FIO, TID, pid=FIO)], [TID], [WOKEN_LATE]),
+    # At the ends of the trace; a thread that began meanwhile was not off the CPU before.
+    ([back(10) + out(20)], [TID], [BEFORE, AFTER]),
+    ([back(10) + out(20)], [], [AFTER]),
+    # Children's, and what lies outside.
+    ([out(10, pid=99) + out(END + 1)], [TID], []),
+    # What was switched in at a lost record has no end.
+    ([out(10) + LOST + out(50) + back(60), b""], [TID], [OffCpu(TID, 0, 0, 50, 60, "waited")]),
+])  # fmt: skip
+def test_switches_become_times_off_the_cpu(
+    rings: list[bytes], tids: list[int], off_cpu: list[OffCpu]
+) -> None:
+    found = decoded(*rings, tids=tuple(tids))
+    assert found.off_cpu == tuple(off_cpu)
+    assert found.lost == 5 * any(LOST in ring for ring in rings)
 
 
-def test_a_wake_up_in_another_cpus_ring() -> None:
-    ring = switch(10, out=True) + switch(40, out=False)
-    woken = sample("sched/sched_wakeup", 25, struct.pack("=i", TID), pid=5, cpu=1)
-    (one,) = decoded(ring, woken).off_cpu
-    assert (one.reason, one.runnable_ns, one.withheld) == ("waited", 25, (25, 40))
-
-
-def test_who_made_room_for_a_thread_that_was_woken_late() -> None:
-    ring = switch(10, out=True) + switch(40, out=False)
-    woken = sample("sched/sched_wakeup", 25, struct.pack("=i", TID), pid=5, cpu=1)
-    body = struct.pack("=iqi16s16s", 77, 0, TID, b"python", b"fio")
-    made_room = sample("sched/sched_switch", 39, body, pid=77)
-    (one,) = decoded(ring, woken, made_room).off_cpu
-    assert (one.before_tid, one.before_comm, one.next_comm) == (77, "fio", None)
-    (told_of,) = off_cpu_evidence([one])
-    assert told_of.what == "had no CPU when it was woken: fio ran on it"
-    idle = replace(one, before_tid=0, before_comm="swapper/0")
-    assert off_cpu_evidence([idle])[0].what.endswith("though its core was idle")
+@pytest.mark.parametrize(("changed", "what"), [
+    ({}, "had no CPU when it was woken: fio ran on it"),
+    ({"before_tid": 0}, "had no CPU when it was woken, though its core was idle"),
     # Both ends of a preemption, where others took turns between.
-    both = replace(one, reason="preempted", next_tid=5, next_comm="kworker/0:1")
-    assert off_cpu_evidence([both])[0].what == "gave way to kworker/0:1, then fio"
+    ({"reason": "preempted", "next_tid": 5, "next_comm": "kworker"},
+     "gave way to kworker, then fio"),
+])  # fmt: skip
+def test_who_kept_a_thread_from_its_cpu_is_told_in_words(
+    changed: dict[str, Any], what: str
+) -> None:
+    late = replace(WOKEN_LATE, **changed)
+    (told_of,) = off_cpu_evidence([late])
+    assert (told_of.what, (told_of.start_ns, told_of.end_ns)) == (what, late.withheld)
 
 
-def test_threads_off_the_cpu_at_the_ends_of_the_trace() -> None:
-    ring = switch(10, out=False) + switch(20, out=True)
-    assert decoded(ring).off_cpu == (
-        OffCpu(TID, None, 0, 0, 10, None),
-        OffCpu(TID, 0, None, 20, END, "waited"),
-    )
-    # A thread that began meanwhile was not off the CPU before.
-    assert decoded(ring, tids=()).off_cpu == (OffCpu(TID, 0, None, 20, END, "waited"),)
-
-
-def test_children_and_what_lies_outside_are_left_out() -> None:
-    child = record(14, 1 << 13, struct.pack("=iiQII", 99, 99, 10, 0, 0))
-    late = switch(END + 1, out=True)
-    assert decoded(child + late).off_cpu == ()
-
-
-def test_losses_are_summed_and_leave_no_false_times() -> None:
-    # Out at 10, and the switch in is lost; then out at 50.
-    ring = switch(10, out=True) + record(2, 0, struct.pack("=QQiiQII", 1, 5, 0, 0, 40, 0, 0))
-    ring += switch(50, out=True) + switch(60, out=False)
-    found = decoded(ring, ring[:0])
-    assert found.lost == 5
-    assert [(one.start_ns, one.end_ns) for one in found.off_cpu] == [(50, 60)]
-
-
-def test_nested_interrupts_are_paired() -> None:
-    ring = edge("irq/softirq_entry", 10) + edge("irq_vectors/local_timer_entry", 20, 236)
-    ring += edge("irq_vectors/local_timer_exit", 30, 236) + edge("irq/softirq_exit", 50)
-    other = edge("irq_vectors/local_timer_entry", 15, 236, cpu=1)
-    other += edge("irq_vectors/local_timer_exit", 18, 236, cpu=1)
+def test_interrupts_are_paired_by_cpu_and_one_without_its_other_end_is_none() -> None:
+    timer, name = struct.pack("=i", 236), b"virtio1-req.0\0"
+    ring = edge("irq/softirq_exit", 5) + edge("irq/softirq_entry", 10)
+    ring += edge("irq_vectors/local_timer_entry", 20, timer)
+    ring += edge("irq_vectors/local_timer_exit", 30, timer)
+    ring += edge("irq_vectors/local_timer_entry", 40, timer) + edge("irq/softirq_exit", 50)
+    handler = struct.pack("=iI", 36, len(name) << 16 | 16) + name
+    other = edge("irq/irq_handler_entry", 15, handler, cpu=1)
+    other += edge("irq/irq_handler_exit", 18, struct.pack("=ii", 36, 1), cpu=1)
     assert decoded(ring, other).interrupts == (
         Interrupt(TID, 0, 10, 50, "softirq", 3, "NET_RX"),
-        Interrupt(TID, 1, 15, 18, "vector", 236, "local_timer"),
+        Interrupt(TID, 1, 15, 18, "hardirq", 36, "virtio1-req.0"),
         Interrupt(TID, 0, 20, 30, "vector", 236, "local_timer"),
     )
-
-
-def test_an_interrupt_without_its_other_end_is_no_interrupt() -> None:
-    ring = edge("irq/softirq_exit", 5) + edge("irq/softirq_entry", 10)
-    ring += edge("irq_vectors/local_timer_entry", 20) + edge("irq/softirq_exit", 50)
-    assert [one.name for one in decoded(ring).interrupts or ()] == ["NET_RX"]
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans(), st.integers(0, 3)), max_size=50))
@@ -165,101 +154,25 @@ def test_every_switch_is_found_whatever_cpu_it_is_on(steps: list[tuple[int, bool
     rings = [b""] * 4
     at, cpu, expected = 0, 0, []
     for gap, preempted, next_cpu in steps:
-        rings[cpu] += switch(at + gap, out=True, preempted=preempted, cpu=cpu)
-        rings[next_cpu] += switch(at + 2 * gap, out=False, cpu=next_cpu)
+        rings[cpu] += out(at + gap, preempted=preempted, cpu=cpu)
+        rings[next_cpu] += back(at + 2 * gap, next_cpu)
         reason = "preempted" if preempted else "waited"
         expected.append((at + gap, at + 2 * gap, cpu, next_cpu, reason))
         at, cpu = at + 2 * gap, next_cpu
-    found = decoded(*rings)
-    assert [
-        (one.start_ns, one.end_ns, one.cpu, one.end_cpu, one.reason) for one in found.off_cpu
-    ] == expected
-
-
-_COMMON = """\
-\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
-\tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;
-\tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;
-\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
-"""
-SWITCH = f"""\
-name: sched_switch
-ID: 372
-format:
-{_COMMON}
-\tfield:char prev_comm[16];\toffset:8;\tsize:16;\tsigned:0;
-\tfield:pid_t prev_pid;\toffset:24;\tsize:4;\tsigned:1;
-\tfield:int prev_prio;\toffset:28;\tsize:4;\tsigned:1;
-\tfield:long prev_state;\toffset:32;\tsize:8;\tsigned:1;
-\tfield:char next_comm[16];\toffset:40;\tsize:16;\tsigned:0;
-\tfield:pid_t next_pid;\toffset:56;\tsize:4;\tsigned:1;
-\tfield:int next_prio;\toffset:60;\tsize:4;\tsigned:1;
-
-print fmt: "prev_comm=%s", REC->prev_comm
-"""
-HANDLER = f"""\
-name: irq_handler_entry
-ID: 225
-format:
-{_COMMON}
-\tfield:int irq;\toffset:8;\tsize:4;\tsigned:1;
-\tfield:__data_loc char[] name;\toffset:12;\tsize:4;\tsigned:0;
-
-print fmt: "irq=%d name=%s", REC->irq, __get_str(name)
-"""
-SOFTIRQ = f"""\
-name: softirq_entry
-ID: 223
-format:
-{_COMMON}
-\tfield:unsigned int vec;\toffset:8;\tsize:4;\tsigned:0;
-
-print fmt: "vec=%u [action=%s]", REC->vec, __print_symbolic(REC->vec, {{ 0, "HI" }}, {{ 9, "RCU" }})
-"""
-
-
-def test_numbers_and_text_of_fixed_length() -> None:
-    switch = parse("sched/sched_switch", SWITCH)
-    raw = struct.pack("=HBBi16siiq16sii", 372, 0, 0, 5, b"mine", 5, 120, 256, b"other\0x", -7, 100)
-    assert switch.number == 372
-    assert [switch.value(raw, field) for field in ("prev_pid", "prev_state", "next_pid")] == [
-        5,
-        256,
-        -7,
+    assert expected == [
+        (one.start_ns, one.end_ns, one.cpu, one.end_cpu, one.reason)
+        for one in decoded(*rings).off_cpu
     ]
-    assert (switch.text(raw, "prev_comm"), switch.text(raw, "next_comm")) == ("mine", "other")
-
-
-def test_text_that_stands_behind_the_record() -> None:
-    handler = parse("irq/irq_handler_entry", HANDLER)
-    name = b"virtio1-req.0\0"
-    raw = struct.pack("=HBBiiI", 225, 0, 0, 5, 36, len(name) << 16 | 16) + name + b"\0\0"
-    assert handler.value(raw, "irq") == 36
-    assert handler.text(raw, "name") == "virtio1-req.0"
-
-
-def test_names_of_values() -> None:
-    assert parse("irq/softirq_entry", SOFTIRQ).symbols == {0: "HI", 9: "RCU"}
 
 
 def test_what_perf_uses_itself_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    formats = {
-        "sched/sched_switch": SWITCH,
-        "irq/softirq_entry": SOFTIRQ,
-        "irq_vectors/irq_work_entry": SOFTIRQ,
-        "irq_vectors/local_timer_entry": SOFTIRQ,
-        "irq_vectors/vector_setup": SOFTIRQ,
-    }
-    for name, text in formats.items():
+    unused = ("irq_vectors/irq_work_entry", "irq_vectors/vector_setup", "sched/sched_fork")
+    for name in (*_FORMATS, *unused):
         folder = tmp_path / "events" / name
         folder.mkdir(parents=True)
-        (folder / "format").write_text(text)
+        (folder / "format").write_text(_FORMATS.get(name, _FORMATS["sched/sched_wakeup"]))
     monkeypatch.setattr(perf_records, "PLACES", (tmp_path / "nowhere", tmp_path))
-    assert set(read_tracepoints()) == {
-        "sched/sched_switch",
-        "irq/softirq_entry",
-        "irq_vectors/local_timer_entry",
-    }
+    assert read_tracepoints() == POINTS
     # Nothing is mounted.
     monkeypatch.setattr(perf_records, "PLACES", (tmp_path / "nowhere",))
     with pytest.raises(OSError, match="tracefs is not mounted: `mount -t tracefs"):

@@ -1,6 +1,7 @@
 """A process that traces itself and reports as JSON: what the tests of real events measure.
 
-Usage: victim.py JOB RIGHTS SECONDS, where RIGHTS are "switches", or "tracepoints" if to be had.
+Usage: victim.py JOB RIGHTS SECONDS RING_BYTES, where RIGHTS are "switches", or "tracepoints" if to
+be had.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import threading
 import time
+from typing import Any
 
 from pytest_hwqueue.tracing.cpu_counters import read_counters, threads_between
 from pytest_hwqueue.tracing.perf_events import PerfTracer, Tracing, open_tracing
@@ -34,10 +35,11 @@ def doze(seconds: float) -> None:
 
 
 def doze_in_threads(seconds: float) -> None:
-    """Let two threads doze that start after the trace has begun."""
+    """Doze, and let two threads doze that start after the trace has begun and end before it."""
     threads = [threading.Thread(target=doze, args=(seconds,)) for _ in range(2)]
     for thread in threads:
         thread.start()
+    doze(seconds)
     for thread in threads:
         thread.join()
 
@@ -54,46 +56,38 @@ def _hash(seconds: float) -> None:
         hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)
 
 
-JOBS = {
-    "compete": compete,
-    "spin": spin,
-    "doze": doze,
-    "doze_in_threads": doze_in_threads,
-}
+JOBS = {each.__name__: each for each in (compete, spin, doze, doze_in_threads)}
 
 
-def main() -> None:
-    job, rights, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    ring_bytes = int(os.environ["RING_BYTES"])
-    opened: Tracing | None = None
-    if rights == "switches":
-        tracer = PerfTracer(ring_bytes=ring_bytes)
-    else:
-        opened = open_tracing(ring_bytes=ring_bytes)
-        if opened.perf is None:
-            print(json.dumps({"level": opened.level, "refused": _plain(opened)}))
-            return
-        tracer = opened.perf
-    tracer.start()
-    print("started", flush=True)
-    reading_ns = [time.monotonic_ns()]
+def traced(tracer: PerfTracer, job: str, seconds: float) -> dict[str, Any]:
+    """Do a job; return what perf and /proc have seen of it."""
+    at_ns = [time.monotonic_ns()]
     before = read_counters()
-    reading_ns.append(time.monotonic_ns())
+    at_ns.append(time.monotonic_ns())
     JOBS[job](seconds)
-    reading_ns.append(time.monotonic_ns())
+    at_ns.append(time.monotonic_ns())
     after = read_counters()
-    reading_ns.append(time.monotonic_ns())
+    at_ns.append(time.monotonic_ns())
     trace = tracer.stop()
     tracer.close()
     counted = threads_between(before, after)
-    print(json.dumps({**dataclasses.asdict(trace), "level": "perf", "refused": _plain(opened),
-                      "reading_ns": reading_ns,
-                      "proc": {tid: [one.voluntary, one.involuntary]
-                               for tid, one in counted.items()}}))  # fmt: skip
+    proc = {tid: [one.voluntary, one.involuntary] for tid, one in counted.items()}
+    return {**dataclasses.asdict(trace), "reading_ns": at_ns, "proc": proc}
 
 
-def _plain(opened: Tracing | None) -> list[dict[str, object]]:
-    return [] if opened is None else [dataclasses.asdict(one) for one in opened.refused]
+def main() -> None:
+    job, rights, seconds, ring_bytes = sys.argv[1], sys.argv[2], *map(float, sys.argv[3:])
+    if rights == "switches":
+        opened = Tracing("perf", (), PerfTracer(ring_bytes=int(ring_bytes)))
+    else:
+        opened = open_tracing(ring_bytes=int(ring_bytes))
+    report = {"level": opened.level, "refused": [dataclasses.asdict(one) for one in opened.refused]}
+    if opened.perf is not None:
+        opened.perf.start()
+    print("started", flush=True)
+    if opened.perf is not None:
+        report |= traced(opened.perf, job, seconds)
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

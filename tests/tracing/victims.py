@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -41,7 +41,8 @@ def mounting() -> tuple[str, ...]:
 @cache
 def refused_here() -> list[str]:
     """Why nothing more can be seen here: of tracepoints, then of switches alone."""
-    return [one["reason"] for one in report_of([])["refused"]]
+    with victim("spin", "tracepoints", 0.01, ring_bytes=1 << 16) as running:
+        return [one["reason"] for one in running.report()["refused"]]
 
 
 def need(rights: str) -> None:
@@ -58,58 +59,34 @@ class Victim:
 
     def report(self) -> dict[str, Any]:
         """Wait for its end; return what it saw."""
-        output, errors = self.process.communicate(timeout=60)
+        assert self.process.stdout is not None
+        # What came together with the first line is read ahead already: `communicate` misses it.
+        output, errors = self.process.stdout.read(), self.process.communicate(timeout=60)[1]
         assert self.process.returncode == 0, errors
         found: dict[str, Any] = json.loads(output.splitlines()[-1])
         if "off_cpu" in found:
             found["off_cpu"] = [OffCpu(**one) for one in found["off_cpu"]]
-            found["interrupts"] = found["interrupts"] and [
-                Interrupt(**one) for one in found["interrupts"]
-            ]
+            interrupts = found["interrupts"]
+            found["interrupts"] = interrupts and [Interrupt(**one) for one in interrupts]
         return found
 
 
 @contextmanager
 def victim(
-    job: str,
-    level: str,
-    seconds: float,
-    *,
-    ring_bytes: int = 1 << 22,
-    cpu: int | None = None,
-) -> Iterator[Victim]:
-    """Start a victim and wait until it has begun to trace."""
-    environment = os.environ | {"PYTHONPATH": str(_SOURCES), "RING_BYTES": str(ring_bytes)}
+    job: str, rights: str, seconds: float,
+    *, ring_bytes: int = 1 << 22, cpu: int | None = None, command: Sequence[str] = (),
+) -> Iterator[Victim]:  # fmt: skip
+    """Start a victim, by a command if one is given, and wait until it has begun to trace."""
     pin = () if cpu is None else ("taskset", "-c", str(cpu))
-    command = [*pin, *mounting(), sys.executable, str(_VICTIM), job, level, str(seconds)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if line != "started\n":
-            raise AssertionError(f"the victim did not start: {line!r}\n{process.communicate()[1]}")
-        yield Victim(process)
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def report_of(command: list[str]) -> dict[str, Any]:
-    """Run a victim that may not get to trace; return what it says."""
-    done = subprocess.run(
-        [*mounting(), *command, sys.executable, str(_VICTIM), "spin", "tracepoints", "0.01"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(_SOURCES), "RING_BYTES": "65536"},
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    given = [sys.executable, str(_VICTIM), job, rights, str(seconds), str(ring_bytes)]
+    with subprocess.Popen(
+        [*pin, *mounting(), *command, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=os.environ | {"PYTHONPATH": str(_SOURCES)},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == "started\n", f"{line!r}\n{process.communicate()[1]}"
+            yield Victim(process)
+        finally:
+            process.kill()
