@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Final, Literal
 
 from pydantic import Field
@@ -22,13 +21,13 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.scenarios.goals import latency_bound_ns
+from pytest_hwqueue.scenarios.goals import GoalResult, latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, own_run
 from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.figures import Estimate
-from pytest_hwqueue.which.file import WhichFigure, WhichGoal
+from pytest_hwqueue.which.file import WhichFigure
 from pytest_hwqueue.which.runs import WhichRuns
 from pytest_hwqueue.which.table import figure_of, loss_of
 
@@ -44,7 +43,7 @@ class CapacityRate(PlainData):
     verdict: RateVerdict | None = Field(description="null if it was interrupted before that")
     windows: int
     p99_ms: WhichFigure = Field(description="of the tenant; its interval counts queueing together")
-    goals: list[WhichGoal] = Field(description="with the intervals that decided")
+    goals: list[GoalResult] = Field(description="with the intervals that decided")
     lost: dict[str, WhichFigure] = Field(
         description="share of its throughput alone that each other tenant loses"
     )
@@ -227,7 +226,7 @@ def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
         verdict=found.verdicts.get(index),
         windows=found.windows[index],
         p99_ms=figure_of(p99, 1 / _NS_PER_MS),
-        goals=[WhichGoal(**asdict(goal)) for goal in found.results[index]],
+        goals=found.results[index],
         lost={
             name: loss_of(figure_of(_kept(runs, run, alone, solo)))
             for name, solo in solos.items()

@@ -14,7 +14,7 @@ from pytest_hwqueue.metrics.interference import EffectVerdict
 from pytest_hwqueue.metrics.numbers import PlainData, counted
 from pytest_hwqueue.records.cell import Status
 from pytest_hwqueue.records.tenants import ColocationProof, ColocationRecord
-from pytest_hwqueue.scenarios.goals import GoalVerdict
+from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 
 SCHEMA: Final = "pytest-hwqueue/which/1"
@@ -85,24 +85,6 @@ class WhichTenant(PlainData):
     )
 
 
-class WhichGoal(PlainData):
-    """A goal's outcome."""
-
-    goal: str
-    verdict: GoalVerdict
-    value: float | None = Field(None, description="in ``unit``, as are the interval's ends")
-    low: float | None = None
-    high: float | None = None
-    unit: str = ""
-    n: int = 0
-    reason: str = Field("", description="why, if undecided")
-    sessions: int = Field(1, description="that the figure rests on")
-    decided_by_s: float | None = Field(
-        None, description="length of a window that would decide it in 4 of 5 cases, if undecided"
-    )
-    rate_per_s: float | None = Field(None, description="of the tenant's requests, to that end")
-
-
 class WhichProof(PlainData):
     """Evidence that the mode was active, of the last window."""
 
@@ -139,7 +121,7 @@ class WhichCase(PlainData):
     sessions: int = Field(0, description="that measured it")
     records: list[str] = Field(default_factory=list, description="files, in the order measured")
     tenants: list[WhichTenant] = Field(default_factory=list)
-    goals: list[WhichGoal] = Field(default_factory=list)
+    goals: list[GoalResult] = Field(default_factory=list)
     proof: WhichProof | None = Field(None, description="null where simulated, and where not ok")
     last_output: dict[str, str] = Field(
         default_factory=dict, description="of tenants of a case that is not ok, by name"

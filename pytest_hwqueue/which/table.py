@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +23,6 @@ from pytest_hwqueue.which.file import (
     WhichCase,
     WhichFigure,
     WhichFile,
-    WhichGoal,
     WhichSession,
     WhichTenant,
     choices,
@@ -125,7 +123,7 @@ def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
             "tenants": [
                 _tenant(scenario, entry, tenant, records, runs) for tenant in entry.run.tenants
             ],
-            "goals": [WhichGoal(**asdict(result)) for result in judged],
+            "goals": judged,
             "proof": proof_of(entry.run.scheduler, records),
         }
     )

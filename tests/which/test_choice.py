@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.reports.which.words import printed
-from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichGoal, WhichTenant, choices
+from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
+from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichTenant, choices
 
 
 def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:
@@ -18,10 +19,12 @@ def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:
     )  # fmt: skip
 
 
-def judged(name: str, verdict: str | None, *throughputs: float, half: float = 0.5) -> WhichCase:
+def judged(
+    name: str, verdict: GoalVerdict | None, *throughputs: float, half: float = 0.5
+) -> WhichCase:
     """A case with an urgent tenant and less urgent ones of these throughputs."""
     others = [tenant(f"low{index}", 0, each, half) for index, each in enumerate(throughputs)]
-    goals = [] if verdict is None else [WhichGoal(goal="g", verdict=verdict)]
+    goals = [] if verdict is None else [GoalResult("g", verdict)]
     return WhichCase(
         id=name, role="case", variant=None, placement="processes", scheduler=name, status="ok",
         tenants=[tenant("high", 1, 1.0, half), *others], goals=goals,

@@ -32,7 +32,6 @@ from pytest_hwqueue.reports.which.words import (
     failed_lines,
     failure,
     figures,
-    goal_lines,
     goals_in_short,
     incomplete,
     last_outputs,
@@ -45,13 +44,12 @@ from pytest_hwqueue.reports.which.words import (
     title,
     trend_title,
 )
-from pytest_hwqueue.scenarios.goals import GoalVerdict
+from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.which.file import (
     Trend,
     WhichCase,
     WhichFigure,
     WhichFile,
-    WhichGoal,
     WhichTenant,
     trends,
 )
@@ -166,15 +164,15 @@ def _goals(found: WhichFile) -> list[Part]:
     rows = []
     for case in asked:
         row = Row({"case": case.id, "active": effective(found, case)}, opens=True)
-        for goal, sentence in zip(case.goals, goal_lines(case), strict=True):
+        for goal in case.goals:
             row.texts[goal.goal] = f"{goal.verdict} {_goal_text(goal)}"
             if goal.verdict == "undecided":
-                row.below.append(sentence)
+                row.below.append(str(goal))
         rows.append(row)
     return [Heading("Goals"), Table(columns, rows)] if rows else []
 
 
-def _goal_text(goal: WhichGoal) -> str:
+def _goal_text(goal: GoalResult) -> str:
     """Return the goal's figure with its interval, in the goal's unit."""
     unit = "×" if goal.unit == "x" else goal.unit
     # Goals give shares in %, where a table's figures are of one.
@@ -186,12 +184,7 @@ def _goal_text(goal: WhichGoal) -> str:
 def _not_met(found: WhichFile) -> list[Part]:
     """Return the goals not met, and the modes by what their proof shows."""
     asked = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
-    lines = [
-        f"{case.id}: {line}"
-        for case in asked
-        for goal, line in zip(case.goals, goal_lines(case), strict=True)
-        if goal.verdict != "met"
-    ]
+    lines = [f"{case.id}: {goal}" for case in asked for goal in case.goals if goal.verdict != "met"]
     shown: dict[str, list[str]] = {}
     for case in asked:
         if effective(found, case):

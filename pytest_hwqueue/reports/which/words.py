@@ -17,14 +17,12 @@ from pytest_hwqueue.metrics.numbers import (
 )
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.servers import failures
-from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.which.file import (
     Trend,
     WhichCase,
     WhichChoice,
     WhichFigure,
     WhichFile,
-    WhichGoal,
     WhichProof,
     WhichSession,
     WhichTenant,
@@ -187,16 +185,6 @@ def goals_in_short(case: WhichCase) -> str:
         return ""
     met, undecided = (verdicts.count(kind) for kind in ("met", "undecided"))
     return f"{f'{met}–{met + undecided}' if undecided else met} of {len(verdicts)}"
-
-
-def goal_lines(case: WhichCase) -> list[str]:
-    """Return each goal's outcome and reason."""
-    return [goal_line(goal) for goal in case.goals]
-
-
-def goal_line(goal: WhichGoal) -> str:
-    """Return a goal's outcome and reason."""
-    return str(GoalResult(**goal.model_dump()))
 
 
 def proof_line(found: WhichFile, case: WhichCase) -> str:
