@@ -345,18 +345,15 @@ def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> No
     assert tail.not_seen["own work"] == "nobody looked"
 
 
-def test_failed_requests_have_no_cause_and_hold_others_up(tmp_path: Path) -> None:
-    result = simulated(tmp_path, _HIGH).tenants[0]
-    assert result.requests is not None
+def test_failed_requests_have_no_cause_and_hold_others_up() -> None:
     told = {
         "scheduled_ns": [0, 10, 20], "started_ns": [0, 50, 90], "finished_ns": [50, 90, 95],
         "failures": [{"index": 0, "reason": "planted"}], "unserved": 0, "lateness": None,
         "items_per_request": 1, "unit": "items", "memory_bytes": {},
     }  # fmt: skip
     found = requests_of(delivered("high", told, 100), 1000)
-    assert [(one.number, one.arrival_ns, one.ready_ns, one.started_ns) for one in found] == [
-        (1, 1010, 1050, 1050), (2, 1020, 1090, 1090),
-    ]  # fmt: skip
+    seen = [(one.number, one.arrival_ns, one.ready_ns, one.started_ns) for one in found]
+    assert seen == [(1, 1010, 1050, 1050), (2, 1020, 1090, 1090)]
 
 
 def test_a_trace_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
