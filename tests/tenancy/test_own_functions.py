@@ -229,8 +229,8 @@ def test_a_simulated_device_runs_what_torch_does(tmp_path: Path, folder: Path) -
     [
         (
             "sleep", {"parameters": {"ms": 1}}, "skipped",
-            "tenant mine: tenants_own:sleep with ms=1 runs no operation of torch on the device, and "
-            "nothing else of it is modelled; use a real device",
+            "tenant mine: tenants_own:sleep with ms=1 runs no operation of torch on the device, "
+            "and nothing else of it is modelled; use a real device",
         ),
         ("fails", {}, "failed", "tenant mine: tenants_own:fails: a request raised"),
         ("unprepared", {}, "failed", "tenant mine: tenants_own:unprepared: preparing its step"),
