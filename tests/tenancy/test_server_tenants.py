@@ -177,7 +177,7 @@ def _slow(server: ServerSpec, said: str) -> Any:
         (misbehaving("silent", ready_s=0.5), "was not ready within 0.5 s: Conn"),
         _slow(misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
         _slow(misbehaving("fails"), "the first request to http"),
-        _slow(misbehaving("hangs", timeout_s=0.5), "no whole answer within 0.5 s"),
+        (misbehaving("hangs", timeout_s=0.5), "no whole answer within 0.5 s"),
         _slow(misbehaving("goes-into-background"), "ended with status 0 while it was needed"),
         _slow(misbehaving("dies", 0.4), "ended with status 3 while it was needed"),
         (misbehaving("fails", 0.4), "status 500, not 200: no such model"),
