@@ -1,180 +1,178 @@
-"""The timeline pass: what it holds together, and that both runs have the same kernels."""
+"""The timeline pass: what it holds together, both runs' kernels, and latencies from traces."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness.timeline_pass import PROBE_KERNEL_NS, probe_queue_switch, timeline_pass
+from pytest_hwqueue.harness.closed_loop import LoopPlan
+from pytest_hwqueue.harness.program import eager
+from pytest_hwqueue.harness.timeline_pass import (
+    PROBE_KERNEL_NS,
+    events_disturb,
+    probe_queue_switch,
+    reference_pass,
+    timeline_pass,
+    traced_latencies,
+)
 from pytest_hwqueue.metrics.switching import THREADS
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.workloads.latency_sensitive.hetero_kernels import (
+    HeteroKernels,
+    HeteroParameters,
+)
+from pytest_hwqueue.workloads.workload import Setup
 
 MOST_HELD = 850
 MOST_REPEATS = 20
 MOST_SPAN_NS = 500_000_000
 
 
-class FakeStream:
-    """Counts what is launched on it into its pool."""
-
-    priority = 0
-    handle = 0
-
-    def __init__(self, pool: FakePool, index: int) -> None:
-        self._pool = pool
-        self.index = index
-
-    def launch(
-        self, function: Callable[..., object], *arguments: object, tag: str | None = None
-    ) -> None:
-        self._pool.launched.append((self.index, function))
-
-
 class FakePool:
     """Runs each launch at once for a fixed time, one after the other; keeps each held pass."""
 
-    def __init__(self, count: int, kernel_ns: int) -> None:
+    def __init__(self, count: int, kernel_ns: int = 1000, waiting: int = 0) -> None:
         self.streams = cast(Sequence[Stream], [FakeStream(self, index) for index in range(count)])
-        self.launched: list[tuple[int, object]] = []
-        self.passes: list[list[tuple[int, object]]] = []
-        self._kernel_ns = kernel_ns
+        self.passes: list[list[int]] = []
+        self._kernel_ns, self._waiting = kernel_ns, waiting
 
     def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
-        self.launched = []
+        self.passes.append([])
         enqueue()
-        self.passes.append(self.launched)
         ns = self._kernel_ns
         kernels = [
             Kernel(stream, number, "k", None, 0, 10 + number * ns, 10 + (number + 1) * ns)
-            for number, (stream, _) in enumerate(self.launched)
+            for number, stream in enumerate(self.passes[-1])
         ]
-        return Timeline(tuple(kernels), len(self.streams), 10)
+        lost = Kernel(1, 99, "k", None, 0, 10**9, 10**9 + 1, waits_for=(98,))
+        return Timeline((*kernels, *[lost] * self._waiting), len(self.streams), 10)
+
+
+class FakeStream:
+    """Counts what is launched on it into its pool."""
+
+    def __init__(self, pool: FakePool, index: int) -> None:
+        self._pool, self.index = pool, index
+
+    def launch(self, function: Callable[[], None]) -> None:
+        self._pool.passes[-1].append(self.index)
 
 
 def nothing() -> None:
     """A kernel."""
 
 
-def once_each(streams: Sequence[Stream], per_stream: int = 1) -> None:
-    for _ in range(per_stream):
-        for stream in streams:
-            stream.launch(nothing)
-
-
-@settings(deadline=None)
 @given(st.integers(2, 40), st.integers(1, 60), st.sampled_from([1, 1000, 10**6, 10**8, 10**9]))
+@example(3, 1, 1000)
 def test_as_many_iterations_are_held_as_fit(streams: int, per_stream: int, kernel_ns: int) -> None:
     pool = FakePool(streams, kernel_ns)
-    passed = timeline_pass(
-        cast(StreamPool, pool), lambda given_streams: once_each(given_streams, per_stream)
-    )
+
+    def iteration(given_streams: Sequence[Stream]) -> None:
+        for stream in [*given_streams] * per_stream:
+            stream.launch(nothing)
+
+    passed = timeline_pass(cast(StreamPool, pool), iteration)
     once, many, one = pool.passes
-    launches = streams * per_stream
-    assert len(once) == launches
-    repeats, rest = divmod(len(many), launches)
-    assert rest == 0
-    assert 1 <= repeats <= MOST_REPEATS
+    launches = len(once)
+    assert launches == streams * per_stream
+    repeats = len(many) // launches
+    assert many == once * repeats
 
     def fits(count: int) -> bool:
         held, span = count * launches, count * launches * kernel_ns
         return count == 1 or (held <= MOST_HELD and span <= MOST_SPAN_NS)
 
+    assert 1 <= repeats <= MOST_REPEATS
     assert fits(repeats)
     assert repeats == MOST_REPEATS or not fits(repeats + 1)
-    assert len(one) == len(many)
-    assert {stream for stream, _ in one} == {0}
-    assert passed.summary.kernels == len(many)
-    assert passed.summary.streams_used == streams
-
-
-def test_collapsed_run_gets_as_many_streams_all_of_them_the_first() -> None:
-    pool = FakePool(3, 1000)
-    given_streams: list[list[int]] = []
-
-    def enqueue(streams: Sequence[Stream]) -> None:
-        given_streams.append([stream.index for stream in streams])
-        once_each(streams)
-
-    timeline_pass(cast(StreamPool, pool), enqueue)
-    assert given_streams == [[0, 1, 2]] * 21 + [[0, 0, 0]] * 20
-
-
-def test_pass_summarises_the_run_on_many_streams() -> None:
-    pool = FakePool(4, 1000)
-    passed = timeline_pass(cast(StreamPool, pool), once_each)
-    pool.passes.clear()
-    many = pool.held_timeline(lambda: once_each(pool.streams, per_stream=20))
-    assert passed.summary == summarise_timeline(many)
-    assert passed.ready_to_start.streams == 4
+    # The same kernels on one stream, which is given as often as there are streams.
+    assert one == [0] * len(many)
+    assert passed.kernels_per_iteration == launches
+    assert (passed.summary.kernels, passed.summary.streams_used) == (len(many), streams)
     # The fake device starts one kernel as the last ends, on one stream as on several.
-    assert passed.ready_to_start.overhead.second.median == 0.0
-
-
-class ProbeDevice:
-    """Hands out one kernel, and keeps what was asked for."""
-
-    capabilities = KINDS["cuda"]
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def kernel_of(self, duration_ns: int) -> Callable[[], None]:
-        self.asked.append(duration_ns)
-        return nothing
+    assert passed.ready_to_start.streams == streams
+    assert passed.ready_to_start.overhead.second.median in (0.0, None)
 
 
 @pytest.mark.parametrize(
-    ("streams", "rounds"), [(1, 20), (2, 20), (42, 20), (43, 19), (128, 6), (425, 2), (1024, 2)]
+    ("streams", "rounds"), [(1, 20), (42, 20), (43, 19), (128, 6), (425, 2), (1024, 2)]
 )
 def test_probe_takes_turns_and_is_held_whole(streams: int, rounds: int) -> None:
-    device, pool = ProbeDevice(), FakePool(streams, PROBE_KERNEL_NS)
+    asked: list[int] = []
+    device = SimpleNamespace(capabilities=KINDS["cuda"], kernel_of=asked.append)
+    pool = FakePool(streams, PROBE_KERNEL_NS)
     probed = probe_queue_switch(cast(Device, device), cast(StreamPool, pool)).queue_switch
-    spread, collapsed = pool.passes
-    assert [stream for stream, _ in spread] == [*range(streams)] * rounds
-    assert [stream for stream, _ in collapsed] == [0] * (streams * rounds)
-    assert {function for _, function in spread + collapsed} == {nothing}
-    assert device.asked == [PROBE_KERNEL_NS * math.ceil(streams / 32)]
+    assert pool.passes == [[*range(streams)] * rounds, [0] * (streams * rounds)]
+    # Beyond 32 streams kernels last longer: their first ones start one after the other.
+    assert asked == [PROBE_KERNEL_NS * math.ceil(streams / 32)]
     assert probed.streams == streams
-    if streams == 1:
-        assert probed.overhead.difference is None
-        assert "fewer than 2" in probed.overhead.refused["difference"]
+    refused = "fewer than 2" if streams == 1 else f"at most 1 of {streams} streams' kernels ran"
+    assert probed.overhead.difference is None
+    assert refused in probed.overhead.refused["difference"]
 
 
-def test_pass_on_the_host_sees_all_kernels() -> None:
+def test_threads_of_the_host_have_delays_and_no_switch() -> None:
     device = HostDevice()
     with device.open_streams(2) as pool:
-        passed = timeline_pass(pool, once_each)
         probed = probe_queue_switch(device, pool).queue_switch
-    assert passed.summary.kernels == 40
-    assert passed.summary.streams_used == 2
-    assert passed.ready_to_start.late_enqueued == 0
-    assert passed.ready_to_start.overhead.difference is not None
-    assert probed.overhead.difference is None
+    assert (probed.overhead.difference, probed.late_enqueued) == (None, 0)
     assert probed.overhead.refused["difference"] == THREADS
-    assert probed.late_enqueued == 0
     assert probed.overhead.first.n == probed.overhead.second.n == 40
 
 
-def test_pass_without_kernels_is_refused_as_a_device_error() -> None:
-    with HostDevice().open_streams(1) as pool, pytest.raises(DeviceError):
-        timeline_pass(pool, lambda streams: None)
+@pytest.mark.parametrize(("launches", "waiting"), [(0, 0), (1, 1)])
+def test_timelines_that_cannot_be_read_are_device_errors(launches: int, waiting: int) -> None:
+    pool = cast(StreamPool, FakePool(2, waiting=waiting))
 
-
-def test_wait_for_a_launch_without_kernels_is_refused_as_a_device_error() -> None:
-    class Pool(FakePool):
-        def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
-            timeline = super().held_timeline(enqueue)
-            waiting = Kernel(1, 99, "k", None, 0, 10**9, 10**9 + 1, waits_for=(98,))
-            return Timeline((*timeline.kernels, waiting), 2, 10)
+    def iteration(streams: Sequence[Stream]) -> None:
+        for stream in [*streams] * launches:
+            stream.launch(nothing)
 
     with pytest.raises(DeviceError):
-        timeline_pass(cast(StreamPool, Pool(2, 1000)), once_each)
+        timeline_pass(pool, iteration)
+
+
+@pytest.mark.parametrize(
+    ("connections", "streams", "disturbs"), [(8, 8, False), (8, 9, True), (None, 1000, False)]
+)
+def test_events_disturb_beyond_the_hardware_connections(
+    connections: int | None, streams: int, disturbs: bool
+) -> None:
+    reason = events_disturb(cast(Device, SimpleNamespace(connections=connections)), streams)
+    assert (reason is not None) == disturbs
+    said = f"{streams} streams share {connections} hardware connections"
+    assert reason is None or said in reason
+
+
+PLAN = LoopPlan(iterations=6, warmup=1, max_time_ns=10**12, sync_mode="per_iteration")
+
+
+def test_traced_latencies_have_every_tagged_launch_and_keep_to_a_quarter_of_the_time() -> None:
+    device = HostDevice()
+    workload = HeteroKernels(HeteroParameters(mm_dim=16))
+    with device.open_streams(5) as pool:
+        workload.setup(Setup(device, 5, 0))
+        program = eager(device, workload.iterate, tagged=False)
+        found, iterations = traced_latencies(pool, program, replace(PLAN, iteration_ns=1))
+        assert iterations == 6
+        assert {tag: len(values) for tag, values in found.items()} == {"large": 12, "small": 18}
+        assert all(value > 0 for values in found.values() for value in values)
+        short = replace(PLAN, max_time_ns=12_000, iteration_ns=1000)
+        assert traced_latencies(pool, program, short)[1] == 3
+        # One launch alone, so many times as the plan says, whichever way it is timed.
+        alone = workload.references()["small_alone"]
+        for traced in (False, True):
+            reference = eager(device, alone, tagged=not traced)
+            passed = reference_pass(device, pool, reference, PLAN, traced=traced)
+            assert len(passed.launches_ns) == len(passed.iterations_ns) == 6

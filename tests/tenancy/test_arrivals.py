@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,40 +35,18 @@ def times(text: str, seed: int = 0, duration_s: float = 1) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("text", "arrival"),
-    [
-        ("closed", Arrival("closed")),
-        ("constant: 20/s", Arrival("constant", 20.0)),
-        ("constant:20/s", Arrival("constant", 20.0)),
-        ("  poisson :  0.5 / s ", Arrival("poisson", 0.5)),
-        ("lognormal: 20/s, sigma=1.0", Arrival("lognormal", 20.0, 1.0)),
-        ("lognormal: 1e3/s,sigma = 2", Arrival("lognormal", 1000.0, 2.0)),
-    ],
-)
-def test_arrivals_are_read(text: str, arrival: Arrival) -> None:
-    assert parse_arrival(text, NOWHERE) == arrival
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "there is no arrival ''"),
         ("uniform: 20/s", "no arrival 'uniform' .*; give closed, constant: RATE/s"),
-        ("Poisson: 20/s", "no arrival 'Poisson'"),
         ("closed: 20/s", "closed takes nothing behind it, and .* has '20/s'"),
         ("constant", "the rate in 'constant' is ''; give requests per second, such as 20/s"),
         ("constant: 20", "the rate in 'constant: 20' is '20'"),
-        ("constant: 20/min", "is '20/min'"),
         ("constant: 0/s", "is '0/s'.*above 0"),
-        ("poisson: -1/s", "is '-1/s'"),
         ("poisson: nan/s", "is 'nan/s'"),
-        ("poisson: inf/s", "is 'inf/s'"),
         ("poisson: 100001/s", "up to 100,000/s"),
-        ("poisson: fast/s", "is 'fast/s'"),
         ("poisson: 20/s, sigma=1", "poisson takes a rate alone, and .* has 'sigma=1' behind it"),
-        ("constant: 20/s,", "constant takes a rate alone"),
         ("lognormal: 20/s", "sigma is missing in 'lognormal: 20/s'; give lognormal: RATE/s, sigma"),
-        ("lognormal: 20/s, 1.0", "sigma is '1.0'"),
         ("lognormal: 20/s, sigma=0", "sigma is 'sigma=0'.*above 0 and up to 5"),
         ("lognormal: 20/s, sigma=5.1", "sigma is 'sigma=5.1'"),
         ("lognormal: 20/s, sigma=nan", "sigma is 'sigma=nan'"),
@@ -86,8 +62,10 @@ def test_bad_parts_are_named(text: str, says: str) -> None:
 
 
 @given(random_arrivals | st.builds(Arrival, st.just("constant"), rates))
+@example(Arrival("closed"))
 def test_an_arrival_is_read_back_from_its_text(arrival: Arrival) -> None:
-    assert parse_arrival(str(arrival), NOWHERE) == arrival
+    spaced = str(arrival).replace(":", " : ").replace("/s", " / s ").replace("=", " = ")
+    assert parse_arrival(str(arrival), NOWHERE) == parse_arrival(spaced, NOWHERE) == arrival
 
 
 @given(st.text() | st.text().map("trace: {}".format) | st.text().map("lognormal: {}".format))
@@ -100,24 +78,12 @@ def test_any_other_text_is_refused_as_a_bad_arrival(text: str) -> None:
     assert arrival.kind in text
 
 
-def test_a_closed_loop_has_no_schedule() -> None:
-    assert schedule(Arrival("closed"), 0, SECOND) is None
-
-
 def test_constant_arrivals_start_at_once_and_do_not_drift() -> None:
     assert times("constant: 4/s") == [0, SECOND // 4, SECOND // 2, 3 * SECOND // 4]
     # A third of a second has no end in nanoseconds: added up, the gaps would be 333 ns short.
     assert times("constant: 3/s", duration_s=1000)[-1] == round(2999 * SECOND / 3)
     assert len(times("constant: 1000/s", duration_s=10)) == 10_000
-
-
-@given(st.floats(0.5, 5_000), st.integers(1, SECOND))
-def test_constant_arrivals_are_evenly_spaced_within_the_window(rate: float, ns: int) -> None:
-    made = schedule(Arrival("constant", rate), 0, ns)
-    assert made is not None
-    assert made[0] == 0
-    assert made[-1] < ns <= round(len(made) * SECOND / rate)
-    assert all(abs(later - earlier - SECOND / rate) <= 1 for earlier, later in pairwise(made))
+    assert schedule(Arrival("closed"), 0, SECOND) is None
 
 
 @given(random_arrivals, seeds, st.integers(1, 2000), st.integers(1, 2000))
@@ -207,14 +173,6 @@ def test_a_trace_gives_the_offsets_within_the_window(tmp_path: Path) -> None:
     assert schedule(arrival, 1, 1) == [0]
 
 
-@given(st.lists(st.integers(0, 10**6 * SECOND), min_size=1).map(sorted))
-def test_offsets_of_a_trace_come_back_to_the_nanosecond(offsets_ns: list[int]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.txt"
-        file.write_text("".join(f"{ns // SECOND}.{ns % SECOND:09}\n" for ns in offsets_ns))
-        assert schedule(parse_arrival("trace: trace.txt", Path(folder)), 0, 10**18) == offsets_ns
-
-
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
@@ -233,12 +191,6 @@ def test_bad_lines_of_a_trace_are_named_by_number(tmp_path: Path, lines: str, sa
     (tmp_path / "bad.txt").write_text(lines)
     with pytest.raises(BadArrival, match=f"bad.txt.*{says}"):
         parse_arrival("trace: bad.txt", tmp_path)
-
-
-def test_a_trace_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "bad.bin").write_bytes(b"\xff\xfe0.1\n")
-    with pytest.raises(BadArrival, match=r"bad\.bin cannot be read"):
-        parse_arrival("trace: bad.bin", tmp_path)
 
 
 def test_a_trace_that_has_gone_since_is_an_error_and_no_empty_schedule(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.lease import LeaseTimeout, lease
 from pytest_hwqueue.errors import InvalidMeasurement, NotProven
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
-from pytest_hwqueue.processes import measured_process
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
@@ -55,9 +55,7 @@ class Watched(Native):
         self.pids: dict[str, int] = {}
         self.calls = 0
         self.variables: dict[str, str] = {}
-        self.preload = ""
-        self.leased = False
-        self.proven_alive = False
+        self.leased = self.proven_alive = False
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
         return {"HWQ_TEST_TENANT": f"{tenant.name} {tenant.priority}"}
@@ -69,7 +67,6 @@ class Watched(Native):
         self.pids = dict(pids)
         environments = {name: psutil.Process(pid).environ() for name, pid in pids.items()}
         self.variables = {n: each["HWQ_TEST_TENANT"] for n, each in environments.items()}
-        self.preload = "".join(each.get("LD_PRELOAD", "") for each in environments.values())
         # A thread that holds a lease may take it again, so another one asks.
         asking = threading.Thread(target=self._ask_for_lease)
         asking.start()
@@ -87,7 +84,7 @@ class Watched(Native):
             self.leased = True
 
 
-# A tenant's function whose ``at``-th request in the window fails as told.
+# A tenant's function whose ``at``-th request in the window fails as told; 0 is the warm-up.
 FAULTY = """
 import sys, time
 
@@ -143,109 +140,50 @@ def run(
     return record
 
 
-def require_measured(record: ColocationRecord) -> None:
-    """The record is complete; it is invalid just where the machine made the generator late."""
-    late = [
-        tenant.lateness is not None and tenant.lateness.p99_us > LATENESS_LIMIT_MS * 1e3
-        for tenant in record.tenants
-    ]
-    assert record.status == ("invalid" if any(late) else "ok"), record.reason
-    assert ("generator was late" in record.reason) == any(late)
-    assert record.proof is not None
-    assert record.proof.priority is None
-    assert record.notes == []
-    for tenant in record.tenants:
-        assert tenant.exit == "exited with status 0"
-        assert tenant.last_output == ""
-
-
-Together = tuple[ColocationRecord, Watched, Path]
-
-
-@pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
-    folder = tmp_path_factory.mktemp("together")
+def test_two_processes_are_measured_together(tmp_path: Path) -> None:
     scheduler = Watched()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LD_PRELOAD", "")
-        return run(folder, [_STEADY, _GREEDY], scheduler), scheduler, folder
-
-
-def test_two_processes_are_measured_together(together: Together) -> None:
-    record, scheduler, folder = together
-    require_measured(record)
+    record = run(tmp_path, [_STEADY, _GREEDY], scheduler)
+    steady, greedy = record.tenant("steady"), record.tenant("greedy")
+    # Invalid just where the machine made the generator late.
+    late = steady.lateness is not None and steady.lateness.p99_us > LATENESS_LIMIT_MS * 1e3
+    assert record.status == ("invalid" if late else "ok"), record.reason
+    assert ("generator was late" in record.reason) == late
+    assert record.notes == []
     assert record.fingerprint is not None
     assert record.fingerprint.hard["device_kind"] == "cpu"
-    assert len(set(scheduler.pids.values())) == 2
-    logs = {path.name for path in folder.glob("beside*/*.log")}
+    logs = {path.name for path in tmp_path.glob("beside*/*.log")}
     assert logs == {"tenant-steady.log", "tenant-greedy.log"}
-
-
-def test_the_scheduler_is_asked_and_sees_the_tenants(together: Together) -> None:
-    record, scheduler, _ = together
+    # The scheduler is asked, sees the tenants while they serve, and the device is leased.
+    assert len(set(scheduler.pids.values())) == 2
     assert scheduler.variables == {"steady": "steady 3", "greedy": "greedy 0"}
-    assert scheduler.preload == ""
     assert scheduler.calls > 10
     assert scheduler.proven_alive
+    assert scheduler.leased
     assert record.proof is not None
-    assert record.proof.device_priorities == [0, 0]
-
-
-def test_the_device_is_leased_meanwhile(together: Together) -> None:
-    assert together[1].leased
-
-
-def test_a_scheduled_tenant_counts_from_the_arrival(together: Together) -> None:
-    record, _, _ = together
-    steady = record.tenant("steady")
-    requests = steady.requests
-    assert requests is not None
-    due_ns = [20_000_000 * number for number in range(40)]
-    assert requests.scheduled_ns == due_ns[: len(requests.scheduled_ns)]
-    assert steady.issued == 40
-    assert steady.unserved == 40 - len(requests.scheduled_ns)
-    assert steady.failed == 0
-    assert all(
-        started >= scheduled
-        for scheduled, started in zip(requests.scheduled_ns, requests.started_ns, strict=True)
-    )
-    times = zip(requests.scheduled_ns, requests.finished_ns, strict=True)
+    assert (record.proof.priority, record.proof.device_priorities) == (None, [0, 0])
+    for tenant in record.tenants:
+        assert (tenant.exit, tenant.last_output) == ("exited with status 0", "")
+    # A scheduled tenant counts from the arrival.
+    due = steady.requests
+    assert due is not None
+    served = len(due.scheduled_ns)
+    assert due.scheduled_ns == [20_000_000 * number for number in range(served)]
+    assert (steady.issued, steady.unserved, steady.failed) == (40, 40 - served, 0)
+    assert all(b >= a for a, b in zip(due.scheduled_ns, due.started_ns, strict=True))
+    times = zip(due.scheduled_ns, due.finished_ns, strict=True)
     assert steady.latency_ns == [finished - scheduled for scheduled, finished in times]
-
-
-def test_a_closed_tenant_stops_with_the_window(together: Together) -> None:
-    record, _, _ = together
-    greedy = record.tenant("greedy")
-    requests = greedy.requests
-    assert requests is not None
-    assert requests.scheduled_ns == requests.started_ns
-    assert requests.started_ns[0] >= 0
-    assert requests.started_ns[-1] < 800_000_000
-    assert greedy.lateness is None
-    inside = sum(finished <= 800_000_000 for finished in requests.finished_ns)
-    assert greedy.completed in (inside, inside + 1)
-    assert greedy.throughput is not None
-    assert greedy.throughput.requests_per_s == pytest.approx(inside / 0.8)
-    assert greedy.throughput.items_per_s == pytest.approx(inside / 0.8 * 2 * 192**3 / 1e12)
-    assert greedy.throughput.unit == "TFLOP"
-
-
-def test_threads_of_one_process(tmp_path: Path) -> None:
-    """A request that fails is counted, and costs nobody else anything."""
-    scheduler = Watched()
-    failing = faulty(tmp_path, "failing", 3, "raise RuntimeError('planted')")
-    record = run(tmp_path, [failing, _GREEDY], scheduler, placement="threads")
-    require_measured(record)
-    assert len(set(scheduler.pids.values())) == 1
-    tenant = record.tenant("failing")
-    assert tenant.failed == 1
-    (failure,) = tenant.failures
-    assert failure.index == 2
-    assert "planted" in failure.reason
-    assert tenant.issued is not None
-    assert tenant.issued > 3
-    assert tenant.completed == tenant.issued - 1 == len(tenant.latency_ns)
-    assert record.tenant("greedy").failed == 0
+    # A closed one stops with the window, and what ended within it is its throughput.
+    own = greedy.requests
+    assert own is not None
+    assert own.scheduled_ns == own.started_ns
+    assert 0 <= own.started_ns[0] <= own.started_ns[-1] < 800_000_000
+    inside = sum(finished <= 800_000_000 for finished in own.finished_ns)
+    assert (greedy.lateness, greedy.completed) in ((None, inside), (None, inside + 1))
+    rate = greedy.throughput
+    assert rate is not None
+    assert rate.requests_per_s == pytest.approx(inside / 0.8)
+    assert rate.items_per_s == pytest.approx(inside / 0.8 * 2 * 192**3 / 1e12)
+    assert rate.unit == "TFLOP"
 
 
 class Killing(Watched):
@@ -261,13 +199,11 @@ def test_a_tenant_that_is_killed_ends_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
     record = run(tmp_path, [_STEADY, _GREEDY], Killing(), duration_s=300.0)
     assert time.monotonic() - began < 200
-    assert record.status == "failed"
+    assert (record.status, record.stage, record.proof) == ("failed", "measure", None)
     assert record.reason == "tenant greedy died by SIGKILL"
-    assert record.stage == "measure"
     assert record.tenant("greedy").exit == "died by SIGKILL"
     assert record.tenant("steady").exit == "stopped: the co-location ended"
     assert record.tenant("steady").issued is None
-    assert record.proof is None
 
 
 class Deserted(Native):
@@ -284,13 +220,31 @@ class Dying(Native):
         raise NotProven("xserver died by SIGKILL")
 
 
-def test_a_service_that_ends_in_the_warm_up_ends_the_run(tmp_path: Path) -> None:
-    began = time.monotonic()
-    record = run(tmp_path, [_STEADY], Dying(*NATIVE), Limits(ready_s=600), duration_s=300.0)
-    assert time.monotonic() - began < 200
-    assert (record.status, record.stage) == ("failed", "warm-up")
-    assert record.reason == "xserver died by SIGKILL"
-    assert record.tenant("steady").exit == "stopped: the co-location ended"
+class Unproven(Native):
+    """A mode that is not active."""
+
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
+        raise NotProven("nobody schedules")
+
+
+@pytest.mark.parametrize(
+    ("mode", "tenant", "stage", "reason"),
+    [
+        (Dying, _STEADY, "warm-up", "xserver died by SIGKILL"),
+        (
+            Deserted, TenantSpec("lost", workload="no_such_workload"), "open device",
+            "xserver ended by itself (tenant lost: UnknownWorkload",
+        ),
+        (Unproven, _GREEDY, "proof", "nobody schedules"),
+    ],
+)  # fmt: skip
+def test_a_mode_that_is_not_active_is_the_cause(
+    tmp_path: Path, mode: type[Native], tenant: TenantSpec, stage: str, reason: str
+) -> None:
+    record = run(tmp_path, [tenant], mode(*NATIVE), duration_s=0.1)
+    assert (record.status, record.stage, record.proof) == ("failed", stage, None)
+    assert record.reason.startswith(reason)
+    assert bool(record.tenants[0].completed) == (stage == "proof"), "what was served is kept"
 
 
 def test_a_tenant_out_of_memory_keeps_what_it_served(tmp_path: Path) -> None:
@@ -300,75 +254,37 @@ def test_a_tenant_out_of_memory_keeps_what_it_served(tmp_path: Path) -> None:
     assert record.reason.startswith("tenant full: faulty:make: a request raised:")
     assert "Try: all tenants share the device's memory" in record.reason
     tenant = record.tenant("full")
-    assert tenant.completed == 2
-    assert tenant.failed == 1
+    assert (tenant.completed, tenant.failed, tenant.exit) == (2, 1, "exited with status 1")
     assert "Traceback" in tenant.last_output
-    assert tenant.exit == "exited with status 1"
 
 
-def test_a_service_that_ended_is_the_cause(tmp_path: Path) -> None:
-    lost = TenantSpec("lost", workload="no_such_workload")
-    record = run(tmp_path, [lost], Deserted(*NATIVE))
-    assert record.status == "failed"
-    assert record.stage == "open device"
-    assert record.reason.startswith("xserver ended by itself (tenant lost: UnknownWorkload")
-
-
-class Unproven(Native):
-    """A mode that is not active."""
-
-    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        raise NotProven("nobody schedules")
-
-
-def test_a_hang_in_the_window_is_a_timeout(tmp_path: Path) -> None:
-    stuck = faulty(tmp_path, "stuck", 2, "time.sleep(3600)")
-    limits = Limits(ready_s=120, finish_s=0.5)
-    record = run(tmp_path, [stuck], Unproven(*NATIVE), limits, duration_s=0.2)
-    assert record.status == "timeout"
-    assert record.reason == "tenant stuck not done 0.5 s after the window and its grace"
-    assert "in step" in record.tenant("stuck").last_output
+@pytest.mark.parametrize(
+    ("at", "limits", "reason"),
+    [
+        (0, Limits(ready_s=2), r"tenant stuck \(in .*\) not warm 2 s after the start"),
+        (2, Limits(120, 0.5), "tenant stuck not done 0.5 s after the window and its grace"),
+    ],
+)
+def test_a_hang_is_a_timeout_and_shows_where(
+    tmp_path: Path, at: int, limits: Limits, reason: str
+) -> None:
+    stuck = faulty(tmp_path, "stuck", at, "time.sleep(3600)")
+    record = run(tmp_path, [stuck], Native(*NATIVE), limits, duration_s=0.2)
+    assert (record.status, record.stage) == ("timeout", "measure" if at else "warm-up")
+    assert re.fullmatch(reason, record.reason)
+    # A process that is slow to start hangs nowhere yet.
+    assert not at or "in step" in record.tenant("stuck").last_output
     assert record.tenant("stuck").exit == "stopped: the co-location ended"
 
 
-def test_a_mode_that_is_not_proven_is_an_error(tmp_path: Path) -> None:
-    record = run(tmp_path, [_GREEDY], Unproven(*NATIVE), duration_s=0.1)
-    assert record.status == "failed"
-    assert record.stage == "proof"
-    assert record.reason == "nobody schedules"
-    assert record.tenant("greedy").completed
-
-
-def test_a_hang_in_the_warm_up_is_a_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mode_that_cannot_be_used_is_skipped_and_each_run_keeps_its_record(
+    tmp_path: Path,
 ) -> None:
-    # A stopped process writes no stacks; there is nothing to wait for.
-    monkeypatch.setattr(measured_process, "_DYING_S", 0.5)
-
-    def stop(stage: str, done: int, planned: int) -> None:
-        for child in psutil.Process().children(recursive=True):
-            # Not the parents that tell how these end.
-            if not child.children():
-                child.suspend()
-
-    plan = Colocation("beside", (_GREEDY,))
-    record = colocate(plan, open_scheduler("native"), stop, tmp_path, limits=Limits(ready_s=1))
-    assert record.status == "timeout"
-    assert record.stage == "warm-up"
-    assert record.reason == "tenant greedy (in start) not warm 1 s after the start"
-
-
-def test_a_mode_that_cannot_be_used_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    plan = Colocation("beside", (_STEADY, _GREEDY), scheduler="stream-priority")
-    record = colocate(plan, open_scheduler("stream-priority"), quiet, tmp_path)
-    assert record.status == "skipped"
-    assert "needs an accelerator" in record.reason
-
-
-def test_each_run_keeps_its_record(tmp_path: Path) -> None:
     plan = Colocation("beside", (_STEADY, _GREEDY), scheduler="stream-priority")
     for number in (1, 2):
-        colocate(plan, open_scheduler("stream-priority"), quiet, tmp_path, run=number)
+        record = colocate(plan, open_scheduler("stream-priority"), quiet, tmp_path, run=number)
+        assert record.status == "skipped"
+        assert "needs an accelerator" in record.reason
     records = [read_colocation(path) for path in tmp_path.glob("*.json")]
     assert sorted(record.run for record in records) == [1, 2]
 

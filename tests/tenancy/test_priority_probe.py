@@ -6,12 +6,12 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.cell import Progress
 from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
@@ -19,7 +19,6 @@ from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.schedulers.priority_probe import (
     ProbeFailed,
     StreamClient,
-    answer,
     probe_priority,
 )
 from pytest_hwqueue.schedulers.syntax import Scheduler, open_scheduler
@@ -88,17 +87,7 @@ def test_verdict_is_the_models_truth(priorities: tuple[int, int], verdict: str) 
     assert (min(found.urgent_ns) < 2 * found.alone_ns) == (verdict == "proven")
 
 
-def test_threads_of_the_cpu_know_no_priorities() -> None:
-    device = HostDevice()
-    with device.open_streams(2) as pool:
-        high, low = (StreamClient(device, pool, stream) for stream in (0, 1))
-        found = probe_priority(("high", high), ("low", low))
-    assert len(found.urgent_ns) == len(found.other_ns)
-    assert found.alone_ns is not None
-    assert found.alone_ns > 0
-
-
-class Absent:
+class Absent(StreamClient):
     """A client without memory."""
 
     closed = 0
@@ -106,25 +95,8 @@ class Absent:
     def prepare(self, elements: int) -> list[int]:
         raise ProbeFailed("tenant low: out of memory")
 
-    def small(self, requests: int) -> int:
-        raise AssertionError
-
-    def fill(self, loads: int) -> None:
-        raise AssertionError
-
-    def drain(self) -> bool:
-        raise AssertionError
-
     def close(self) -> None:
-        self.closed += 1
-
-
-def test_a_client_that_cannot_take_part_leaves_it_open() -> None:
-    client = Absent()
-    found = probe_priority(("high", client), ("low", client))
-    assert (found.verdict, found.effective) == ("undecided", None)
-    assert found.reason == "the probe failed: tenant low: out of memory"
-    assert client.closed == 2
+        Absent.closed += 1
 
 
 class Brief(StreamClient):
@@ -135,28 +107,26 @@ class Brief(StreamClient):
         self._stream.synchronize()
 
 
-def test_without_a_load_nothing_is_proven() -> None:
-    device = SimulatedDevice("h200")
+@pytest.mark.parametrize(
+    ("client", "rounds", "reason"),
+    [
+        (Absent, 0, "the probe failed: tenant low: out of memory"),
+        (Brief, 0, "outlasted the small kernels in 0 rounds"),
+        # Rounds end with the probe's time: each look at the clock takes a second.
+        (StreamClient, 5, ""),
+    ],
+)
+def test_what_cannot_be_probed_is_left_open(
+    client: type[StreamClient], rounds: int, reason: str
+) -> None:
+    device, seconds = SimulatedDevice("h200"), count()
     with device.open_streams(2, (1, 0)) as pool:
-        high, low = (Brief(device, pool, stream) for stream in (0, 1))
-        found = probe_priority(("high", high), ("low", low))
-    assert (found.verdict, found.urgent_ns) == ("undecided", [])
-    assert "outlasted the small kernels in 0 rounds" in found.reason
-
-
-def test_rounds_end_with_the_probes_time() -> None:
-    device = SimulatedDevice("h200")
-    seconds = iter(range(100))
-    with device.open_streams(2, (1, 0)) as pool:
-        high, low = (StreamClient(device, pool, stream) for stream in (0, 1))
+        high, low = (client(device, pool, stream) for stream in (0, 1))
         found = probe_priority(("high", high), ("low", low), lambda: next(seconds))
-    assert found.verdict == "undecided"
-    assert len(found.urgent_ns) == 5
-
-
-def test_a_step_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="no step 'shell'"):
-        answer(Absent(), "shell", 0)
+    assert (found.verdict, found.effective) == ("undecided", None)
+    assert len(found.urgent_ns) == rounds
+    assert reason in found.reason
+    assert Absent.closed == (2 if client is Absent else Absent.closed)
 
 
 @pytest.mark.parametrize(
