@@ -137,6 +137,8 @@ def test_noises_take_turns_with_the_quiet_and_decide_if_they_were_felt(felt: boo
     ((verdict, reason),) = noisy.verdicts("mps-beside-cpu").values()
     assert verdict == ("met" if felt else "undecided")
     assert felt or "noise cpu was not felt: asleep" in reason
+    alone = Session("noise: [cpu]\ngoals: [high.p50 < 2 ms]\n")
+    assert alone.measure("mps-beside-cpu") == forth_and_back("processes mps beside cpu")
 
 
 def test_a_run_that_failed_is_not_repeated_and_decides_no_goal() -> None:
