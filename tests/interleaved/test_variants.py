@@ -16,8 +16,8 @@ from pytest_hwqueue.settings.options import OPTIONS
 
 def test_words_are_read_as_in_a_shell_and_win_over_what_both_have_in_common() -> None:
     read = read_variant(
-        "--a", "HWQ_STREAMS=4 CUDA_DEVICE_MAX_CONNECTIONS=8 NAME='two words' --scheduler native -k 'a or b' "
-        "--hwq-param=mm_dim=64 --param rounds=2 -x",
+        "--a", "HWQ_STREAMS=4 CUDA_DEVICE_MAX_CONNECTIONS=8 NAME='two words' "
+        "--scheduler native -k 'a or b' --hwq-param=mm_dim=64 --param rounds=2 -x",
     )  # fmt: skip
     assert read == SideVariant(
         {"scheduler": ("native",), "param": ("mm_dim=64", "rounds=2"), "streams": ("4",)},
