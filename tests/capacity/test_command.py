@@ -53,92 +53,74 @@ def write(folder: Path, text: str = SCENARIO) -> Path:
     return file
 
 
+def search(
+    folder: Path, text: str = SCENARIO, *more: str | Path, status: int = 0
+) -> tuple[list[CapacityCase], Result]:
+    """Search the capacity of high; return what c.json has of each row."""
+    result = hwq(write(folder, text), "--tenant", "high", *FAST, *more, "--dir", folder / "d",
+                 "--json", folder / "c.json", "--markdown", folder / "c.md")  # fmt: skip
+    assert result.exit_code == status, result.output
+    found = CapacityFile.model_validate_json((folder / "c.json").read_bytes())
+    assert found.complete == (status == 0)
+    assert (found.simulated, found.tenant) == (True, "high")
+    return found.cases, result
+
+
+Measured = tuple[Path, list[CapacityCase], Result]
+
+
 @pytest.fixture(scope="module", name="measured")
-def measured_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     folder = tmp_path_factory.mktemp("capacity")
-    result = hwq(
-        write(folder), "--tenant", "high", *FAST, "--dir", folder / "d", "--json",
-        folder / "c.json", "--markdown", folder / "c.md", "--svg", folder / "c.svg",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    return folder, result
+    return (folder, *search(folder, SCENARIO, "--svg", folder / "c.svg"))
 
 
-def found_in(folder: Path) -> CapacityFile:
-    return CapacityFile.model_validate_json((folder / "c.json").read_bytes())
-
-
-def test_each_scheduler_has_a_bracket_and_says_what_broke_first(
-    measured: tuple[Path, Result],
-) -> None:
-    folder, result = measured
-    found = found_in(folder)
-    assert (found.simulated, found.complete, found.others) == (True, True, ["low"])
-    assert [case.id for case in found.cases] == ["native", "mps-priority"]
-    for case in found.cases:
-        capacity = case.capacity_per_s
-        verdicts = {rate.rate_per_s: rate.verdict for rate in case.rates}
-        assert capacity.value is not None
-        assert capacity.low is not None
-        assert capacity.high is not None
-        assert capacity.low <= capacity.value <= capacity.high
-        assert (verdicts[capacity.low], verdicts[capacity.high]) == ("held", "broken")
-        broken = next(each for each in case.rates if each.rate_per_s == capacity.high)
-        assert case.broke_first == [each.goal for each in broken.goals if each.verdict == "missed"]
+def test_each_scheduler_has_a_bracket_and_says_what_broke_first(measured: Measured) -> None:
+    _, found, result = measured
+    assert [case.id for case in found] == ["native", "mps-priority"]
+    for case in found:
+        low, value, high = (getattr(case.capacity_per_s, end) for end in ("low", "value", "high"))
+        assert low <= value <= high
+        rates = {rate.rate_per_s: rate for rate in case.rates}
+        assert (rates[low].verdict, rates[high].verdict) == ("held", "broken")
+        missed = [each.goal for each in rates[high].goals if each.verdict == "missed"]
+        assert case.broke_first == missed
         assert all(rate.windows <= 2 for rate in case.rates)
-    native, mps = found.cases
-    assert (native.capacity_per_s.high or 0) < (mps.capacity_per_s.low or 0)
+    native, mps = found
     of = mps.capacity_per_s
+    assert (native.capacity_per_s.high or 0) < (of.low or 0)
     said = f"hold under mps-priority: {of.low:.4g} /s; {of.high:.4g} /s was shown to break"
     assert said in " ".join(result.stdout.split())
     assert "SIMULATED" in result.stdout
+    # What the other loses grows with the rate.
+    lost = [rate.lost["low"].value or 0.0 for rate in mps.held]
+    assert lost == sorted(lost) != [0.0] * len(lost)
+    # Time is said before anything is measured.
+    before = result.stderr.splitlines()[1]
+    assert [text for text in ("runs", "virtual time", "at 200/s") if text not in before] == []
+    assert ": held" in result.stderr
 
 
-def test_time_is_said_before_anything_is_measured(measured: tuple[Path, Result]) -> None:
-    lines = measured[1].stderr.splitlines()
-    assert "runs" in lines[1]
-    assert "virtual time" in lines[1]
-    assert "at 200/s" in lines[1]
-    assert ": held" in measured[1].stderr
-
-
-def test_what_the_other_loses_grows_with_the_rate(measured: tuple[Path, Result]) -> None:
-    (_, mps) = found_in(measured[0]).cases
-    lost = [rate.lost["low"].value for rate in mps.held]
-    assert all(value is not None for value in lost)
-    assert lost == sorted(lost, key=lambda value: value or 0.0)
-
-
-def test_reports_hold_every_rate_and_the_goal(measured: tuple[Path, Result]) -> None:
-    folder, _ = measured
+def test_reports_hold_every_rate_and_the_goal(measured: Measured) -> None:
+    folder, found, _ = measured
     markdown, svg = (folder / "c.md").read_text(), (folder / "c.svg").read_text()
-    for case in found_in(folder).cases:
+    for case in found:
         assert f'aria-label="{case.id}, ' in svg
         for rate in case.rates:
             assert f"| {rate.rate_per_s:.4g} | {rate.verdict} |" in markdown
     assert 'aria-label="the goal"' in svg
     assert 'aria-label="not beaten"' in svg
     assert "Command: `" in markdown
-
-
-def test_narrow_terminal_gets_what_has_no_column_below_each_row(
-    measured: tuple[Path, Result],
-) -> None:
-    folder, _ = measured
-    result = hwq(folder / "shared.hwq.yaml", "--tenant", "high", *FAST, "--dir", folder / "d",
+    # A narrow terminal gets what has no column below each row.
+    narrow = hwq(folder / "shared.hwq.yaml", "--tenant", "high", *FAST, "--dir", folder / "d",
                  columns=40)  # fmt: skip
-    assert result.exit_code == 0, result.output
+    assert narrow.exit_code == 0, narrow.output
     for text in ("held", "broke", "windows 1", "lost by low"):
-        assert text in " ".join(result.stdout.split())
-
-
-def figures(folder: Path) -> Any:
-    found = json.loads((folder / "c.json").read_text())
-    return found["cases"]
+        assert text in " ".join(narrow.stdout.split())
 
 
 def test_interrupted_search_continues_and_ends_alike(
-    measured: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window: Callable[..., Any] = Measurer.window
     measured_windows = 0
@@ -150,20 +132,14 @@ def test_interrupted_search_continues_and_ends_alike(
         measured_windows += 1
         return window(*arguments)
 
-    command = (write(tmp_path), "--tenant", "high", *FAST, "--dir", tmp_path / "d",
-               "--json", tmp_path / "c.json")  # fmt: skip
     monkeypatch.setattr(Measurer, "window", interrupted)
-    first = hwq(*command)
-    assert first.exit_code == 2, first.output
+    _, first = search(tmp_path, SCENARIO, status=2)
     assert "INCOMPLETE: interrupted; the same command continues." in first.stdout
-    assert found_in(tmp_path).complete is False
     measured_windows = -1000
-    second = hwq(*command)
-    assert second.exit_code == 0, second.output
+    found, second = search(tmp_path)
     assert "5 windows of it reused" in second.stderr
-    records = len(list(measured[0].glob("d/*/shared*.json")))
-    assert measured_windows + 1000 == records - 5
-    assert figures(tmp_path) == figures(measured[0])
+    assert measured_windows + 1000 == len(list(tmp_path.glob("d/*/shared*.json"))) - 5
+    assert found == measured[1]
 
 
 def with_invalid_windows(
@@ -185,15 +161,12 @@ def with_invalid_windows(
 
 
 def test_an_invalid_window_is_measured_again(
-    measured: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_invalid_windows(monkeypatch, lambda _, before: before < ATTEMPTS - 1)
-    result = hwq(write(tmp_path), "--tenant", "high", *FAST, "--dir", tmp_path / "d", "--json",
-                 tmp_path / "c.json")  # fmt: skip
-    assert result.exit_code == 0, result.output
+    (found,), result = search(tmp_path, SCENARIO, "--schedulers", "native")
     assert "ended early" not in result.stdout
-    for found, expected in zip(figures(tmp_path), figures(measured[0]), strict=True):
-        assert found["capacity_per_s"] == expected["capacity_per_s"]
+    assert found.capacity_per_s == measured[1][0].capacity_per_s
 
 
 @pytest.mark.parametrize(
@@ -206,51 +179,44 @@ def test_an_invalid_window_is_measured_again(
 def test_a_row_that_ended_early_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, rate: int, said: str
 ) -> None:
-    arrival = f"poisson: {rate}/s"
+    key = (scheduler, f"poisson: {rate}/s")
     with_invalid_windows(
-        monkeypatch,
-        lambda run, _: (run.scheduler, run.tenants[0].arrival.text) == (scheduler, arrival),
+        monkeypatch, lambda run, _: (run.scheduler, run.tenants[0].arrival.text) == key
     )
-    result = hwq(write(tmp_path), "--tenant", "high", *FAST, "--dir", tmp_path / "d", "--json",
-                 tmp_path / "c.json", "--markdown", tmp_path / "c.md")  # fmt: skip
-    assert result.exit_code == 0, result.output
+    found, result = search(tmp_path)
     told = f"ended early, invalid at {rate}/s, each of 3 times: 1.04 ms late"
     lines = [line.strip() for line in result.stdout.splitlines()]
     row = next(i for i, line in enumerate(lines) if line.startswith(scheduler))
     assert lines[row + 1] == told
     assert f"- `{scheduler}`: {told}" in (tmp_path / "c.md").read_text()
     assert said in " ".join(lines)
-    (case,) = (case for case in found_in(tmp_path).cases if case.id == scheduler)
+    (case,) = (case for case in found if case.id == scheduler)
     assert case.capacity_per_s.reason.startswith(f"the search {told}")
 
 
-def test_rates_that_never_break_or_never_hold_leave_an_open_end(tmp_path: Path) -> None:
-    text = SCENARIO.replace("[native, mps-priority]", "[native]").replace("30%", "1%")
-    easy, hard = text.replace("8 ms", "9 s"), text.replace("8 ms", "1 us")
-    for name, scenario, rates, shown in (
-        ("easy", easy, "25:100", "at least 100"), ("hard", hard, "200:800", "below 200"),
-    ):  # fmt: skip
-        folder = tmp_path / name
-        folder.mkdir()
-        result = hwq(write(folder, scenario), "--tenant", "high", "--rates", rates, *FAST[:-2],
-                     "--dir", folder / "d", "--json", folder / "c.json")  # fmt: skip
-        assert result.exit_code == 0, result.output
-        assert shown in result.stdout
-        assert "--rates searches farther" in result.stdout
-        (case,) = found_in(folder).cases
-        assert case.capacity_per_s.value is None
-        assert case.capacity_per_s.reason
+NATIVE = SCENARIO.replace("[native, mps-priority]", "[native]")
+
+
+@pytest.mark.parametrize(
+    ("bound", "rates", "shown"),
+    [("9 s", "25:100", "at least 100"), ("1 us", "200:800", "below 200")],
+)
+def test_rates_that_never_break_or_never_hold_leave_an_open_end(
+    tmp_path: Path, bound: str, rates: str, shown: str
+) -> None:
+    text = NATIVE.replace("30%", "1%").replace("8 ms", bound)
+    (case,), result = search(tmp_path, text, "--rates", rates)
+    assert shown in result.stdout
+    assert "--rates searches farther" in result.stdout
+    assert case.capacity_per_s.value is None
+    assert case.capacity_per_s.reason
 
 
 def test_search_follows_the_variant(tmp_path: Path) -> None:
-    text = SCENARIO.replace("[native, mps-priority]", "[native]") + (
+    text = NATIVE.replace("  - low.throughput >= 30% of native\n", "") + (
         "variants:\n  - {name: alone, only: [high], set: {high: {arrival: 'constant: 400/s'}}}\n"
     )
-    text = text.replace("  - low.throughput >= 30% of native\n", "")
-    result = hwq(write(tmp_path, text), "--tenant", "high", *FAST, "--dir", tmp_path / "d",
-                 "--json", tmp_path / "c.json")  # fmt: skip
-    assert result.exit_code == 0, result.output
-    (case,) = found_in(tmp_path).cases
+    (case,), _ = search(tmp_path, text)
     assert case.variant == "alone"
     assert 400 in [rate.rate_per_s for rate in case.rates]
     record = json.loads((next((tmp_path / "d").glob("*/shared*.json"))).read_text())
@@ -258,29 +224,29 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "said"),
+    ("options", "change", "said"),
     [
-        (("", ""), ("--tenant", "nobody"), "the tenants are high, low"),
-        (("", ""), ("--tenant", "low"), "its arrival is closed, which has no rate"),
-        (("", ""), ("--tenant", "high", "--rates", "9"), "give two rates per second"),
-        (("", ""), ("--tenant", "high", "--precision", "0"), "give 1% to 100%"),
-        (("", ""), ("--tenant", "high", "--window", "5"), "is no duration"),
-        (("", ""), ("--tenant", "high", "--requests", "100", "--windows", "2"),
+        ("--tenant nobody", ("", ""), "the tenants are high, low"),
+        ("--tenant low", ("", ""), "its arrival is closed, which has no rate"),
+        ("--tenant high --rates 9", ("", ""), "give two rates per second"),
+        ("--tenant high --precision 0", ("", ""), "give 1% to 100%"),
+        ("--tenant high --window 5", ("", ""), "is no duration"),
+        ("--tenant high --requests 100 --windows 2", ("", ""),
          "fewer than the 437 independent requests"),
-        (("200/s", "20% of peak"), ("--tenant", "high"), "share of its peak"),
-        (("goals:", "x: []\ngoals:"), ("--tenant", "high"), "unknown field"),
-        ((SCENARIO[SCENARIO.index("goals:"):], ""), ("--tenant", "high"), "has no goals"),
-        (("schedulers", "noise: [cpu]\nschedulers"), ("--tenant", "high"), "in the quiet"),
-        (("", ""), ("--tenant", "high", "--schedulers", "no"), "no scheduler mode 'no'"),
-        (("[native, ", "["), ("--tenant", "high", "--schedulers", "native,mps-priority"),
+        ("--tenant high", ("200/s", "20% of peak"), "share of its peak"),
+        ("--tenant high", ("goals:", "x: []\ngoals:"), "unknown field"),
+        ("--tenant high", (SCENARIO[SCENARIO.index("goals:"):], ""), "has no goals"),
+        ("--tenant high", ("schedulers", "noise: [cpu]\nschedulers"), "in the quiet"),
+        ("--tenant high --schedulers no", ("", ""), "no scheduler mode 'no'"),
+        ("--tenant high --schedulers native,mps-priority", ("[native, ", "["),
          "does not list native"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_refused_before_anything_starts(
-    tmp_path: Path, change: tuple[str, str], options: tuple[str, ...], said: str
+    tmp_path: Path, options: str, change: tuple[str, str], said: str
 ) -> None:
-    text = SCENARIO.replace(*change) if change[0] else SCENARIO
-    result = hwq(write(tmp_path, text), "--device", "sim:h200", *options, "--dir", tmp_path / "d")
+    file = write(tmp_path, SCENARIO.replace(*change, 1))
+    result = hwq(file, "--device", "sim:h200", *options.split(), "--dir", tmp_path / "d")
     assert result.exit_code == 4, result.output
     assert said in " ".join(result.output.split())
     assert not (tmp_path / "d").exists()
@@ -288,10 +254,7 @@ def test_what_cannot_be_searched_is_refused_before_anything_starts(
 
 def test_a_scheduler_that_is_not_modelled_costs_the_others_nothing(tmp_path: Path) -> None:
     text = SCENARIO.replace("[native, mps-priority]", '[native, "xsched:level=3"]')
-    result = hwq(write(tmp_path, text), "--tenant", "high", *FAST, "--dir", tmp_path / "d",
-                 "--json", tmp_path / "c.json")  # fmt: skip
-    assert result.exit_code == 0, result.output
-    native, xsched = found_in(tmp_path).cases
+    (native, xsched), result = search(tmp_path, text)
     assert native.capacity_per_s.value is not None
     assert "no part of the model" in xsched.reason
     assert xsched.reason in " ".join(result.stdout.split())
@@ -318,7 +281,7 @@ def masked(text: str) -> str:
 def test_which_adds_the_capacity_as_a_column(tmp_path: Path) -> None:
     arguments = [
         "which", str(write(tmp_path)), "--capacity", "--schedulers", "native", "--device",
-        "sim:h200", "--size", "tiny", "--dir", str(tmp_path / "d"), "--json",
+        "sim:h200", "--size", "tiny", "--dir", str(tmp_path / "d"), "--duration", "1s", "--json",
         str(tmp_path / "w.json"), "--markdown", str(tmp_path / "w.md"),
     ]  # fmt: skip
     result = CliRunner().invoke(main, arguments, env={"COLUMNS": "250"})

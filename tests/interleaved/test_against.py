@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.settings.reading import read_settings
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from tests.interleaved.repositories import git
 
 
 def verdict(cell: str, state: State, sentence: str = "") -> CellVerdict:
@@ -21,57 +21,42 @@ def verdict(cell: str, state: State, sentence: str = "") -> CellVerdict:
 def test_a_regression_stands_only_where_it_is_confirmed() -> None:
     stored = Judgement(
         "h200/main",
-        (verdict("a", "regression"), verdict("b", "regression"), verdict("c", "regression"),
-         verdict("d", "pass", "as before")),
+        (*(verdict(cell, "regression") for cell in "abc"), verdict("d", "pass", "as before")),
         (), None, 4, GateSettings(),
     )  # fmt: skip
     beside = [verdict("a", "regression", "it is"), verdict("b", "pass", "it is not"),
               verdict("d", "regression", "not asked")]  # fmt: skip
     judged = confirmed(stored, {(each.cell_id, each.figure): each for each in beside})
-    found = {each.cell_id: each.verdict for each in judged.verdicts}
-    assert {cell: each.state for cell, each in found.items()} == {
-        "a": "regression", "b": "pass", "c": "regression", "d": "pass",
-    }  # fmt: skip
-    assert found["a"].sentence == (
+    a, b, c, d = (each.verdict for each in judged.verdicts)
+    assert [each.state for each in (a, b, c, d)] == ["regression", "pass", "regression", "pass"]
+    assert a.sentence == (
         "P99 +20.0 % [regression] against h200/main, confirmed in one session: it is"
     )
-    assert "not confirmed in one session: it is not" in found["b"].sentence
-    assert found["d"].sentence == "as before"
-    assert judged.baseline == "h200/main"
+    assert "not confirmed in one session: it is not" in b.sentence
+    assert (d.sentence, judged.baseline) == ("as before", "h200/main")
 
 
-@pytest.mark.parametrize(
-    ("repository", "says"),
-    [
-        (False, "where the tests are, is in no git repository"),
-        (True, "'nowhere' is no commit, branch or tag"),
-    ],
-)
-def test_a_commit_that_does_not_exist_is_refused(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, repository: bool, says: str
+def test_a_commit_must_exist_and_its_runs_get_the_sessions_options_and_not_its_tests(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The test's own folder must be in no repository, whatever the temporary folder is in.
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
-    if repository:
-        subprocess.run(["git", "init", "-q", "."], check=True)
-    config = pytester.parseconfig("-p", plugin_name())
-    with pytest.raises(pytest.UsageError, match=f"--hwq-against: .*{says}"):
-        Against(config, read_settings(config), "nowhere", GateSettings(), print)
-
-
-def test_the_runs_get_the_sessions_options_and_not_its_tests(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subprocess.run(["git", "init", "-q", "."], check=True)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--hwq-seed=3")
     (pytester.path / "tests").mkdir()
-    commit = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", "commit", "-q"]
-    subprocess.run([*commit, "--allow-empty", "-m", "one"], check=True)
     config = pytester.parseconfig(
         "-p", plugin_name(), "--lf", "--hwq-profile", "--hwq-baselines", "tests",
         f"{Path('tests').resolve()}", "tests", "-k", "tests",
     )  # fmt: skip
-    against = Against(config, read_settings(config), "HEAD", GateSettings(), print)
-    words = against._words()
-    assert words[0] == "--hwq-seed=3"
-    assert words[1:-1] == ["-p", plugin_name(), "--hwq-baselines", "tests", "-k", "tests"]
+
+    def against(commit: str) -> Against:
+        return Against(config, read_settings(config), commit, GateSettings(), print)
+
+    with pytest.raises(pytest.UsageError, match=r"--hwq-against: .*is in no git repository"):
+        against("nowhere")
+    git(pytester.path, "init", "-q", ".")
+    git(pytester.path, "commit", "-q", "--allow-empty", "-m", "one")
+    with pytest.raises(pytest.UsageError, match="'nowhere' is no commit, branch or tag"):
+        against("nowhere")
+    assert against("HEAD")._words()[:-1] == (
+        ["--hwq-seed=3", "-p", plugin_name(), "--hwq-baselines", "tests", "-k", "tests"]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,7 @@ from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.bisection import (
     SCHEMA,
     BisectState,
+    Finding,
     Listed,
     Outcome,
     bisect,
@@ -35,19 +36,15 @@ from pytest_hwqueue.interleaved.session import CommitComparison, Measured
 from pytest_hwqueue.interleaved.sides import Side, SideRequest
 from pytest_hwqueue.interleaved.variants import SideError, SideVariant
 from pytest_hwqueue.records.cell import RunRecord
+from tests.interleaved.repositories import make_side, quick_record
 
-MakeRecord = Callable[..., RunRecord]
 COMMITS = 64
 
 
 @pytest.fixture(scope="module", name="repository")
 def _repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(tmp_path_factory.mktemp("repository"))
-
-
-def make_repository(folder: Path) -> Path:
-    """Make a repository of 65 commits; the file ``number`` says which one is checked out."""
-    stream = ["feature done\n"]
+    """A repository of 65 commits; the file ``number`` says which one is checked out."""
+    folder, stream = tmp_path_factory.mktemp("repository"), ["feature done\n"]
     for number in range(COMMITS + 1):
         message, content = f"commit {number}", str(number)
         stream.append(
@@ -65,98 +62,85 @@ def make_repository(folder: Path) -> Path:
 
 def new_state(repository: Path) -> BisectState:
     good = commit_of(repository, f"main~{COMMITS}")
+    between = commits_between(repository, good or "", "main", first_parent=True)
     assert good is not None
-    between = commits_between(repository, good, "main", first_parent=True)
     assert between is not None
     commits = [Listed(commit=each.hash, subject=each.subject) for each in between]
     return BisectState(schema=SCHEMA, name="b", good=good, commits=commits, rate=0.01)
 
 
 class Toy:
-    """Compares commits whose runs are made up: from ``slow`` on, times ``times``.
+    """Compares commits whose runs are made up: from ``slow`` on, 10 % slower.
 
     Worktrees, judging and search are the real ones' but for the processes that measure.
     """
 
     def __init__(
-        self, repository: Path, folder: Path, make_record: MakeRecord, slow: int, *,
-        times: float = 1.1, sd: float = 0.02, seed: int = 0, broken: Sequence[int] = (),
-        failing: Sequence[int] = (), pairs: int = 12,
+        self, repository: Path, folder: Path, slow: int, *, seed: int = 0,
+        broken: Sequence[int] = (), failing: Sequence[int] = (), pairs: int = 12,
     ) -> None:  # fmt: skip
-        self.repository = repository
+        self.start = new_state(repository)
         self.file = folder / "bisect.json"
-        self.said: list[str] = []
         self.runs = 0
-        self._numbers = {
-            each.commit: place for place, each in enumerate(new_state(repository).commits, start=1)
+        self._numbers = {self.start.good: 0} | {
+            each.commit: place for place, each in enumerate(self.start.commits, start=1)
         }
-        self._slow, self._times, self._sd = slow, times, sd
-        self._broken, self._failing, self._pairs = broken, failing, pairs
-        self._make_record = make_record
-        self._noise = np.random.default_rng(seed)
-        self._seeds = count()
+        self._slow, self._broken, self._failing, self._pairs = slow, broken, failing, pairs
+        self._noise, self._seeds = np.random.default_rng(seed), count()
         self._compare = CommitComparison(
             repository, folder, SideVariant(), None, ("p99", "p50"), GateSettings(pairs=pairs),
-            False, self.said.append, open_sides=self._sides, measuring=self._measuring,
+            False, lambda _: None, open_sides=self._sides, measuring=self._measuring,
         )  # fmt: skip
 
-    def run(self, state: BisectState | None = None) -> Any:
+    def run(self, state: BisectState | None = None) -> Finding:
         return bisect(
-            state or new_state(self.repository), self._compare, self._pairs,
-            lambda state: write_state(self.file, state), self.said.append,
+            state or self.start, self._compare, self._pairs,
+            lambda state: write_state(self.file, state), lambda _: None,
         )  # fmt: skip
+
+    @property
+    def state(self) -> BisectState:
+        return read_state(self.file)
 
     @contextmanager
     def _sides(
         self, requests: tuple[SideRequest, SideRequest], *_: object
     ) -> Iterator[tuple[Side, Side]]:
-        sides = []
         for request in requests:
-            assert request.place is not None
-            if self._numbers.get(request.place) in self._broken:
+            if self._numbers[request.place or ""] in self._broken:
                 raise SideError(f"{request.name}: --setup ended with status 125 in a folder")
-            sides.append(
-                Side(
-                    name=request.name, label=request.label, folder=Path(), commit=request.place,
-                    changed=False, variant=request.variant, environment={}, command=(),
-                    root=Path(), tests=(), collected=("file.py::test_b", "file.py::test_c"),
-                )
-            )  # fmt: skip
-        yield sides[0], sides[1]
+        a, b = (
+            make_side(request.name, label=request.label, commit=request.place,
+                      variant=request.variant,
+                      collected=("file.py::test_b", "file.py::test_c"))
+            for request in requests
+        )  # fmt: skip
+        yield a, b
 
-    def _measuring(self, folder: Path, earlier: int) -> Any:
-        toy = self
+    def _measuring(self, *_: object) -> Any:
+        return self
 
-        class Runs:
-            def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
-                toy.runs += 1
-                return Measured(toy.records(side, nodes), "", 0)
+    def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+        self.runs += 1
+        return Measured(list(self._records(self._numbers[side.commit or ""], nodes)), "", 0)
 
-            def describe(self, sides: Sequence[Side], *, interrupted: bool) -> None:
-                folder.joinpath("ab.json").write_text("{}")
+    def describe(self, sides: Sequence[Side], *, interrupted: bool) -> None:
+        pass
 
-        return Runs()
-
-    def records(self, side: Side, nodes: Sequence[str] | None) -> list[RunRecord]:
-        number = self._numbers.get(str(side.commit), 0)
-        found = []
+    def _records(self, number: int, nodes: Sequence[str] | None) -> Iterator[RunRecord]:
+        failing: dict[str, Any] = {"status": "failed", "reason": "Boom", "samples": None}
         for cell in "bc":
-            if nodes is not None and f"file.py::test_{cell}" not in nodes:
-                continue
-            factor = math.exp(self._noise.normal(0, self._sd))
-            factor *= self._times if cell == "b" and number >= self._slow else 1.0
-            failing = {"status": "failed", "reason": "Boom", "samples": None}
-            found.append(
-                self._make_record(
-                    cell, next(self._seeds), n=400, scale=factor, nodeid=f"file.py::test_{cell}",
+            if nodes is None or f"file.py::test_{cell}" in nodes:
+                slower = 1.1 if cell == "b" and number >= self._slow else 1.0
+                yield quick_record(
+                    cell, next(self._seeds),
+                    scale=math.exp(self._noise.normal(0, 0.02)) * slower,
                     **(failing if number in self._failing else {}),
-                )
-            )  # fmt: skip
-        return found
+                )  # fmt: skip
 
 
-def named(sentence: str) -> str:
-    return sentence.partition("(")[2].partition(")")[0]
+def named(finding: Finding) -> str:
+    return finding.sentence.partition("(")[2].partition(")")[0]
 
 
 PLACES = (1, 2, 3, 5, 8, 13, 16, 17, 21, 27, 31, 32, 33, 40, 47, 48, 55, 62, 63, 64)
@@ -167,146 +151,113 @@ PLACES = (1, 2, 3, 5, 8, 13, 16, 17, 21, 27, 31, 32, 33, 40, 47, 48, 55, 62, 63,
               for each in PLACES],
 )  # fmt: skip
 def test_a_slowdown_of_10_percent_is_found_wherever_it_is(
-    repository: Path, tmp_path: Path, make_record: MakeRecord, place: int
+    repository: Path, tmp_path: Path, place: int
 ) -> None:
-    toy = Toy(repository, tmp_path, make_record, place, seed=place, pairs=6)
+    toy = Toy(repository, tmp_path, place, seed=place, pairs=6)
     finding = toy.run()
-    assert (finding.ending, named(finding.sentence)) == ("found", f"commit {place}")
+    assert (finding.ending, named(finding)) == ("found", f"commit {place}")
     # The opening, log2(64) steps, and the confirmation.
-    assert len(read_state(toy.file).comparisons) <= 8
+    assert len(toy.state.comparisons) <= 8
 
 
 def test_the_sentence_names_commit_figure_size_and_error_rate(
-    repository: Path, tmp_path: Path, make_record: MakeRecord
+    repository: Path, tmp_path: Path
 ) -> None:
-    toy = Toy(repository, tmp_path, make_record, 20)
+    toy = Toy(repository, tmp_path, 20)
     sentence = toy.run().sentence
-    commit = new_state(repository).commits[19].commit[:10]
-    assert sentence.startswith(f"{commit} (commit 20) made P99 of b[cuda-s8-native-eager] worse by")
+    before, slow = (toy.start.commits[place].commit for place in (18, 19))
+    assert sentence.startswith(
+        f"{slow[:10]} (commit 20) made P99 of b[cuda-s8-native-eager] worse by"
+    )
     assert "say so in at most 1 % of cases." in sentence
-    (opening, *_, confirmation) = read_state(toy.file).comparisons
+    opening, *_, confirmation = toy.state.comparisons
     assert opening.tracked is not None
     assert opening.tracked.half == pytest.approx(0.049, abs=0.015)
-    assert confirmation.purpose == "confirmation"
-    assert confirmation.old == new_state(repository).commits[18].commit
+    assert (confirmation.purpose, confirmation.old) == ("confirmation", before)
 
 
-def test_nothing_worse_is_said_and_not_searched(
-    repository: Path, tmp_path: Path, make_record: MakeRecord
-) -> None:
-    toy = Toy(repository, tmp_path, make_record, COMMITS + 1)
+@pytest.mark.parametrize(
+    ("slow", "broken", "failing", "ending", "says", "skipped"),
+    [
+        (COMMITS + 1, (), (), "not-worse", (), []),
+        (
+            40,
+            (32, 33),
+            (31,),
+            "found",
+            ("(commit 40)", "3 skipped"),
+            ["--setup ended with", "Boom", "--setup"],
+        ),
+        (40, (38, 39), (40,), "range", ("One of 4 commits", "(commit 38)", "(commit 41)"), None),
+    ],
+)
+def test_what_cannot_be_judged_is_skipped_or_leaves_a_range(
+    repository: Path, tmp_path: Path, slow: int, broken: tuple[int, ...],
+    failing: tuple[int, ...], ending: str, says: tuple[str, ...], skipped: list[str] | None,
+) -> None:  # fmt: skip
+    toy = Toy(repository, tmp_path, slow, broken=broken, failing=failing)
     finding = toy.run()
-    assert finding.ending == "not-worse"
-    assert len(read_state(toy.file).comparisons) == 1
+    assert finding.ending == ending
+    assert [each for each in says if each not in finding.sentence] == []
+    assert ending != "not-worse" or len(toy.state.comparisons) == 1
+    reasons = [each.reason for each in toy.state.comparisons if each.outcome == "skip"]
+    for reason, begins in zip(reasons, skipped or (), strict=skipped is not None):
+        assert begins in reason
 
 
-def test_what_does_not_build_or_fails_is_skipped(
-    repository: Path, tmp_path: Path, make_record: MakeRecord
-) -> None:
-    toy = Toy(repository, tmp_path, make_record, 40, broken=(32, 33), failing=(31,))
-    finding = toy.run()
-    assert (finding.ending, named(finding.sentence)) == ("found", "commit 40")
-    skipped = [each for each in read_state(toy.file).comparisons if each.outcome == "skip"]
-    assert "--setup ended with status 125" in skipped[0].reason
-    assert finding.sentence.count(f"{len(skipped)} skipped") == 1
+def test_an_interrupted_search_goes_on_where_it_was(repository: Path, tmp_path: Path) -> None:
+    whole = Toy(repository, tmp_path / "whole", 23, pairs=6)
+    wanted, made = whole.run(), whole.state.comparisons
+    assert len(made) == 8
 
+    def cut(after: int) -> BisectState:
+        return whole.state.model_copy(update={"comparisons": made[:after]})
 
-def test_neighbours_that_cannot_be_judged_leave_a_range(
-    repository: Path, tmp_path: Path, make_record: MakeRecord
-) -> None:
-    toy = Toy(repository, tmp_path, make_record, 40, broken=(38, 39), failing=(40,))
-    finding = toy.run()
-    assert finding.ending == "range"
-    assert "One of 4 commits" in finding.sentence
-    assert "(commit 38)" in finding.sentence
-    assert "(commit 41)" in finding.sentence
-
-
-def test_good_that_breaks_later_ends_the_search(
-    repository: Path, tmp_path: Path, make_record: MakeRecord
-) -> None:
-    toy = Toy(repository, tmp_path, make_record, 40, broken=(0,))
-    opened = Toy(repository, tmp_path / "opened", make_record, 40)
-    opened.run()
-    state = read_state(opened.file)
-    begun = state.model_copy(update={"comparisons": state.comparisons[:1]})
-    toy._numbers[state.good] = 0
+    for after in (1, 4, 7, 8):
+        again = Toy(repository, tmp_path / f"again{after}", 23, seed=1, pairs=6)
+        assert named(again.run(cut(after))) == named(wanted)
+        assert again.runs < whole.runs
+    # What was ended measures nothing, and says the same.
+    assert (again.runs, again.run(cut(8))) == (0, wanted)
+    # GOOD that breaks later ends the search.
     with pytest.raises(SideError, match="A: --setup"):
-        toy.run(begun)
-
-
-@pytest.mark.parametrize("after", [1, 4, 7, 8])
-def test_an_interrupted_search_goes_on_where_it_was(
-    repository: Path, tmp_path: Path, make_record: MakeRecord, after: int
-) -> None:
-    whole = Toy(repository, tmp_path / "whole", make_record, 23, pairs=6)
-    wanted = whole.run()
-    state = read_state(whole.file)
-    assert len(state.comparisons) == 8
-    cut = state.model_copy(update={"comparisons": state.comparisons[:after]})
-    again = Toy(repository, tmp_path / "again", make_record, 23, seed=1, pairs=6)
-    finding = again.run(cut)
-    assert named(finding.sentence) == named(wanted.sentence)
-    assert again.runs < whole.runs
-    if after == 8:
-        assert (again.runs, finding) == (0, wanted)
-
-
-def test_what_the_confirmation_contradicts_is_not_named(
-    repository: Path, tmp_path: Path, make_record: MakeRecord
-) -> None:
-    toy = Toy(repository, tmp_path / "right", make_record, 23)
-    toy.run()
-    state = read_state(toy.file)
-    # A search that was led astray: one good commit was called bad.
+        Toy(repository, tmp_path / "broken", 23, broken=(0,)).run(cut(1))
+    # A search that was led astray, one good commit being called bad, is not confirmed.
     led = [
         each.model_copy(update={"outcome": "bad"}) if each.purpose == "search" else each
-        for each in state.comparisons[:3]
+        for each in made[:3]
     ]
-    finding = Toy(repository, tmp_path / "led", make_record, 40).run(
-        state.model_copy(update={"comparisons": led})
-    )
+    astray = Toy(repository, tmp_path / "led", 40)
+    finding = astray.run(whole.state.model_copy(update={"comparisons": led}))
     assert finding.ending == "not-confirmed"
 
 
-def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_state_and_what_is_no_ancestor_are_refused(
+    repository: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "bisect.json"
     file.write_text("{}")
     with pytest.raises(RecordError, match="remove its folder to start again"):
         read_state(file)
-
-
-def test_only_an_ancestor_can_be_good(repository: Path) -> None:
     assert is_ancestor(repository, "main~3", "main")
     assert not is_ancestor(repository, "main", "main~3")
     assert commits_between(repository, "nowhere", "main") is None
 
 
 @given(st.integers(1, 300), st.data())
-def test_the_search_ends_at_the_first_bad_commit_in_log2_steps(
+def test_the_search_ends_at_the_first_bad_commit_in_log2_steps_or_round_it(
     commits: int, data: st.DataObject
 ) -> None:
     first_bad = data.draw(st.integers(0, commits - 1))
-    outcomes: dict[int, Outcome] = {commits - 1: "bad"}
-    steps = 0
-    while (place := next_place(commits, outcomes)) is not None:
-        outcomes[place] = "bad" if place >= first_bad else "good"
-        steps += 1
-    assert bracket(commits, outcomes) == (first_bad - 1, first_bad)
-    assert steps <= math.ceil(math.log2(commits))
-
-
-@given(st.integers(1, 60), st.data())
-def test_whatever_is_skipped_the_bad_commit_is_among_what_is_left(
-    commits: int, data: st.DataObject
-) -> None:
-    first_bad = data.draw(st.integers(0, commits - 1))
-    skipped = data.draw(st.sets(st.integers(0, commits - 1)))
+    skipped = data.draw(st.just(set()) | st.sets(st.integers(0, commits - 1), max_size=60))
     outcomes: dict[int, Outcome] = {commits - 1: "bad"}
     while (place := next_place(commits, outcomes)) is not None:
         assert place not in outcomes
         outcomes[place] = "skip" if place in skipped else "bad" if place >= first_bad else "good"
     good, bad = bracket(commits, outcomes)
     assert good < first_bad <= bad
-    between: Mapping[int, Outcome] = {place: outcomes[place] for place in range(good + 1, bad)}
-    assert set(between.values()) <= {"skip"}
+    # Whatever is skipped, the bad commit is among what is left.
+    assert {outcomes[place] for place in range(good + 1, bad)} <= {"skip"}
+    if not skipped:
+        assert (good, bad) == (first_bad - 1, first_bad)
+        assert len(outcomes) - 1 <= math.ceil(math.log2(commits))

@@ -8,50 +8,51 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_hwqueue.interleaved.session import ProcessRuns, session_folder
 from pytest_hwqueue.interleaved.sides import Side
 from pytest_hwqueue.interleaved.variants import SideVariant
-from pytest_hwqueue.records.cell import RunRecord, write_record
+from pytest_hwqueue.records.cell import write_record
+from tests.conftest import make_record
+from tests.interleaved.repositories import make_side
 
-MakeRecord = Callable[..., RunRecord]
 ROOT = Path(__file__).parents[2]
 
 
-def side(folder: Path, script: str, variant: SideVariant | None = None) -> Side:
+def side(folder: Path, script: str, **options: tuple[str, ...]) -> Side:
     """A side whose pytest is a script that gets the arguments."""
-    return Side(
-        name="A", label="main", folder=folder, commit=None, changed=False,
-        variant=variant or SideVariant(), environment=dict(os.environ),
-        command=(sys.executable, "-c", script), root=folder, tests=("tests",),
+    return make_side(
+        folder=folder, root=folder, environment=dict(os.environ), tests=("tests",),
+        command=(sys.executable, "-S", "-c", script),
+        variant=SideVariant({name.replace("_", "-"): value for name, value in options.items()}),
     )  # fmt: skip
 
 
-def test_a_run_keeps_its_records_and_says_what_it_was(
-    tmp_path: Path, make_record: MakeRecord
-) -> None:
+def test_a_run_keeps_its_records_and_says_what_it_was(tmp_path: Path) -> None:
     folder = session_folder(tmp_path)
     for seed, name in enumerate("ba"):
         write_record(folder / "01-a" / "session", make_record(name, seed))
-    measure = ProcessRuns(folder)
-    mine = side(tmp_path, "import sys; print(sys.argv)")
+    (folder / "01-a" / "session" / "damaged.json").write_text("{")
+    measure, mine = ProcessRuns(folder), side(tmp_path, "import sys; print(sys.argv)")
     measured = measure(mine, 1, None)
     assert [record.cell.name for record in measured.records] == ["b", "a"]
-    assert (measured.problem, measured.status) == ("", 0)
+    # A damaged record costs only itself.
+    assert "damaged.json is not a record" in measured.problem
+    assert measured.status == 0
     printed = (folder / "01-a.log").read_text()
     assert "'--hwq-runs=1'" in printed
     assert f"--hwq-dir={folder / '01-a'}" in printed
     assert printed.endswith("'tests']\n")
-    measure(mine, 2, ["test_x.py::test[a b]"])
+    assert measure(mine, 2, ["test_x.py::test[a b]"]).problem == ""
     assert f"{tmp_path}/test_x.py::test[a b]" in (folder / "02-a.log").read_text()
     measure.describe([mine], interrupted=False)
     described = json.loads((folder / "ab.json").read_text())
     assert [run["number"] for run in described["runs"]] == [1, 2]
-    assert described["sides"][0]["label"] == "main"
+    assert described["sides"][0]["label"] == "label A"
 
 
 @pytest.mark.parametrize(
@@ -68,69 +69,55 @@ def test_how_a_run_ended(tmp_path: Path, script: str, problem: str) -> None:
     assert str(tmp_path / "03-a.log") in measured.problem
 
 
-def test_a_damaged_record_costs_only_itself(tmp_path: Path, make_record: MakeRecord) -> None:
-    write_record(tmp_path / "01-a" / "session", make_record("a"))
-    (tmp_path / "01-a" / "session" / "damaged.json").write_text("{")
-    measured = ProcessRuns(tmp_path)(side(tmp_path, ""), 1, None)
-    assert len(measured.records) == 1
-    assert "damaged.json is not a record" in measured.problem
-
-
-NOISY = "import sys; print(*[a for a in sys.argv if a.startswith('--hwq-sim-noise')][-1:])"
-
-
-def noise_of(
-    folder: Path, options: Mapping[str, tuple[str, ...]], number: int = 7, earlier: int = 0
-) -> str:
+def noise_of(folder: Path, number: int = 7, earlier: int = 0, **options: tuple[str, ...]) -> str:
     """The noise with which a run is started."""
-    ProcessRuns(folder, earlier)(side(folder, NOISY, SideVariant(options)), number, None)
+    script = "import sys; print(*[a for a in sys.argv if a.startswith('--hwq-sim-noise')][-1:])"
+    ProcessRuns(folder, earlier)(side(folder, script, **options), number, None)
     return (folder / f"{number:02}-a.log").read_text().strip()
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "kept", "base"),
+    ("noise", "seed", "environment", "kept", "base"),
     [
-        ({"sim-noise": ("run=0.03",)}, {}, "run=0.03", 0),
-        ({"sim-noise": ("run=0.03",), "seed": ("2",)}, {}, "run=0.03", 2),
-        ({"sim-noise": ("seed=4,run=0.03",)}, {}, "run=0.03", 4),
-        ({}, {"HWQ_SIM_NOISE": "jitter=0.1", "HWQ_SEED": "1"}, "jitter=0.1", 1),
+        ("run=0.03", None, {}, "run=0.03", 0),
+        ("run=0.03", "2", {}, "run=0.03", 2),
+        ("seed=4,run=0.03", None, {}, "run=0.03", 4),
+        (None, None, {"HWQ_SIM_NOISE": "jitter=0.1", "HWQ_SEED": "1"}, "jitter=0.1", 1),
     ],
 )
 def test_simulated_noise_is_another_one_in_each_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, tuple[str, ...]],
-    environment: dict[str, str],
-    kept: str,
-    base: int,
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: str | None, seed: str | None,
+    environment: dict[str, str], kept: str, base: int,
+) -> None:  # fmt: skip
     for name in ("HWQ_SIM_NOISE", "HWQ_SEED"):
         monkeypatch.delenv(name, raising=False)
-    assert noise_of(tmp_path, {}) == ""
+    assert noise_of(tmp_path) == ""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    passed = noise_of(tmp_path, options)
+    given = {"sim_noise": noise, "seed": seed}
+    options = {name: (value,) for name, value in given.items() if value is not None}
+    passed = noise_of(tmp_path, 7, 0, **options)
     assert passed.startswith(f"--hwq-sim-noise={kept},seed=")
-    assert passed == noise_of(tmp_path, {"sim-noise": (f"{kept},seed={base}",)})
-    assert passed != noise_of(tmp_path, options, number=8)
-
-
-def test_no_session_has_the_simulated_noise_of_another(tmp_path: Path) -> None:
-    """Those of a bisection make a thousand runs and more, beyond any next seed's first."""
-    seen = [
-        noise_of(tmp_path, {"sim-noise": (f"run=0.03,seed={seed}",)}, number, earlier)
-        for seed in (0, 1, 2) for earlier in (0, 1000, 2000) for number in (1, 2)
+    assert passed == noise_of(tmp_path, sim_noise=(f"{kept},seed={base}",))
+    # Nor has another session it: those of a bisection make a thousand runs and more, beyond any
+    # next seed's first.
+    others = [
+        noise_of(tmp_path, number, earlier, sim_noise=(f"{kept},seed={of}",))
+        for of, earlier, number in ((base, 0, 8), (base, 1000, 7), (base + 1, 0, 7),
+                                    (base + 1, 1000, 7), (base + 1, 2000, 8))
     ]  # fmt: skip
-    assert len(set(seen)) == len(seen)
+    assert len({passed, *others}) == 6
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("stubborn", ["none", "command", "child"])
+@pytest.mark.parametrize(
+    ("number", "stubborn"),
+    [(signal.SIGINT, "none"), (signal.SIGTERM, "child"), (signal.SIGHUP, "command")],
+)
 def test_what_interrupts_ends_the_command_and_its_children(
     tmp_path: Path, number: signal.Signals, stubborn: str
 ) -> None:
     command = (
-        "import pathlib, signal, subprocess, sys, time\n"
+        "import pathlib, signal, subprocess, time\n"
         "before = signal.getsignal(signal.SIGINT)\n"
         f"if {stubborn == 'child'}: signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
@@ -154,9 +141,8 @@ def test_what_interrupts_ends_the_command_and_its_children(
     process = subprocess.Popen(
         [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
+    child, deadline = tmp_path / "child", time.monotonic() + 60
     try:
-        child = tmp_path / "child"
-        deadline = time.monotonic() + 60
         while not (child.exists() and child.read_text()) and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(number)
@@ -164,16 +150,7 @@ def test_what_interrupts_ends_the_command_and_its_children(
     finally:
         process.kill()
         process.wait()
-    with pytest.raises(ProcessLookupError):
-        _wait_until_gone(int(child.read_text()))
-
-
-def _wait_until_gone(pid: int) -> None:
-    """Raise ProcessLookupError once the process has ended, be it that nobody has waited for it."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")
-        if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z":
-            raise ProcessLookupError
-        time.sleep(0.02)
+    pid = int(child.read_text())
+    # It has ended, be it that nobody has waited for it.
+    if psutil.pid_exists(pid):
+        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

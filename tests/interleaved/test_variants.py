@@ -5,32 +5,40 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
+from pytest_hwqueue.interleaved.variants import (
+    OF_THE_COMPARISON,
+    SideVariant,
+    read_variant,
+    varied_fields,
+)
 from pytest_hwqueue.settings.options import OPTIONS
 
 
-def test_words_are_read_as_in_a_shell() -> None:
+def test_words_are_read_as_in_a_shell_and_win_over_what_both_have_in_common() -> None:
     read = read_variant(
-        "--a", "CUDA_DEVICE_MAX_CONNECTIONS=8 NAME='two words' --scheduler native -k 'a or b' "
-        "--hwq-param=mm_dim=64 --param rounds=2 -x",
+        "--a", "HWQ_STREAMS=4 CUDA_DEVICE_MAX_CONNECTIONS=8 NAME='two words' "
+        "--scheduler native -k 'a or b' --hwq-param=mm_dim=64 --param rounds=2 -x",
     )  # fmt: skip
-    assert read.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NAME": "two words"}
-    assert read.options == {"scheduler": ("native",), "param": ("mm_dim=64", "rounds=2")}
-    assert read.words == ("-k", "a or b", "-x")
-    assert read.arguments() == [
+    assert read == SideVariant(
+        {"scheduler": ("native",), "param": ("mm_dim=64", "rounds=2"), "streams": ("4",)},
+        {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NAME": "two words"}, ("-k", "a or b", "-x"),
+    )  # fmt: skip
+    assert set(read.arguments()) == {
         "--hwq-scheduler=native", "--hwq-param=mm_dim=64", "--hwq-param=rounds=2",
-    ]  # fmt: skip
-
-
-def test_a_variable_of_an_option_is_the_option() -> None:
-    assert read_variant("--b", "HWQ_STREAMS=4") == SideVariant({"streams": ("4",)})
+        "--hwq-streams=4",
+    }  # fmt: skip
+    common = SideVariant({"streams": ("1",), "param": ("rounds=2",)}, {"X": "1"}, ("tests",))
+    own = read_variant("--a", "X=2 --streams 4 --param mm_dim=64 -x")
+    assert own.over(common) == SideVariant(
+        {"streams": ("4",), "param": ("rounds=2", "mm_dim=64")}, {"X": "2"}, ("tests", "-x")
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("--scheduler", "give it a value: --scheduler MODE"),
-        ("--scheduler fifo", "--a: --scheduler: 'fifo' is not valid; there is no scheduler mode"),
+        ("--scheduler fifo", ": --scheduler: 'fifo' is not valid; there is no scheduler mode"),
         ("--runs 3", "for the comparison as a whole"),
         ("HWQ_SAVE=main", "for the comparison as a whole"),
         ("--fail-on p50", "for the comparison as a whole"),
@@ -39,17 +47,8 @@ def test_a_variable_of_an_option_is_the_option() -> None:
     ],
 )
 def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
-    with pytest.raises(BadOption, match=says) as caught:
+    with pytest.raises(BadOption, match=f"^--a.*{says}"):
         read_variant("--a", text)
-    assert str(caught.value).startswith("--a")
-
-
-def test_a_side_wins_over_what_both_have_in_common() -> None:
-    common = SideVariant({"streams": ("1",), "param": ("rounds=2",)}, {"X": "1"}, ("tests",))
-    own = read_variant("--a", "X=2 --streams 4 --param mm_dim=64 -x")
-    assert own.over(common) == SideVariant(
-        {"streams": ("4",), "param": ("rounds=2", "mm_dim=64")}, {"X": "2"}, ("tests", "-x")
-    )
 
 
 @pytest.mark.parametrize(
@@ -69,22 +68,13 @@ def test_what_the_user_varies_may_differ_and_nothing_else(a: str, b: str, fields
     assert varied_fields(read_variant("--a", a), read_variant("--b", b)) == fields
 
 
-def test_two_devices_are_no_comparison_of_variants() -> None:
-    with pytest.raises(BadOption, match="one device measures both sides"):
-        varied_fields(read_variant("--a", "--device cpu"), read_variant("--b", "--device sim:h200"))
-
-
 def test_every_option_of_the_plugin_is_a_sides_or_the_comparisons() -> None:
     # A new option has to be put in one of the two places: --hwq-save for a side would store runs.
-    from pytest_hwqueue.interleaved.variants import OF_THE_COMPARISON
-
     of_a_side = {
         "device", "streams", "scheduler", "dispatch", "sync-mode", "size", "param", "iterations",
-        "samples",
-        "warmup", "max-time", "priority", "workload", "seed", "timeout", "isolation", "sim-noise",
-        "lease-timeout",
-        "fault", "xsched-root", "preloads", "weights", "ranks", "noise",
-        "noise-dir", "noise-size", "commit",
+        "samples", "warmup", "max-time", "priority", "workload", "seed", "timeout", "isolation",
+        "sim-noise", "lease-timeout", "fault", "xsched-root", "preloads", "weights", "ranks",
+        "noise", "noise-dir", "noise-size", "commit",
     }  # fmt: skip
     assert {option.name for option in OPTIONS} <= of_a_side | OF_THE_COMPARISON
     assert not of_a_side & OF_THE_COMPARISON

@@ -34,6 +34,13 @@ def taking(seconds: float) -> Callable[[], Awaitable[None]]:
     return request
 
 
+def raising(error: BaseException) -> Callable[[], Awaitable[None]]:
+    async def request() -> None:
+        raise error
+
+    return request
+
+
 def test_a_request_that_waits_for_a_connection_counts_its_wait() -> None:
     """Four at once, two connections, 50 ms each: the last two are served after the first two."""
     found = load(taking(0.05), [10 * MS] * 4, 2)
@@ -89,7 +96,13 @@ def test_a_closed_loop_keeps_so_many_in_flight_until_the_window_ends() -> None:
     assert lateness(log) is None
 
 
-def test_failures_are_kept_in_their_place() -> None:
+@pytest.mark.parametrize(
+    "error", [RequestFailed("no"), ValueError("Chunk too big"), AssertionError(), EOFError("x")]
+)
+@pytest.mark.parametrize("schedule", [[index * MS for index in range(20)], None])
+def test_a_request_that_raises_anything_has_failed_in_its_place(
+    error: Exception, schedule: list[int] | None
+) -> None:
     number = 0
 
     async def request() -> Reply:
@@ -98,33 +111,16 @@ def test_failures_are_kept_in_their_place() -> None:
         mine = number
         await asyncio.sleep(0.001)
         if mine % 2:
-            raise RequestFailed(f"number {mine}")
+            raise error
         return Reply(1, 2, mine)
 
-    found = load(request, [index * MS for index in range(10)], 4)
-    assert [each.index for each in found.log.failed] == [0, 2, 4, 6, 8]
-    assert found.log.failed[1].reason == "number 3"
+    found = load(request, schedule, 1, window_ms=20)
+    assert [each.index for each in found.log.failed] == list(range(0, number, 2))
+    assert len(found.log.failed) == len(found.log.started_ns) - found.log.completed
+    said = "no" if isinstance(error, RequestFailed) else f"{type(error).__name__}: {error}"
+    assert {each.reason for each in found.log.failed} == {said}
     tokens = [reply and reply.tokens for reply in found.replies]
-    assert tokens == [None, 2, None, 4, None, 6, None, 8, None, 10]
-
-
-@pytest.mark.parametrize("error", [ValueError("Chunk too big"), AssertionError(), EOFError("x")])
-@pytest.mark.parametrize("schedule", [[index * MS for index in range(20)], None])
-def test_a_request_that_raises_anything_has_failed(
-    error: Exception, schedule: list[int] | None
-) -> None:
-    number = 0
-
-    async def request() -> None:
-        nonlocal number
-        number += 1
-        await asyncio.sleep(0.001 * (number % 2))
-        if number % 2:
-            raise error
-
-    log = load(request, schedule, 1, window_ms=20).log
-    assert len(log.failed) == len(log.started_ns) - log.completed == (number + 1) // 2
-    assert {each.reason for each in log.failed} == {f"{type(error).__name__}: {error}"}
+    assert tokens == [None if mine % 2 else mine for mine in range(1, number + 1)]
 
 
 @pytest.mark.parametrize("schedule", [[0, MS, 2 * MS], None])
@@ -132,33 +128,24 @@ def test_a_request_that_raises_anything_has_failed(
 def test_a_cancelled_request_ends_the_load(
     schedule: list[int] | None, raised: type[BaseException]
 ) -> None:
-    async def request() -> None:
-        raise raised
-
     with pytest.raises(raised):
-        load(request, schedule, 1)
+        load(raising(raised()), schedule, 1)
 
 
 def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "MOST_FAILURES_IN_A_ROW", 5)
-
-    async def request() -> None:
-        raise RequestFailed("no")
-
     with pytest.raises(StoppedServing, match="5 requests failed in a row; the last: no") as stopped:
-        load(request, None, 1)
+        load(raising(RequestFailed("no")), None, 1)
     assert len(stopped.value.log.failed) == 5
 
 
-def test_a_late_generator_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    until = generator._until
-    monkeypatch.setattr(generator, "_until", lambda when_ns: until(when_ns + 5 * MS))
-    late = lateness(load(taking(0.0), [index * 10 * MS for index in range(20)], 4).log)
+def test_a_late_generator_is_seen_and_a_window_that_has_begun_refused() -> None:
+    async def block() -> None:
+        time.sleep(0.005)  # what keeps the generator itself from going on
+
+    late = lateness(load(block, [index * MS for index in range(20)], 4).log)
     assert late is not None
     assert late.p50_us >= 5_000
-
-
-def test_a_window_that_has_begun_is_refused() -> None:
     window = Window(time.monotonic_ns() - MS, time.monotonic_ns() + MS)
     with pytest.raises(InvalidMeasurement, match="after the window had"):
         asyncio.run(generate(taking(0.0), [0], window, 1))

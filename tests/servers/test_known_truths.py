@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from dataclasses import replace
@@ -11,6 +10,7 @@ from statistics import median
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
 from pytest_hwqueue.servers.spec import ServerSpec
@@ -19,6 +19,7 @@ from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.figures import Served, percentile
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 
+from ..capacity.test_truth import waits_at_most, window
 from ..tenancy.conftest import own_leases
 
 __all__ = ["own_leases"]
@@ -33,37 +34,20 @@ _EVERY = 10
 _CONFIDENCE = 0.99
 
 
-def md1_sojourn_quantile(quantile: float, rate_per_s: float, service_s: float) -> float:
-    """Return a quantile of the time in an M/D/1 queue, in s.
-
-    The waiting time's distribution is Erlang's: P(W <= t) = (1 - ρ) Σ_k (λ(kD - t))^k / k!
-    e^(-λ(kD - t)), k from 0 to ⌊t/D⌋ (Gross et al., Fundamentals of Queueing Theory, 4th ed., 6.1).
-    """
-
-    def below(t: float) -> float:
-        terms = []
-        for k in range(math.floor(t / service_s) + 1):
-            x = rate_per_s * (k * service_s - t)
-            terms.append(x**k / math.factorial(k) * math.exp(-x))
-        return (1 - rate_per_s * service_s) * math.fsum(terms)
-
-    low, high = 0.0, 40 * service_s
-    while high - low > 1e-7:
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < quantile else (low, middle)
-    return low + service_s
+def sojourn_s(quantile: float) -> float:
+    """A quantile of the time in this M/D/1 queue, in s."""
+    load = _RATE_PER_S * _SERVICE_S
+    return _SERVICE_S * (
+        1 + float(brentq(lambda services: waits_at_most(services, load) - quantile, 1e-9, 15))
+    )
 
 
 def test_the_theory_is_that_of_a_queue_simulated_by_its_recursion() -> None:
     """Lindley's recursion, independent of the formula: both must agree before either judges."""
-    generator = np.random.default_rng(1)
-    waited, found = 0.0, []
-    for gap in generator.exponential(1 / _RATE_PER_S, 400_000):
-        waited = max(0.0, waited + _SERVICE_S - gap)
-        found.append(waited + _SERVICE_S)
+    found = window(_RATE_PER_S * _SERVICE_S, 400_000, 1).latency_ns
     for quantile in (0.5, 0.9, 0.99):
-        expected = md1_sojourn_quantile(quantile, _RATE_PER_S, _SERVICE_S)
-        assert float(np.quantile(found, quantile)) == pytest.approx(expected, rel=0.03)
+        simulated_s = float(np.quantile(found, quantile)) / 1e6 * _SERVICE_S
+        assert simulated_s == pytest.approx(sojourn_s(quantile), rel=0.03)
 
 
 def measured(folder: Path, arrival: str, seconds: float, service_s: float = _SERVICE_S) -> Served:
@@ -96,14 +80,13 @@ def test_sojourn_times_of_a_fixed_service_time_are_those_of_m_d_1(tmp_path: Path
     alone = measured(tmp_path / "alone", "closed", 4)
     # What HTTP adds where nothing waits, from a run of its own: it delays, but occupies nobody.
     added_s = median(alone.latency_ns) / 1e9 - _SERVICE_S
-    window = measured(tmp_path / "loaded", f"poisson: {_RATE_PER_S:g}/s", 90)
-    assert len(window.latency_ns) == window.issued
-    tenth = replace(
-        window, issued=len(window.latency_ns[::_EVERY]), latency_ns=window.latency_ns[::_EVERY]
-    )
+    loaded = measured(tmp_path / "loaded", f"poisson: {_RATE_PER_S:g}/s", 90)
+    assert len(loaded.latency_ns) == loaded.issued
+    every = loaded.latency_ns[::_EVERY]
+    tenth = replace(loaded, issued=len(every), latency_ns=every)
     for quantile in (0.5, 0.99):
         estimate = percentile(quantile)([tenth], _CONFIDENCE)
-        expected_s = md1_sojourn_quantile(quantile, _RATE_PER_S, _SERVICE_S) + added_s
+        expected_s = sojourn_s(quantile) + added_s
         assert estimate.low <= expected_s * 1e9 <= estimate.high, (quantile, estimate, expected_s)
 
 
@@ -134,25 +117,20 @@ def test_every_request_that_is_due_in_a_stall_counts_its_wait(tmp_path: Path) ->
     assert times is not None
     assert tenant_result.completed == tenant_result.issued == 250
     # The stalled one began before all that is due in the half second before it ends.
-    ends_ns = next(
-        finished
-        for started, finished in zip(times.started_ns, times.finished_ns, strict=True)
-        if finished - started >= stall_ns
-    )
-    met = [
-        (latency, ends_ns - due)
+    pairs = zip(times.started_ns, times.finished_ns, strict=True)
+    ends_ns = next(finished for started, finished in pairs if finished - started >= stall_ns)
+    late_ns = [
+        latency - (ends_ns - due)
         for latency, due in zip(tenant_result.latency_ns, times.scheduled_ns, strict=True)
         if ends_ns - stall_ns <= due < ends_ns - near_ns
     ]
-    assert len(met) >= 20
-    for latency, left in met:
-        assert latency >= left - near_ns
+    assert len(late_ns) >= 20
+    assert min(late_ns) >= -near_ns
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_leases", "quiet_machine")
 def test_the_generator_is_in_time_at_1000_requests_per_second(tmp_path: Path) -> None:
     """Its lateness stays under the 1 ms at P99 above which a run is invalid."""
-    window = measured(tmp_path, "poisson: 1000/s", 5, service_s=0.0)
-    assert window.issued > 4_500
-    assert len(window.latency_ns) == window.issued
+    loaded = measured(tmp_path, "poisson: 1000/s", 5, service_s=0.0)
+    assert len(loaded.latency_ns) == loaded.issued > 4_500

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.records.tenants import read_colocation, write_colocation
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
-from pytest_hwqueue.which.file import trends
+from pytest_hwqueue.which.file import WhichFigure, WhichFile, trends
 from pytest_hwqueue.which.runs import all_runs
 from tests.which.conftest import (
     SCENARIO,
@@ -63,29 +62,24 @@ def test_p99_of_the_urgent_tenant_is_shown_over_variants(file: Path, sweep: Path
     found, _ = told(file, sweep)
     (trend,) = trends(found)
     assert (trend.tenant, trend.variants) == ("high", ["small", "large", "alone"])
-    rows = {
+    assert {
         name: {variant: p99.value for variant, p99 in row.items()}
         for name, row in trend.rows.items()
-    }
-    assert rows == {
+    } == {
         "solo high": {"small": 2, "large": 2}, "native": {"small": 3, "large": 30, "alone": 2},
         "mps": {"small": 4, "large": 4},
     }  # fmt: skip
     assert_faces_as_stored("variants", file, [sweep])
-
-
-def test_a_variant_whose_p99_is_refused_has_none_in_the_trend(file: Path, sweep: Path) -> None:
+    # One that is refused is told in its place.
     (path,) = sweep.glob("mix.large_*-mps-*.json")
     whole = read_colocation(path)
     few = whole.tenant("high").model_copy(update=dict(served("high", 4, 0, seconds=5)))
-    tenants = [few, whole.tenant("low")]
     path.unlink()
-    store(sweep, whole.model_copy(update={"tenants": tenants}))
+    store(sweep, whole.model_copy(update={"tenants": [few, whole.tenant("low")]}))
     found, output = told(file, sweep)
-    (trend,) = trends(found)
-    assert trend.rows["mps"]["small"].value == 4
-    assert trend.rows["mps"]["large"].value is None
-    assert "has 100 (268 missing)" in trend.rows["mps"]["large"].reason
+    mps = trends(found)[0].rows["mps"]
+    assert (mps["small"].value, mps["large"].value) == (4, None)
+    assert "has 100 (268 missing)" in mps["large"].reason
     assert "P99 refused for high of large-mps: needs at least 368 requests, has 100" in output
 
 
@@ -136,28 +130,32 @@ def measured_on_three_gpus(file: Path, tmp_path: Path) -> list[Path]:
     return folders
 
 
+def over_solo(found: WhichFile, name: str, figure: str = "p99_over_solo") -> WhichFigure:
+    ratio = getattr(case(found, name).tenant("high"), figure)
+    assert isinstance(ratio, WhichFigure)
+    return ratio
+
+
 def test_ratios_of_three_gpus_are_formed_within_each(file: Path, three_gpus: list[Path]) -> None:
     found, _ = told(file, three_gpus[0], "--from", three_gpus[1], "--from", three_gpus[2])
     assert_faces_as_stored("three_gpus", file, three_gpus)
     assert [session.device_uuid for session in found.sessions] == ["a", "b", "c"]
-    solo = case(found, "solo high")
-    assert (solo.sessions, solo.tenant("high").p50_ms.sessions) == (3, 3)
     # Alone takes 2 ms, made 2, 3 and 5 times longer: the interval reaches over each GPU's.
+    solo = case(found, "solo high")
     alone = solo.tenant("high").p50_ms
+    assert (solo.sessions, alone.sessions) == (3, 3)
     assert (alone.value, alone.low, alone.high) == (6, 4, 10)
     for name, truth, sessions in (
         ("native", 10, 3), ("mps", 2, 1), ("mps-priority", 1.5, 1),
         ("threads-stream-priority", 2.5, 1),
     ):  # fmt: skip
-        high = case(found, name).tenant("high")
-        for figure in (high.p50_over_solo, high.p99_over_solo):
-            assert figure is not None
-            assert [figure.value, figure.low, figure.high] == pytest.approx([truth] * 3)
-            assert figure.sessions == sessions
-    first = found.sessions[0]
-    own = ["solo high", "solo low", "native", "mps", "threads-native"]
-    assert [each.id for each in first.cases] == own
-    alone = first.cases[0].tenant("high").p50_ms
+        for figure in ("p50_over_solo", "p99_over_solo"):
+            ratio = over_solo(found, name, figure)
+            assert [ratio.value, ratio.low, ratio.high] == pytest.approx([truth] * 3)
+            assert ratio.sessions == sessions
+    own = found.sessions[0].cases
+    assert [each.id for each in own] == ["solo high", "solo low", "native", "mps", "threads-native"]
+    alone = own[0].tenant("high").p50_ms
     assert (alone.value, alone.low, alone.high) == (4, 4, 4)
 
 
@@ -167,20 +165,16 @@ def test_a_reference_of_another_session_is_divided_by_nobody(
     for path in three_gpus[0].glob("*solo*"):
         path.unlink()
     found, output = told(file, three_gpus[0], "--from", three_gpus[1])
-    mps = case(found, "mps").tenant("high").p99_over_solo
-    assert mps is not None
+    mps, native = over_solo(found, "mps"), over_solo(found, "native")
     assert (mps.value, mps.sessions) == (None, 0)
     assert mps.reason == "mix.solo_high was measured in other sessions only"
-    native = case(found, "native").tenant("high").p99_over_solo
-    assert native is not None
     assert native.value == pytest.approx(10)
     assert native.reason == "of 1 of 2 sessions: the others lack mix.solo_high"
     assert "the others lack" in output
     # mps met its goals too, but its share of alone is not known, so nobody leaves most.
     (choice,) = found.choices
-    assert choice.met == ["mps", "mps-priority"]
-    assert choice.best is None
-    assert "Which of them leaves most is not known" in re.sub(r"\s+", " ", output)
+    assert (choice.met, choice.best) == (["mps", "mps-priority"], None)
+    assert "Which of them leaves most is not known" in " ".join(output.split())
 
 
 def test_a_reference_that_failed_in_another_session_costs_nothing(
@@ -193,9 +187,6 @@ def test_a_reference_that_failed_in_another_session_costs_nothing(
         write_colocation(path, bad)
     found, _ = told(file, three_gpus[0], "--from", three_gpus[1])
     assert len(found.sessions) == 2  # the failed runs have no fingerprint, and are of their folder
-    own = case(found, "mps").tenant("high").p99_over_solo
-    other = case(found, "mps-priority").tenant("high").p99_over_solo
-    assert own is not None
-    assert other is not None
-    assert own.value == pytest.approx(2)
+    assert over_solo(found, "mps").value == pytest.approx(2)
+    other = over_solo(found, "mps-priority")
     assert (other.value, other.reason) == (None, "mix.solo_high was failed: no driver")
