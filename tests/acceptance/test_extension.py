@@ -62,7 +62,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
 
 def test_its_workload_is_listed_and_measured(example: Example, tmp_path: Path) -> None:
     listed = example.hwq(tmp_path, "list", "--verbose")
-    assert "\nrelay\na vector passed through all streams by events\n" in listed
+    assert "\nrelay\na vector passed through all streams by events: what" in listed
     assert "2–64 streams, 8 recommended" in listed
     options = ("--streams=2,4", "--elements=16", "--iterations=5", "--dispatch=eager")
     example.hwq(tmp_path, "run", "relay", "--device=sim:h200", *options)
