@@ -69,7 +69,8 @@ def main() -> None:
         _remove_folder(contending)
         sys.exit(127)
     print(os.getpid(), service.pid, flush=True)
-    threading.Thread(target=_leave_with, args=(service, order), daemon=True).start()
+    leaving = threading.Thread(target=_leave_with, args=(service, order), daemon=True)
+    leaving.start()
     # Nobody writes: there is something to read once the pipe, or the process above, has ended.
     limit_s = None if contending is None else contending["limit_s"]
     if not select.select([sys.stdin, above], [], [], limit_s)[0]:
@@ -81,7 +82,8 @@ def main() -> None:
     with suppress(ProcessLookupError):
         os.killpg(service.pid, signal.SIGKILL)
         print(f"[did not end within {order['patience_s']} s: killed]", file=sys.stderr, flush=True)
-    time.sleep(order["patience_s"])
+    # The other thread gives what the service has left its time, and then kills that.
+    leaving.join(order["patience_s"] + _LEAVING_S)
     _remove_folder(contending)
 
 

@@ -96,8 +96,9 @@ def test_what_it_has_started_ends_whichever_of_its_processes_is_killed(
     log, folder = tmp_path / "log", tmp_path / "folder"
     leaving = program(tmp_path / "leaving", _LEAVING)
     contends = Contending(folder=folder) if contending else None
-    stop = Stop(signal.SIGINT, patience_s=0.5)
-    with run_service("the server", [str(leaving)], log, stop, {}, contends) as service:
+    # It ends by its kill alone, and leaves no time to what it has started.
+    stop = Stop(signal.SIGINT, patience_s=0.3)
+    with run_service("the server", [str(leaving), "stay"], log, stop, {}, contends) as service:
         wait_until_ready(service)
         child = psutil.Process(int(log.read_text().split()[-1]))
         process = psutil.Process(service.pid)
