@@ -131,13 +131,13 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
         times = _times(windows, of)
         ordered = np.sort(np.concatenate(times))
         n = int(ordered.size)
+        needed = minimum_samples(quantile, confidence)
         if n == 0:
-            return Estimate(None, 0.0, math.inf, 0, shortfall(1, 0, "requests"))
+            return Estimate(None, 0.0, math.inf, 0, shortfall(needed, 0, "requests"))
         # Between two samples, as in tables, unless one of them may be infinite.
         finite = math.isfinite(ordered[-1])
         method: Literal["linear", "inverted_cdf"] = "linear" if finite else "inverted_cdf"
         value = float(np.quantile(ordered, quantile, method=method))
-        needed = minimum_samples(quantile, confidence)
         worth = independent_samples(times, quantile, confidence)
         low, high = spread_interval(ordered, quantile, confidence, worth)
         short = worth < needed and math.isinf(high)
@@ -160,7 +160,7 @@ def attainment(within_ns: float) -> Estimator:
         times = _times(windows)
         issued = sum(window.issued for window in windows)
         if issued == 0:
-            return Estimate(None, 0.0, 1.0, 0, shortfall(1, 0, "requests"))
+            return Estimate(None, 0.0, 1.0, 0, "there was no request")
         attained = [part <= within_ns for part in times]
         count = sum(int(part.sum()) for part in attained)
         slow = _SLOWEST_HALF / _FINER ** np.arange(math.log(issued, _FINER))
