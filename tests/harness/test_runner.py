@@ -283,7 +283,8 @@ def test_failure_is_a_record_with_its_stage_and_cause_and_the_next_is_measured(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, stage: str, on_stream: bool
 ) -> None:
     closed: list[HostReader] = []
-    monkeypatch.setattr(HostReader, "close", closed.append)
+    # A method, which a bound `append` would not become.
+    monkeypatch.setattr(HostReader, "close", lambda reader: closed.append(reader))  # noqa: PLW0108
     record, failure = run(device, request_for(Failing(stage, on_stream)))
     assert failure == Failure(f"ValueError: fails in {stage}", retire_process=False)
     assert (record.status, record.stage, record.reason) == ("failed", stage, failure.reason)
