@@ -58,6 +58,8 @@ _MEMORY = ("peak_allocated", "process_peak")
 NO_REASON = "no reason was recorded"
 # Of its pass; a machine that is left alone stays far below.
 _WAITED_SHARE = 0.01
+# From here on a tail says more of the CPU than of the device.
+_CONTENDED_SHARE = 0.1
 _STYLES = {"skipped": "yellow"}
 
 
@@ -305,7 +307,9 @@ def remarks_of(record: RunRecord) -> list[str]:
         remarks.append(f"{counted(telemetry.throttled_samples, 'sample')} taken while throttled")
     waited = record.counters.waited_most() if record.counters is not None else None
     if waited is not None and waited[1] > _WAITED_SHARE:
-        remarks.append(f"waited for a core {percent(waited[1])} of its time (thread {waited[0]})")
+        of = f"{percent(waited[1])} of its time waiting, thread {waited[0]}"
+        trust = ": do not trust these tails" if waited[1] > _CONTENDED_SHARE else ""
+        remarks.append(f"the CPU was contended ({of}){trust}")
     if record.failed_for:
         came = failures(record.failed_requests or 0, record.failed_for)
         remarks.append(f"of its requests {came}")

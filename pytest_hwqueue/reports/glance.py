@@ -161,7 +161,9 @@ class GlanceNotes:
         if not counts:
             return []
         runs = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-        return [f"of {runs} runs of a cell the middle one is shown; -v says how far they differ"]
+        of = {PERCENTILES[cell.percentile] for cell in self._cells if cell.percentile}
+        median = f"the median {of.pop()}" if len(of) == 1 else "the median"
+        return [f"{runs} runs a cell; the one with {median} is shown (-v says how far they differ)"]
 
     def _saturated(self) -> list[str]:
         """Return from how many streams on each workload is saturated, if some were swept."""

@@ -117,7 +117,7 @@ def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
         if figure.detectable is not None:
             parts.append(f"can detect {figure.label} >= {percent(figure.detectable)}")
         else:
-            parts.append("too few runs to convict anything")
+            parts.append("too few runs to find a regression")
         if figure.warning:
             parts.append(figure.warning)
         lines.append(f"  {figure.cell_id}: {'; '.join(parts)}")
