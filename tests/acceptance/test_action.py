@@ -170,7 +170,7 @@ def test_a_regression_reaches_the_pull_request_and_its_mend_too(
     }  # fmt: skip
     assert job.run("Comment").returncode == 0
     (body,) = fake_github.bodies()
-    assert "### Against `sim-h200/main`: 1 regression" in body
+    assert "### Against sim-h200/main: 1 regression" in body
     first = next(line for line in body.splitlines() if line.startswith("| ❌"))
     assert re.match(r"\| ❌ \| `[^|]*test_kernel\[sim:h200-[^|]*` \| [^|]+ \| \+2\d", first)
 
