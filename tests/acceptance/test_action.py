@@ -172,7 +172,7 @@ def test_a_regression_reaches_the_pull_request_and_its_mend_too(
     (body,) = fake_github.bodies()
     assert "### Against sim-h200/main: 1 regression" in body
     first = next(line for line in body.splitlines() if line.startswith("| ❌"))
-    assert re.match(r"\| ❌ \| `[^|]*test_kernel\[sim:h200-[^|]*` \| [^|]+ \| \+2\d", first)
+    assert re.match(r"\| ❌ `[^|]*test_kernel\[sim:h200-[^|]*`[^|]*\| P99 \|.*\| \+2\d", first)
 
     assert measure(3, baseline="main") == 0
     assert (badge()["message"], badge()["color"]) == ("1 pass", "brightgreen")
