@@ -222,6 +222,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def listed(names: Iterable[str]) -> str:
+    """Return ``a``, ``a and b`` or ``a, b and c``, of at least one name."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def duration(seconds: float) -> str:
     """Return a time for people: ``45 s``, ``4 min 30 s``, ``1 h 5 min``."""
     whole = round(seconds)

@@ -10,7 +10,7 @@ from rich.status import Status
 
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
 from pytest_hwqueue.capacity.search import RateVerdict
-from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure, listed
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.reports.charts import RatesCurve, rates_chart
 from pytest_hwqueue.reports.document import (
@@ -180,15 +180,11 @@ def _most(found: CapacityFile) -> str:
         and (case.capacity_per_s.high is None or case.capacity_per_s.high > low)
     ]
     if alike:
-        sentence += f" {_listed(alike)} may carry as much: the intervals overlap."
+        sentence += f" {listed(alike)} may carry as much: the intervals overlap."
     early = [case.id for case in found.cases if case.reason and case is not best]
     if early:
-        sentence += f" Ended early, and may carry more than was found: {_listed(early)}."
+        sentence += f" Ended early, and may carry more than was found: {listed(early)}."
     return sentence
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def capacity_svg(found: CapacityFile) -> str:

@@ -32,7 +32,6 @@ class Column:
         unit_in_header: whether a shared unit moves to the heading.
         shares: keys of the columns that must share that unit; by default its own.
         right: whether text is right-aligned.
-        widest: how many cells text may take before it wraps.
         rank: where a table is too wide, columns go in the order of their ranks, the highest first;
             those of rank 0 stay.
         interval_rank: when the intervals of its figures go.
@@ -47,7 +46,6 @@ class Column:
     unit_in_header: bool = True
     shares: tuple[str, ...] = ()
     right: bool = False
-    widest: int | None = None
     rank: int = 0
     interval_rank: int = 0
     kept: bool = True
@@ -57,6 +55,14 @@ class Column:
     def name(self) -> str:
         """The heading in one line."""
         return f"{self.header} {self.second}".strip()
+
+    def is_filled(self, rows: Sequence[Row]) -> bool:
+        """Whether any row has something for it; else a table leaves it out."""
+        return any(row.parts(self) for row in rows)
+
+    def has_intervals(self, rows: Sequence[Row]) -> bool:
+        """Whether any of its figures has an interval, which its heading then says."""
+        return any(each.interval for row in rows for each in row.figures.get(self.key, []))
 
 
 @dataclass
@@ -184,13 +190,9 @@ def narrowed(
 ) -> tuple[list[Column], list[Row]]:
     """Return a table without columns and intervals of this rank or more."""
     gone = [column for column in columns if column.rank >= least]
-    bare = [
-        column.key
-        for column in columns
-        if column not in gone and column.interval_rank and column.interval_rank >= least
-    ]
-    kept = [column for column in columns if column not in gone]
-    return kept, [_without(row, gone, [c for c in kept if c.key in bare]) for row in rows]
+    kept = [column for column in columns if column.rank < least]
+    bare = [column for column in kept if column.interval_rank >= least]
+    return kept, [_without(row, gone, bare) for row in rows]
 
 
 def _without(row: Row, gone: Sequence[Column], bare: Sequence[Column]) -> Row:
@@ -248,7 +250,7 @@ def _markdown(part: Part) -> list[str]:
 
 
 def _markdown_of_table(table: Table) -> list[str]:
-    columns = [c for c in table.columns if any(row.parts(c) for row in table.rows)]
+    columns = [column for column in table.columns if column.is_filled(table.rows)]
     rows = []
     below = []
     for row in table.rows:
@@ -262,18 +264,16 @@ def _markdown_of_table(table: Table) -> list[str]:
             text = line if isinstance(line, str) else "; ".join(line)
             below.append(f"- {code(name)}: {plain(text)}")
     notes = below + [f"- {plain(line)}" for line in table.notes]
-    head = [plain(_headed(column, table.rows)) for column in columns]
+    head = [
+        plain(f"{each.name} {INTERVAL}" if each.has_intervals(table.rows) else each.name)
+        for each in columns
+    ]
     return [markdown_table(head, rows), *["\n".join(notes)] * bool(notes)]
 
 
 def _marked(name: str) -> str:
     """Return a name as code, and behind it the marks of its footnotes."""
     return "".join([code(_MARKS.sub("", name)), *_MARKS.findall(name)])
-
-
-def _headed(column: Column, rows: Sequence[Row]) -> str:
-    shown = [each for row in rows for each in row.figures.get(column.key, [])]
-    return f"{column.name} {INTERVAL}" if any(each.interval for each in shown) else column.name
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

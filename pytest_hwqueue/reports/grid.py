@@ -50,13 +50,24 @@ _BREAKS = re.compile(r"[^:/\[\]_\-, ]+[:/\[\]_\-, ]*|[:/\[\]_\-, ]+")
 
 
 class Grid:
-    """Rows laid out under columns; ``width`` is the number of cells a line takes."""
+    """Rows laid out under columns; ``width`` is the number of cells a line takes.
 
-    def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    Args:
+        columns: those that no row has anything for are left out.
+        rows: at least one.
+        widest: how many cells a name, in the first column, may take before it wraps.
+
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], rows: Sequence[Row], widest: int | None = None
+    ) -> None:
         self.rows = rows
-        # A column that no row has anything for is left out.
-        self._columns = [c for c in columns if any(_has(row, c) for row in rows)]
-        self._content = [_content(column, rows) for column in self._columns]
+        self._columns = [column for column in columns if column.is_filled(rows)]
+        self._content = [
+            _content(column, rows, widest if column is columns[0] else None)
+            for column in self._columns
+        ]
         self._headers = [_header(column, rows) for column in self._columns]
         self._widths = [
             max(cell_len(line) for line in (*header, *(line for cell in cells for line in cell)))
@@ -130,10 +141,8 @@ def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Grid |
             return grid
         room = width - grid.width + grid.first_width
         if room >= least_name:
-            return Grid([replace(kept[0], widest=room), *kept[1:]], shown)
-    if room >= _LEAST_NAME:
-        return Grid([replace(kept[0], widest=room), *kept[1:]], shown)
-    return None
+            return Grid(kept, shown, room)
+    return Grid(kept, shown, room) if room >= _LEAST_NAME else None
 
 
 def draw_table(console: Console, table: Table) -> int:
@@ -294,10 +303,6 @@ def quiet(text: str) -> Text:
     return shown
 
 
-def _has(row: Row, column: Column) -> bool:
-    return bool(row.parts(column))
-
-
 def _shared_unit(column: Column, rows: Sequence[Row]) -> str:
     """Return the unit shared by a column's figures, or an empty string."""
     units = {
@@ -311,13 +316,12 @@ def _shared_unit(column: Column, rows: Sequence[Row]) -> str:
 
 
 def _header(column: Column, rows: Sequence[Row]) -> tuple[str, str]:
-    figures = [figure for row in rows for figure in row.figures.get(column.key, [])]
-    interval = f" {INTERVAL}" if any(figure.interval for figure in figures) else ""
+    interval = f" {INTERVAL}" if column.has_intervals(rows) else ""
     second = " ".join(filter(None, (_shared_unit(column, rows), column.second)))
     return column.header + interval, second
 
 
-def _content(column: Column, rows: Sequence[Row]) -> list[list[str]]:
+def _content(column: Column, rows: Sequence[Row], widest: int | None) -> list[list[str]]:
     """Return the lines of each row's cell in a column."""
     shared = _shared_unit(column, rows)
     shown = [
@@ -332,7 +336,7 @@ def _content(column: Column, rows: Sequence[Row]) -> list[list[str]]:
     unit = max((cell_len(_unit(figure)) for figure in every), default=0)
     content = []
     for row, figures in zip(rows, shown, strict=True):
-        lines = fold(row.texts.get(column.key, ""), column.widest)
+        lines = fold(row.texts.get(column.key, ""), widest)
         for figure in figures:
             blanks = " " * (number - cell_len(figure.number))
             behind = _unit(figure)

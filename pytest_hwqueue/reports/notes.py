@@ -86,12 +86,23 @@ def title(subject: str, records: Sequence[RunRecord], what: str) -> Heading:
     for label in dict.fromkeys(record.cell.device for record in records):
         names.setdefault(known.get(label, "unknown device"), []).append(label)
     devices = ", ".join(f"{name} ({', '.join(labels)})" for name, labels in names.items())
-    text = f"{subject} on {devices}{what}"
     bad = [record.status for record in records if record.status != "ok"]
+    return heading(f"{subject} on {devices}{what}", bad, counted(len(records), "cell"))
+
+
+def heading(text: str, bad: Sequence[str], of: str) -> Heading:
+    """Return a heading that says how many of those under it are not fine.
+
+    Args:
+        text: what stands under it.
+        bad: the statuses of those that are not.
+        of: how many there are of what.
+
+    """
     if not bad:
         return Heading(text)
     counts = ", ".join(f"{bad.count(status)} {status}" for status in dict.fromkeys(bad))
-    return Heading(f"{text} · {counts} of {counted(len(records), 'cell')}", style="bold red")
+    return Heading(f"{text} · {counts} of {of}", style="bold red")
 
 
 def how_timed(records: Sequence[RunRecord]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.files import write_text
 
@@ -109,9 +110,9 @@ def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
     from pytest_hwqueue.gate.verdict import percent
 
     cells = len({figure.cell_id for figure in figures})
-    lines = [f"stored in {label}: {cells} cell{'s' * (cells != 1)}"]
+    lines = [f"stored in {label}: {counted(cells, 'cell')}"]
     for figure in figures[:_MOST_STORED]:
-        parts = [f"{figure.runs} run{'s' * (figure.runs != 1)}"]
+        parts = [counted(figure.runs, "run")]
         if figure.sd is not None:
             parts.append(f"sd {percent(figure.sd).lstrip('+')}")
         if figure.detectable is not None:

@@ -21,10 +21,10 @@ from pytest_hwqueue.metrics.switching import MedianDifference
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import COLUMNS, PERCENTILES, CellRows, other_series, status_of
-from pytest_hwqueue.reports.document import Column, Heading, Paragraph, Part, Row, Table
+from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.glance import Changes, glance_parts
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
+from pytest_hwqueue.reports.notes import CellNames, Notes, heading, how_timed, title
 from pytest_hwqueue.reports.scaling import scaling_parts
 
 _WHAT = "extra wait per kernel on many streams against one, of a probe (50 µs kernels)"
@@ -95,13 +95,10 @@ def runs_parts(cells: Sequence[CellRuns]) -> list[Part]:
     several = [cell for cell in cells if len(cell.runs) > 1]
     if not several:
         return []
-    text, style = "Runs of each cell, and how far they differ", "bold"
     bad = [run.status for cell in several for run in cell.bad]
-    if bad:
-        counts = ", ".join(f"{bad.count(status)} {status}" for status in dict.fromkeys(bad))
-        runs = counted(sum(len(cell.runs) for cell in several), "run")
-        text, style = f"{text} · {counts} of {runs}", "bold red"
-    return [Heading(text, style=style), _table(several), Paragraph(_MEANING)]
+    runs = counted(sum(len(cell.runs) for cell in several), "run")
+    named = heading("Runs of each cell, and how far they differ", bad, runs)
+    return [named, _table(several), Paragraph(_MEANING)]
 
 
 def _table(cells: Sequence[CellRuns]) -> Table:
@@ -241,7 +238,6 @@ def render(
         scaling: whether to print the scaling tables of sweeps, too.
 
     """
-
     if not records:
         return ""
     cells = gather(records)

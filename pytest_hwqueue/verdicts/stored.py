@@ -24,6 +24,7 @@ from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import with_session_effect
 from pytest_hwqueue.gate.statistics import session_share
 from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.judging import Judgement, UnknownFigure
@@ -277,11 +278,10 @@ def _values(values: Iterable[object]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     each = list(dict.fromkeys(names))
-    cells = f"{len(each)} cell{'s' * (len(each) != 1)}"
     if not each:
         return "no cell"
     more = f", and {len(each) - _MOST_LISTED} more" if len(each) > _MOST_LISTED else ""
-    return f"{cells}: {', '.join(each[:_MOST_LISTED])}{more}"
+    return f"{counted(len(each), 'cell')}: {', '.join(each[:_MOST_LISTED])}{more}"
 
 
 @dataclass(frozen=True)

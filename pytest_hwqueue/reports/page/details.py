@@ -59,7 +59,6 @@ class RowView:
         session: name of its records' folder.
         runs: how many there are, if several.
         state: of its verdict, or its status if nothing was compared.
-        status: of the run shown.
         reason: why there are no figures; empty if there are.
         simulated: whether the figures are a model's.
         marks: what qualifies the figures, such as background load, in a word each.
@@ -68,7 +67,6 @@ class RowView:
         throughput: headline throughput; None if there is none.
         change: against the baseline; None if nothing was compared.
         change_label: which figure changed.
-        change_reason: the verdict's sentence.
         spark: path of the run's samples in order; empty if there are none.
         spark_title: what it shows.
 
@@ -80,7 +78,6 @@ class RowView:
     session: str
     runs: str
     state: str
-    status: str
     reason: str
     simulated: bool
     marks: list[str]
@@ -89,7 +86,6 @@ class RowView:
     throughput: FigureView | None
     change: FigureView | None
     change_label: str
-    change_reason: str
     spark: str
     spark_title: str
 
@@ -149,15 +145,15 @@ def row_of(cell: PageCell, figures: Figures) -> RowView:
     record = cell.shown
     judged = cell.worst
     samples = record.latency_ns() if record.status == "ok" else []
-    change, label, sentence = None, "", ""
+    change, label = None, ""
     if judged is not None:
         verdict = judged.verdict
-        label, sentence = verdict.quantity.label, verdict.sentence
+        label = verdict.quantity.label
         # Sorted by how much worse it is, whichever direction that is.
         worse = None if verdict.ratio is None or verdict.ratio <= 0 else math.log(verdict.ratio)
         if worse is not None and not verdict.quantity.higher_is_worse:
             worse = -worse
-        change = _view(label, change_of(verdict), worse, "" if verdict.ratio else sentence)
+        change = _view(label, change_of(verdict), worse, "" if verdict.ratio else verdict.sentence)
     return RowView(
         key=cell.key,
         cell_id=record.cell_id,
@@ -165,7 +161,6 @@ def row_of(cell: PageCell, figures: Figures) -> RowView:
         session=cell.session,
         runs=cell.runs.count if len(cell.runs.runs) > 1 else "",
         state=record.status if judged is None else judged.verdict.state,
-        status=record.status,
         reason="" if record.status == "ok" else record.reason or NO_REASON,
         simulated=record.simulated,
         marks=_marks(record),
@@ -174,7 +169,6 @@ def row_of(cell: PageCell, figures: Figures) -> RowView:
         throughput=figures.throughput,
         change=change,
         change_label=label,
-        change_reason=sentence,
         spark=spark(samples),
         spark_title=_spark_title(samples),
     )

@@ -17,7 +17,7 @@ from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.reports.capacity import answers, capacity_document
-from pytest_hwqueue.reports.document import Document
+from pytest_hwqueue.reports.document import Column, Document
 from pytest_hwqueue.reports.drawing import config
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
@@ -35,7 +35,6 @@ from pytest_hwqueue.reports.verdict_words import (
 )
 from pytest_hwqueue.reports.which.document import which_document
 from pytest_hwqueue.reports.which.words import headlines
-from pytest_hwqueue.verdicts.judging import Judgement
 from pytest_hwqueue.which.file import WhichFile
 
 if TYPE_CHECKING:
@@ -261,7 +260,7 @@ def render_page(page: Page) -> str:
     )  # fmt: skip
     environment.filters["json"] = _json
     environment.tests["of"] = lambda part, kind: type(part).__name__ == kind
-    environment.tests["shown"] = lambda column, rows: any(row.parts(column) for row in rows)
+    environment.tests["filled"] = Column.is_filled
     environment.tests["number_of"] = lambda column, rows: (
         column.right or any(column.key in row.figures for row in rows)
     )

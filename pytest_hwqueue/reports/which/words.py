@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -13,6 +13,7 @@ from pytest_hwqueue.metrics.numbers import (
     duration,
     figure,
     fixed,
+    listed,
     rate,
 )
 from pytest_hwqueue.reports.notes import Notes
@@ -233,7 +234,7 @@ def last_outputs(case: WhichCase) -> list[str]:
     for name, text in case.last_output.items():
         lines = text.rstrip().splitlines()[-_OUTPUT_LINES:]
         names.setdefault("\n".join(lines), []).append(name)
-    return [f"last output of {_listed(each)}:\n{text}" for text, each in names.items()]
+    return [f"last output of {listed(each)}:\n{text}" for text, each in names.items()]
 
 
 def incomplete(found: WhichFile) -> str:
@@ -286,7 +287,7 @@ def _met(choice: WhichChoice, measured: bool) -> str:
         return "The scenario sets no goals, so no scheduler is named."
     if not choice.met:
         return "No scheduler was shown to meet all goals, so none is named."
-    return f"All goals were met under {_listed(choice.met)}."
+    return f"All goals were met under {listed(choice.met)}."
 
 
 def _kept(choice: WhichChoice, cases: dict[str, WhichCase], sessions: int) -> list[str]:
@@ -310,8 +311,7 @@ def _kept(choice: WhichChoice, cases: dict[str, WhichCase], sessions: int) -> li
             "its share of that alone, within each session," if sessions > 1 else "that throughput"
         )
         sentences.append(
-            f"By {what} {_listed(choice.alike)} cannot be told apart from it: the intervals "
-            "overlap."
+            f"By {what} {listed(choice.alike)} cannot be told apart from it: the intervals overlap."
         )
     if best.proof is not None and best.proof.priority not in (None, "proven"):
         sentences.append(f"But its priority is not proven: {best.proof.priority_evidence}.")
@@ -345,13 +345,13 @@ def _others(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
         alike: dict[str, list[str]] = {}
         for each in ids:
             alike.setdefault(_goals_of(cases[each], verdict), []).append(each)
-        texts = [f"{goals} under {_listed(names)}" for goals, names in alike.items()]
+        texts = [f"{goals} under {listed(names)}" for goals, names in alike.items()]
         if texts:
             sentences.append(f"{verdict.capitalize()}: {'; '.join(texts)}.")
     if choice.undecided:
         sentences.append(_longer([cases[each] for each in choice.undecided]))
     if choice.without_figures:
-        sentences.append(f"Without figures: {_listed(choice.without_figures)}.")
+        sentences.append(f"Without figures: {listed(choice.without_figures)}.")
     return sentences
 
 
@@ -368,14 +368,9 @@ def _longer(undecided: Sequence[WhichCase]) -> str:
     )
     unknown = [goal.goal for goal in goals if goal.decided_by_s is None]
     if unknown:
-        sentence += f" How long one would for {_listed(dict.fromkeys(unknown))} is not known."
+        sentence += f" How long one would for {listed(dict.fromkeys(unknown))} is not known."
     return sentence
 
 
 def _goals_of(case: WhichCase, verdict: str) -> str:
     return ", ".join(goal.goal for goal in case.goals if goal.verdict == verdict)
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
