@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         UnknownWorkload,
     )
     from pytest_hwqueue.gate.verdict import Verdict
-    from pytest_hwqueue.metrics.latency import LatencySummary, Throughput
-    from pytest_hwqueue.metrics.numbers import Refused
+    from pytest_hwqueue.metrics.estimate import Estimate
+    from pytest_hwqueue.metrics.latency import LatencySummary
     from pytest_hwqueue.noise.neighbours import (
         LoadEvidence,
         Neighbour,
@@ -81,17 +81,17 @@ __version__ = "0.1.0"
 __all__ = [
     "BadBound", "BadExtension", "BadFunction", "BadNoise", "BadOption", "BadParameter",
     "BadScheduler", "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed",
-    "ColocationRecord", "Device", "DeviceError", "Event", "Fingerprint", "Hwq", "HwqNoise",
-    "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio", "LatencySummary",
-    "LoadEvidence", "MakeStep", "Metrics", "Neighbour", "NeighbourOrder", "NeighbourProgram",
-    "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable", "NotProven",
-    "OwnCodeFailed", "Parameters", "Partition", "Preemption", "PrimaryLatency", "Proof",
-    "RecordError", "Refused", "RefusedFigure", "ReportFailed", "RunRecord", "Samples", "Scheduler",
-    "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
-    "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
-    "TenantResult", "Throughput", "UnknownWorkload", "Verdict", "Where", "Workload",
-    "__version__", "open_device", "read_colocation", "read_record", "require_close", "run_service",
-    "service_environment",
+    "ColocationRecord", "Device", "DeviceError", "Estimate", "Event", "Fingerprint", "Hwq",
+    "HwqNoise", "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio",
+    "LatencySummary", "LoadEvidence", "MakeStep", "Metrics", "Neighbour", "NeighbourOrder",
+    "NeighbourProgram", "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable",
+    "NotProven", "OwnCodeFailed", "Parameters", "Partition", "Preemption", "PrimaryLatency",
+    "Proof", "RecordError", "RefusedFigure", "ReportFailed", "RunRecord", "Samples",
+    "Scheduler", "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths",
+    "SchedulerSpec", "Setup", "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange",
+    "TenantRequest", "TenantResult", "UnknownWorkload", "Verdict", "Where", "Workload",
+    "__version__", "open_device", "read_colocation", "read_record", "require_close",
+    "run_service", "service_environment",
 ]  # fmt: skip
 
 # Where each is defined, errors aside.
@@ -101,8 +101,8 @@ _MODULES = {
     "devices.compute_units": ("Partition",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
-    "metrics.latency": ("LatencySummary", "Throughput"),
-    "metrics.numbers": ("Refused",),
+    "metrics.estimate": ("Estimate",),
+    "metrics.latency": ("LatencySummary",),
     "noise.neighbours": (
         "LoadEvidence", "Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound",
         "Noise", "NoisePlaces",

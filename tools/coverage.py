@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency, throughput
 from pytest_hwqueue.tenancy import figures
-from pytest_hwqueue.tenancy.figures import Estimate, Served
+from pytest_hwqueue.tenancy.figures import Served
 
 Values = NDArray[np.float64]
 # Arrival and latency, in services, of n requests.
@@ -128,7 +129,7 @@ def _row(generate: Generate, block: int, truth: _Truth, n: int, runs: int) -> st
         latency = generated[1] * _SCALE
         summary = summarise_latency(np.round(latency).tolist(), block)
         for percentile in ("P50", "P95", "P99"):
-            found = summary.intervals.get(percentile.lower())
+            found = getattr(summary, percentile.lower()).interval
             count(percentile, found and (found[0] * 1e6, found[1] * 1e6))
         rates = throughput(1, latency.tolist(), "/s").interval
         count("mean", rates and (1e9 / rates[1], 1e9 / rates[0]))

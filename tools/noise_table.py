@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.metrics.numbers import figure, percent
+from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.metrics.numbers import figure, percent, printed
 from pytest_hwqueue.noise.names import NOISES, NONE
 from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.reports.document import markdown_table, plain
@@ -145,14 +146,11 @@ def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> l
             row += ["not seen"] * 4
         else:
             penalty = pairs.penalty
-            for reason in dict.fromkeys(penalty.refused.values()):
-                notes.refuse("penalty", reason, noise)
+            notes.note(penalty.difference, "penalty", noise)
             row += [
                 f"{pairs.without_switch:,} / {pairs.with_switch:,}",
                 f"{_median(penalty.second.median)} / {_median(penalty.first.median)}",
-                "—"
-                if penalty.difference is None
-                else str(figure(penalty.difference, penalty.interval)),
+                str(printed(penalty.difference, figure)),
                 "—" if pairs.lost_share is None else str(percent(pairs.lost_share)),
             ]
         if causes.interrupts is None:
@@ -190,8 +188,8 @@ def _middle(values: Iterable[float | None]) -> str:
     return str(figure(statistics.median(known))) if known else "—"
 
 
-def _median(value: float | None) -> str:
-    return "—" if value is None else str(figure(value))
+def _median(given: Estimate) -> str:
+    return printed(given, figure).number
 
 
 def _loss(figure: str, loss: Loss, notes: Notes) -> str:

@@ -23,8 +23,9 @@ from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import MeanDifference
 from pytest_hwqueue.gate.verdict import THROUGHPUT, GateSettings
+from pytest_hwqueue.metrics.estimate import Interval, untold
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import Interval, counted, figure, percent, rate, times, untold
+from pytest_hwqueue.metrics.numbers import counted, figure, percent, rate, times
 from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdict_words import mean_value

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.records.files import device_folder
 from pytest_hwqueue.records.samples import decode_samples, encode_samples
@@ -350,10 +350,10 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         p99_ns=figures[3],
         p999_ns=figures[4],
         max_ns=max(latency_ns),
-        throughput={each.unit: each.value for each in record.metrics.throughput},
+        throughput={each.unit: float(each) for each in record.metrics.throughput},
         tags=tags,
         ratios={
-            name: RatioFigures(ratio.p50, ratio.p99)
+            name: RatioFigures(ratio.p50.value, ratio.p99.value)
             for name, ratio in record.metrics.ratios.items()
         },
         soft={},

@@ -74,7 +74,7 @@ def _names_files(path: Path) -> bool:
     except (OSError, ValueError):
         # Whoever reads it as one of either kind says what is wrong.
         return False
-    return isinstance(data, dict) and data.get("schema") == SESSION_FILES
+    return isinstance(data, dict) and str(data.get("schema")).startswith(SESSION_FILES)
 
 
 def _read(path: Path, model: type[Model]) -> Model:

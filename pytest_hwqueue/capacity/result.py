@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -18,20 +18,19 @@ from pytest_hwqueue.capacity.search import (
     others_of,
 )
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.goals import GoalResult, latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, own_run
 from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
-from pytest_hwqueue.tenancy.figures import Estimate
-from pytest_hwqueue.which.file import WhichFigure
 from pytest_hwqueue.which.runs import WhichRuns
-from pytest_hwqueue.which.table import figure_of, loss_of
+from pytest_hwqueue.which.table import loss_of, told
 
-SCHEMA: Final = "pytest-hwqueue/capacity/1"
+KIND: Final = "pytest-hwqueue/capacity/"
+"""How the schema of every version begins."""
 _NS_PER_MS = 1e6
 _P99 = figures.percentile(0.99)
 
@@ -42,9 +41,9 @@ class CapacityRate(PlainData):
     rate_per_s: float
     verdict: RateVerdict | None = Field(description="null if it was interrupted before that")
     windows: int
-    p99_ms: WhichFigure = Field(description="of the tenant; its interval counts queueing together")
+    p99_ms: Estimate = Field(description="of the tenant; its interval counts queueing together")
     goals: list[GoalResult] = Field(description="with the intervals that decided")
-    lost: dict[str, WhichFigure] = Field(
+    lost: dict[str, Estimate] = Field(
         description="share of its throughput alone that each other tenant loses"
     )
     records: list[str] = Field(description="files of its windows")
@@ -57,7 +56,7 @@ class CapacityCase(PlainData):
     variant: str | None
     placement: str
     scheduler: str
-    capacity_per_s: WhichFigure = Field(
+    capacity_per_s: Estimate = Field(
         description="greatest rate at which all goals hold; from the greatest rate shown to hold "
         "to the least shown to break. low is 0 if none held, high null if none broke"
     )
@@ -68,14 +67,16 @@ class CapacityCase(PlainData):
     @property
     def held(self) -> list[CapacityRate]:
         """The rates up to the capacity's lower end that held."""
-        low = self.capacity_per_s.low or 0.0
+        low = self.capacity_per_s.low
         return [each for each in self.rates if each.verdict == "held" and each.rate_per_s <= low]
 
 
 class CapacityFile(PlainData):
     """How much load of one tenant a scenario carries under each scheduler."""
 
-    schema_: Literal["pytest-hwqueue/capacity/1"] = Field(SCHEMA, alias="schema")
+    schema_: Annotated[
+        Literal["pytest-hwqueue/capacity/2"], earlier_schemas(f"{KIND}2", f"{KIND}1")
+    ] = Field("pytest-hwqueue/capacity/2", alias="schema")
     scenario: str
     description: str
     tenant: str = Field(description="whose arrival rate was searched")
@@ -149,12 +150,13 @@ def _case(search: CapacitySearch, found: Found) -> CapacityCase:
         variant=found.case.variant and found.case.variant.name,
         placement=found.case.placement,
         scheduler=found.case.scheduler,
-        capacity_per_s=WhichFigure(
+        capacity_per_s=Estimate(
             value=crossing(found),
             low=0.0 if low is None else rate(low),
-            high=None if high is None else rate(high),
+            high=math.inf if high is None else rate(high),
             n=sum(found.windows.values()) * search.looks.requests,
-            reason=_open_end(found),
+            unit="requests/s",
+            refused=_open_end(found),
         ),
         broke_first=[]
         if high is None
@@ -225,10 +227,10 @@ def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
         rate_per_s=found.grid.rate_per_s(index),
         verdict=found.verdicts.get(index),
         windows=found.windows[index],
-        p99_ms=figure_of(p99, 1 / _NS_PER_MS),
+        p99_ms=told(p99, 1 / _NS_PER_MS, "ms"),
         goals=found.results[index],
         lost={
-            name: loss_of(figure_of(_kept(runs, run, alone, solo)))
+            name: loss_of(told(_kept(runs, run, alone, solo)))
             for name, solo in solos.items()
             if alone.found(solo)
         },

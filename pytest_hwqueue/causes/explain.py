@@ -38,7 +38,7 @@ from pytest_hwqueue.metrics.cpu_events import (
     interrupt_times,
 )
 from pytest_hwqueue.metrics.critical_path import critical_paths, take_turns, time_slice_evidence
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.timeline import Span, length, union, within
 from pytest_hwqueue.records.cell import read_model
 from pytest_hwqueue.records.files import write_text

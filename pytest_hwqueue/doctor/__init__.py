@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor.checks import Check
     from pytest_hwqueue.doctor.limits import DeviceLimits
+    from pytest_hwqueue.metrics.estimate import Estimate
 
-SCHEMA = "pytest-hwqueue/doctor/2"
+SCHEMA = "pytest-hwqueue/doctor/3"
 
 
 @dataclass(frozen=True)
@@ -93,4 +94,10 @@ def diagnose(
 
 def as_json(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as JSON text."""
-    return json.dumps({"schema": SCHEMA, **asdict(diagnosis)}, indent=2, ensure_ascii=False)
+    content = {"schema": SCHEMA, **asdict(diagnosis)}
+    return json.dumps(content, indent=2, ensure_ascii=False, default=_of_estimate)
+
+
+def _of_estimate(given: Estimate) -> object:
+    """Return what is no data class."""
+    return given.model_dump(mode="json")

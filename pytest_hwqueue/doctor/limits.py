@@ -1,14 +1,14 @@
 """Measures a device's limits: launching, concurrent queues, dispatch.
 
-A number that could not be measured is None, with the reason in ``refused``. There are no
-thresholds: these are floors and ceilings for reading other results.
+A number that could not be measured is refused, with the reason. There are no thresholds: these are
+floors and ceilings for reading other results.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -18,6 +18,7 @@ from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.attempt import describe_failure
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 
 _clock_ns = time.perf_counter_ns
@@ -37,15 +38,10 @@ SayNext = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Limit:
-    """One measured number; ``interval`` is the median's, at ``confidence``."""
+    """One measured number: the median of what was timed, or a count."""
 
     name: str
-    unit: str
-    value: float | None = None
-    interval: tuple[float, float] | None = None
-    confidence: float = CONFIDENCE
-    n: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
+    figure: Estimate
 
 
 @dataclass(frozen=True)
@@ -57,11 +53,8 @@ class QueuesAtOnce:
 
     streams: int
     time_ms: float
-    effective: float
+    effective: Estimate
     effective_with_events: float
-    interval: tuple[float, float] | None
-    n: int
-    refused: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,13 +62,9 @@ class DispatchDelay:
     """Median delay from ready to start on ``streams`` streams, and of the same kernels on one."""
 
     streams: int
-    unit: str
-    median: float | None = None
-    interval: tuple[float, float] | None = None
-    on_one_stream: float | None = None
-    overhead: float | None = None
-    overhead_interval: tuple[float, float] | None = None
-    refused: dict[str, str] = field(default_factory=dict)
+    delay: Estimate
+    on_one_stream: Estimate
+    overhead: Estimate
 
 
 @dataclass(frozen=True)
@@ -106,13 +95,13 @@ def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceL
         ("kernel in a replayed graph", graph_floor),
     ):
         progress(f"timing: {name}")
-        launching.append(_limit(name, "µs", partial(measure, device, blocks)))
+        launching.append(_limit(name, partial(measure, device, blocks)))
     progress("counting distinct streams")
     for name, count in (
         (f"opened by pytest-hwqueue, {_MOST_STREAMS} requested", distinct_streams),
         (f"torch.cuda.Stream(), {_MOST_STREAMS} requested", distinct_torch_streams),
     ):
-        streams.append(_count(name, "distinct", partial(count, device)))
+        streams.append(_count(name, partial(count, device)))
     queues: list[QueuesAtOnce] = []
     progress("counting queues that run at once")
     try:
@@ -240,17 +229,9 @@ def dispatch_delay(device: Device, streams: int) -> DispatchDelay:
         with device.open_streams(streams) as pool:
             found = probe_queue_switch(device, pool).queue_switch.overhead
     except Exception as error:  # no right to trace, for one; the other counts stand
-        return DispatchDelay(streams, "µs", refused={"median": failure_reason(error)})
-    return DispatchDelay(
-        streams=streams,
-        unit="µs",
-        median=found.first.median,
-        interval=found.first.median_interval,
-        on_one_stream=found.second.median,
-        overhead=found.difference,
-        overhead_interval=found.interval,
-        refused={**found.first.refused, **found.refused},
-    )
+        refused = Estimate(unit="us", refused=failure_reason(error))
+        return DispatchDelay(streams, refused, refused, refused)
+    return DispatchDelay(streams, found.first.median, found.second.median, found.difference)
 
 
 def failure_reason(error: Exception) -> str:
@@ -328,39 +309,35 @@ def _held_together(
 def _at_once(
     count: int, times: Sequence[int], with_events: Sequence[int], alone: Sequence[int]
 ) -> QueuesAtOnce:
-    each = sorted(count * one / many for one, many in zip(alone, times, strict=True))
-    interval, refused = _median_interval(each)
+    each = [count * one / many for one, many in zip(alone, times, strict=True)]
     return QueuesAtOnce(
         streams=count,
         time_ms=median(times) / 1e6,
-        effective=median(each),
+        effective=_median(each, ""),
         effective_with_events=count * median(alone) / median(with_events),
-        interval=interval,
-        n=len(each),
-        refused=refused,
     )
 
 
-def _limit(name: str, unit: str, measure: Callable[[], Sequence[float]]) -> Limit:
+def _limit(name: str, measure: Callable[[], Sequence[float]]) -> Limit:
     try:
-        values = measure()
+        return Limit(name, _median(measure(), "us"))
     except Exception as error:  # a device without graphs, or one that failed: the others stand
-        return Limit(name, unit, refused={"value": failure_reason(error)})
-    interval, refused = _median_interval(sorted(values))
-    return Limit(name, unit, median(values), interval, CONFIDENCE, len(values), refused)
+        return Limit(name, Estimate(unit="us", refused=failure_reason(error)))
 
 
-def _count(name: str, unit: str, count: Callable[[], int]) -> Limit:
+def _count(name: str, count: Callable[[], int]) -> Limit:
     try:
-        return Limit(name, unit, float(count()), n=1, refused={"interval": "counted, not sampled"})
+        counted = Estimate(value=float(count()), n=1, refused="counted, not sampled")
     except Exception as error:  # as above
-        return Limit(name, unit, refused={"value": failure_reason(error)})
+        counted = Estimate(refused=failure_reason(error))
+    return Limit(name, counted.model_copy(update={"unit": "distinct"}))
 
 
-def _median_interval(
-    ordered: Sequence[float],
-) -> tuple[tuple[float, float] | None, dict[str, str]]:
+def _median(values: Sequence[float], unit: str) -> Estimate:
+    middle = Estimate(value=median(values), n=len(values), unit=unit)
     needed = minimum_samples(0.5)
-    if len(ordered) < needed:
-        return None, {"interval": shortfall(needed, len(ordered), "rounds")}
-    return quantile_interval(ordered, 0.5, CONFIDENCE), {}
+    if len(values) < needed:
+        reason = shortfall(needed, len(values), "rounds")
+        return middle.model_copy(update={"refused": reason})
+    low, high = quantile_interval(sorted(values), 0.5, CONFIDENCE)
+    return middle.model_copy(update={"low": low, "high": high})

@@ -302,7 +302,7 @@ def _log_time(record: RunRecord) -> float | None:
     if record.cell.name in _BY_RATE:
         rate = metrics.throughput[0].value if metrics.throughput else None
         return None if not rate else -math.log(rate)
-    p50 = metrics.latency.p50 if metrics.latency is not None else None
+    p50 = metrics.latency.p50.value if metrics.latency is not None else None
     return None if not p50 else math.log(p50)
 
 

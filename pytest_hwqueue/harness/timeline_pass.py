@@ -14,7 +14,7 @@ stream, in the same run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
@@ -26,7 +26,13 @@ from pytest_hwqueue.harness.closed_loop import (
     warm_up,
 )
 from pytest_hwqueue.harness.program import Enqueue, Program
-from pytest_hwqueue.metrics.switching import THREADS, QueueSwitch, queue_switch, without_switch
+from pytest_hwqueue.metrics.switching import (
+    THREADS,
+    QueueSwitch,
+    queue_switch,
+    without_difference,
+    without_switch,
+)
 from pytest_hwqueue.metrics.timeline import (
     Timeline,
     TimelineSummary,
@@ -222,16 +228,13 @@ def probed_switch(many: Timeline, one: Timeline, *, host: bool) -> QueueSwitch:
     """
     found = refused_on_host(queue_switch(many, one), host=host)
     at_once = summarise_timeline(many).in_flight_max
-    if host or found.overhead.difference is None or at_once >= many.streams:
+    if host or found.overhead.difference.value is None or at_once >= many.streams:
         return found
     reason = (
         f"at most {at_once} of {many.streams} streams' kernels ran at once: they waited for each "
         "other, not for a switch of queues"
     )
-    refused = {"difference": reason, "interval": reason}
-    return replace(
-        found, overhead=replace(found.overhead, difference=None, interval=None, refused=refused)
-    )
+    return found.model_copy(update={"overhead": without_difference(found.overhead, reason)})
 
 
 def _repeats(once: Timeline) -> int:

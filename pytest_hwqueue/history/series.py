@@ -20,7 +20,7 @@ from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.gate.verdict import Quantity
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.verdicts.figures import prepare
 
 # Soft fields that tell one machine from another. Host names do not: a container has a new one each

@@ -22,7 +22,8 @@ from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.gate.verdict import percent
-from pytest_hwqueue.metrics.numbers import PlainData, counted
+from pytest_hwqueue.metrics.estimate import PlainData
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import undisturbed
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.noise import OF_A_HOOK

@@ -40,7 +40,8 @@ from statistics import median, median_low
 from typing import Literal, get_args
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, Wait
-from pytest_hwqueue.metrics.latency import Share, minimum_samples, share_of, shortfall
+from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.metrics.latency import minimum_samples, share_of, shortfall
 from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.metrics.timeline import (
     Span,
@@ -351,10 +352,10 @@ class TailAttribution:
     threshold_ns: int
     median_ns: int
     requests: tuple[RequestCause, ...]
-    shares: Mapping[str, Share]
+    shares: Mapping[str, Estimate]
     whats: Mapping[Cause, tuple[tuple[str, int], ...]]
     not_seen: Mapping[Cause, str]
-    unexplained_in: Mapping[LossPlace, Share] | None
+    unexplained_in: Mapping[LossPlace, Estimate] | None
 
 
 @dataclass(frozen=True)
@@ -565,7 +566,7 @@ def _length(request: Request) -> int:
     return request.finished_ns - request.arrival_ns
 
 
-def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dict[str, Share]:
+def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dict[str, Estimate]:
     shares = {
         str(cause): share_of(sum(one.cause == cause for one in found), len(found))
         for cause in CAUSES
@@ -575,7 +576,7 @@ def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dic
     return shares
 
 
-def _places(found: Sequence[RequestCause]) -> dict[LossPlace, Share]:
+def _places(found: Sequence[RequestCause]) -> dict[LossPlace, Estimate]:
     places: tuple[LossPlace, ...] = ("host", "device")
     return {
         place: share_of(sum(one.place == place for one in found), len(found)) for place in places

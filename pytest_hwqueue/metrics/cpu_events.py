@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pytest_hwqueue.metrics.latency import Share, minimum_samples, share_of, shortfall
-from pytest_hwqueue.metrics.switching import MedianDifference, median_difference
+from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.metrics.latency import minimum_samples, share_of, shortfall
+from pytest_hwqueue.metrics.switching import MedianDifference, median_difference, without_difference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,7 +204,7 @@ class LaunchPairs:
     without_switch: int
     penalty: MedianDifference
     lost_share: float | None
-    tails: dict[str, Share]
+    tails: dict[str, Estimate]
     refused: dict[str, str]
 
 
@@ -248,21 +249,18 @@ def _split(gaps_us: NDArray[np.float64], switched: NDArray[np.bool_]) -> LaunchP
 
     with_switch, without = gaps_us[switched], gaps_us[~switched]
     refused: dict[str, str] = {}
-    penalty = median_difference(with_switch.tolist(), without.tolist(), "us")
+    penalty = median_difference(with_switch.tolist(), without.tolist())
     if with_switch.size < LEAST_PAIRS:
         reason = shortfall(LEAST_PAIRS, int(with_switch.size), "pairs with a switch")
         refused["penalty"] = reason
-        penalty = MedianDifference(
-            penalty.unit, penalty.confidence, penalty.first, penalty.second, None, None,
-            {"difference": reason, "interval": reason},
-        )  # fmt: skip
+        penalty = without_difference(penalty, reason)
     lost_share = None
     if without.size and gaps_us.sum() > 0:
         beyond = np.maximum(with_switch - np.median(without), 0)
         lost_share = float(beyond.sum() / gaps_us.sum())
     else:
         refused["lost_share"] = shortfall(1, int(without.size), "pairs without a switch")
-    tails: dict[str, Share] = {}
+    tails: dict[str, Estimate] = {}
     for name, quantile in _TAILS.items():
         needed = minimum_samples(quantile)
         if gaps_us.size < needed:

@@ -248,20 +248,20 @@ def in_words(tail: TailAttribution) -> str:
     Each cause names its most frequent culprit: "61 % queued behind low's conv2d on stream 7;
     4 % descheduled: gave way to stress-ng-cpu; 35 % unexplained (30 % on the host)".
     """
-    explained = [cause for cause in CAUSES if cause in tail.shares and tail.shares[cause].number]
-    explained.sort(key=lambda cause: -tail.shares[cause].number)
+    explained = [cause for cause in CAUSES if cause in tail.shares and tail.shares[cause] > 0]
+    explained.sort(key=lambda cause: -tail.shares[cause])
     parts = []
     for cause in explained:
         behind = " behind" if cause == "queued" else ":"
         named = _LONG_WORD.sub(_shortened, tail.whats[cause][0][0])
-        parts.append(f"{tail.shares[cause].share * 100:.0f} % {cause}{behind} {named}")
+        parts.append(f"{tail.shares[cause] * 100:.0f} % {cause}{behind} {named}")
     places = [
-        f"{share.share * 100:.0f} % on the {place}"
+        f"{share * 100:.0f} % on the {place}"
         for place, share in (tail.unexplained_in or {}).items()
-        if share.number
+        if share > 0
     ]
     where = f" ({', '.join(places)})" if places else ""
-    parts.append(f"{tail.shares[UNEXPLAINED].share * 100:.0f} % {UNEXPLAINED}{where}")
+    parts.append(f"{tail.shares[UNEXPLAINED] * 100:.0f} % {UNEXPLAINED}{where}")
     return "; ".join(parts)
 
 

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pytest_hwqueue.metrics.dependence import independent_samples, student_quantile
-from pytest_hwqueue.metrics.latency import interval_of, minimum_samples, spread_interval, too_few
-from pytest_hwqueue.metrics.numbers import Percentile, PlainData, times
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
+from pytest_hwqueue.metrics.latency import minimum_samples, spread_interval, too_few
+from pytest_hwqueue.metrics.numbers import times
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 
-@dataclass(frozen=True)
-class LatencyRatioResult:
+class LatencyRatioResult(PlainData):
     """Ratio of two latency distributions at the median and at P99, dimensionless.
 
-    Each interval holds with ``confidence``: both sides' distribution-free intervals are taken at
-    half the error (Bonferroni) and divided crosswise, so it is conservative.
+    Both sides' distribution-free intervals are taken at half the error (Bonferroni) and divided
+    crosswise, so those of the ratios are conservative.
     """
 
     description: str
-    confidence: float
     n: int
     reference_n: int
-    p50: Percentile = None
-    p99: Percentile = None
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    p50: Estimate
+    p99: Estimate
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        return earlier(data, "", *_QUANTILES)
 
 
 def latency_ratio(
@@ -60,37 +61,35 @@ def latency_ratio(
     each = 1 - (1 - confidence) / 2
     sides = [(np.asarray(samples_ns, np.float64), block), (np.asarray(reference_ns, np.float64), 1)]
     samples, reference = (np.sort(side) for side, _ in sides)
-    values: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
-    refused: dict[str, str] = {}
+    fewer = min(len(samples), len(reference))
+    ratios = {}
     for name, quantile in _QUANTILES.items():
+        refused = Estimate(n=fewer)
         needed = minimum_samples(quantile, each)
-        fewer = min(len(samples), len(reference))
         if fewer < needed:
-            refused[name] = f"needs at least {needed} samples on both sides, has {fewer}"
+            reason = f"needs at least {needed} samples on both sides, has {fewer}"
+            ratios[name] = refused.without_value(reason)
             continue
         worth = [independent_samples([side], quantile, each, size) for side, size in sides]
         low, high = spread_interval(samples, quantile, each, worth[0], block)
         reference_low, reference_high = spread_interval(reference, quantile, each, worth[1])
         if reference[0] <= 0:
-            refused[name] = "the reference's latency is not above zero"
+            ratios[name] = refused.without_value("the reference's latency is not above zero")
             continue
-        values[name] = float(np.quantile(samples, quantile) / np.quantile(reference, quantile))
+        reason = ""
         if math.isinf(high + reference_high):
             side = worth.index(min(worth))
             of = "the reference " if side else ""
-            refused[interval_of(name)] = of + too_few(needed, len(sides[side][0]), worth[side])
-            continue
-        intervals[name] = (low / reference_high, high / reference_low)
+            reason = of + too_few(needed, len(sides[side][0]), worth[side])
+        ratios[name] = Estimate(
+            value=float(np.quantile(samples, quantile) / np.quantile(reference, quantile)),
+            low=low / reference_high,
+            high=math.inf if reason else high / reference_low,
+            n=fewer,
+            refused=reason,
+        )
     return LatencyRatioResult(
-        description=description,
-        confidence=confidence,
-        n=len(samples),
-        reference_n=len(reference),
-        p50=values.get("p50"),
-        p99=values.get("p99"),
-        intervals=intervals,
-        refused=refused,
+        description=description, n=len(samples), reference_n=len(reference), **ratios
     )
 
 

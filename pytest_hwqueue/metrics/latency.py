@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
 
 from pytest_hwqueue.metrics.dependence import (
     binomial_cdf,
@@ -15,7 +16,7 @@ from pytest_hwqueue.metrics.dependence import (
     mean_half_width,
     proportion_interval,
 )
-from pytest_hwqueue.metrics.numbers import Percentile
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,38 +37,31 @@ _NS_PER_MS = 1e6
 _OUTERMOST = 0.005
 
 
-@dataclass(frozen=True)
-class LatencySummary:
+class LatencySummary(PlainData):
     """The latency of one series of samples, in milliseconds.
 
-    ``intervals`` maps percentiles to their two-sided intervals. ``refused`` maps each percentile
-    that is ``None`` to the reason, and `interval_of` each one without an interval. ``mean`` and
-    ``max`` have no interval: the mean of an unknown distribution has no distribution-free interval
-    at any number of samples (Bahadur & Savage, Ann. Math. Statist. 27, 1956), and the largest
-    sample shows what happened in this run, not what can happen.
+    ``mean`` and ``max`` have no interval: the mean of an unknown distribution has no
+    distribution-free interval at any number of samples (Bahadur & Savage, Ann. Math. Statist. 27,
+    1956), and the largest sample shows what happened in this run, not what can happen.
     """
 
-    unit: str
     n: int
-    confidence: float
-    mean: float
+    mean: float = Field(description="in ms, as all others")
     max: float
-    p50: Percentile
-    p95: Percentile
-    p99: Percentile
-    p999: Percentile
-    intervals: dict[str, tuple[float, float]]
-    refused: dict[str, str]
+    p50: Estimate
+    p95: Estimate
+    p99: Estimate
+    p999: Estimate
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        return earlier(data, "ms", *_PERCENTILES)
 
 
 def shortfall(needed: int, present: int, noun: str = "samples") -> str:
     """Return why a number is refused: how many samples it needs, and how many there are."""
     return f"needs at least {needed} {noun}, has {present} ({needed - present} missing)"
-
-
-def interval_of(name: str) -> str:
-    """Return the key under which the interval of a percentile, such as ``p99``, is refused."""
-    return f"{name}_interval"
 
 
 def too_few(needed: int, n: int, worth: float, noun: str = "samples") -> str:
@@ -189,9 +183,9 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
     """Summarise latencies (ns) as mean, maximum and percentiles (ms).
 
     A percentile is the sample quantile of type 7, numpy's ``linear`` (Hyndman & Fan, The
-    American Statistician 50, 1996). Below ``minimum_samples`` it is ``None`` and ``refused`` says
-    how many are missing. For its interval, samples that follow each other count less
-    (`dependence.independent_samples`); where too few remain, the interval is refused.
+    American Statistician 50, 1996). Below ``minimum_samples`` it is refused, and says how many
+    are missing. For its interval, samples that follow each other count less
+    (`dependence.independent_samples`); where too few remain, the interval has no upper end.
 
     Args:
         samples_ns: shape (n,), integer nanoseconds, one for each request, in the order taken.
@@ -209,35 +203,28 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
     if not bool(np.isfinite(samples).all()) or samples[0] < 0:
         raise ValueError("latency samples must be finite and not negative")
     n = int(samples.size)
-    percentiles: dict[str, float | None] = {}
-    intervals: dict[str, tuple[float, float]] = {}
-    refused: dict[str, str] = {}
+    percentiles = {}
     for name, quantile in _PERCENTILES.items():
         needed = minimum_samples(quantile, CONFIDENCE)
         if n < needed:
-            percentiles[name] = None
-            refused[name] = shortfall(needed, n)
+            percentiles[name] = Estimate(n=n, unit="ms", refused=shortfall(needed, n))
             continue
         worth = independent_samples([in_order], quantile, CONFIDENCE, block)
-        percentiles[name] = float(np.quantile(samples, quantile, method="linear")) / _NS_PER_MS
         low, high = spread_interval(samples, quantile, CONFIDENCE, worth, block)
-        if math.isinf(high):
-            refused[interval_of(name)] = too_few(needed, n, worth)
-            continue
-        intervals[name] = (low / _NS_PER_MS, high / _NS_PER_MS)
+        percentiles[name] = Estimate(
+            value=float(np.quantile(samples, quantile, method="linear")) / _NS_PER_MS,
+            low=low / _NS_PER_MS,
+            high=high / _NS_PER_MS,
+            n=n,
+            unit="ms",
+            refused=too_few(needed, n, worth) if math.isinf(high) else "",
+        )
     return LatencySummary(
-        unit="ms",
         n=n,
-        confidence=CONFIDENCE,
         # Whole nanoseconds add up exactly, so the mean of equal samples is that very sample.
         mean=math.fsum(samples.tolist()) / n / _NS_PER_MS,
         max=float(samples[-1]) / _NS_PER_MS,
-        p50=percentiles["p50"],
-        p95=percentiles["p95"],
-        p99=percentiles["p99"],
-        p999=percentiles["p999"],
-        intervals=intervals,
-        refused=refused,
+        **percentiles,
     )
 
 
@@ -264,22 +251,13 @@ def _ranks(n: int, quantile: float, confidence: float) -> tuple[int, int]:
     return max(lower, 1), min(upper, n)
 
 
-@dataclass(frozen=True)
-class Share:
-    """A count out of ``n``, and its share.
+def share_of(number: int, n: int) -> Estimate:
+    """Return a count out of ``n`` as a share of one; ValueError if ``n`` is 0.
 
-    ``interval`` is Clopper and Pearson's (Biometrika 26, 1934), at 95 %.
+    The interval is Clopper and Pearson's (Biometrika 26, 1934).
     """
-
-    number: int
-    n: int
-    share: float
-    interval: tuple[float, float]
-
-
-def share_of(number: int, n: int) -> Share:
-    """Return a share with its interval; ValueError if ``n`` is 0."""
-    return Share(number, n, number / n, proportion_interval(number, n, CONFIDENCE))
+    low, high = proportion_interval(number, n, CONFIDENCE)
+    return Estimate(value=number / n, low=low, high=high, n=n)
 
 
 MOST_BLOCKS = 20
@@ -289,18 +267,6 @@ LEAST_ITERATIONS = LEAST_BLOCKS * LEAST_BLOCK_ITERATIONS
 """The number of iterations below which no interval of a throughput is given."""
 
 _NS_PER_S = 1e9
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """Work done per second over ``n`` iterations; ``interval`` is ``None`` only if refused."""
-
-    unit: str
-    value: float
-    interval: tuple[float, float] | None
-    n: int
-    confidence: float
-    refused: dict[str, str]
 
 
 def block_count(iterations: int) -> int:
@@ -340,7 +306,7 @@ def contiguous_blocks(
     return totals, sizes
 
 
-def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: str) -> Throughput:
+def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: str) -> Estimate:
     """Return the work per second of a series of iterations.
 
     The value is the total work divided by the total time. The interval is that of the mean
@@ -361,27 +327,16 @@ def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: s
     n = int(durations.size)
     mean_ns = math.fsum(durations.tolist()) / n
     work_ns = float(work_per_iteration) * _NS_PER_S
-    interval: tuple[float, float] | None = None
-    refused: dict[str, str] = {}
+    rate = Estimate(value=work_ns / mean_ns, n=n, unit=unit)
     if n < LEAST_ITERATIONS:
-        refused["interval"] = shortfall(LEAST_ITERATIONS, n, "iterations")
-    else:
-        relative = _half_width(durations) / mean_ns
-        if relative < 1:
-            interval = (
-                work_ns / mean_ns * math.exp(-relative),
-                work_ns / mean_ns * math.exp(relative),
-            )
-        else:
-            refused["interval"] = "durations vary so much that the interval of their mean reaches 0"
-    return Throughput(
-        unit=unit,
-        value=work_ns / mean_ns,
-        interval=interval,
-        n=n,
-        confidence=CONFIDENCE,
-        refused=refused,
-    )
+        reason = shortfall(LEAST_ITERATIONS, n, "iterations")
+        return rate.model_copy(update={"refused": reason})
+    relative = _half_width(durations) / mean_ns
+    if relative >= 1:
+        reason = "durations vary so much that the interval of their mean reaches 0"
+        return rate.model_copy(update={"refused": reason})
+    low, high = (work_ns / mean_ns * math.exp(half) for half in (-relative, relative))
+    return rate.model_copy(update={"low": low, "high": high})
 
 
 def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:

@@ -1,40 +1,16 @@
-"""Numbers for people, and reasons for having none.
-
-A share (a loss, an efficiency) or a ratio is refused
-
-- if its interval is wider than 1, which is 100 percentage points or once the reference, and wider
-  than the figure itself: "lost -485 % [-13535, 75]" does not say whether anything was lost, while
-  "8.4 times as long [7.9, 9.0]" says how much longer;
-- if all of it lies outside what is possible: 2 streams do not do 162 times the work of one. A
-  figure without an interval is refused only for this reason.
-
-Goals' verdicts do not use this rule: even a wide interval may lie on one side of a bound.
-
-Records keep ``None`` for a refused figure. A test gets a `Refused` instead: ``None < 12.0`` is a
-TypeError that names neither the figure nor what it lacks.
-"""
+"""Numbers for people: three significant digits, readable units, the interval in brackets."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
-
-from pytest_hwqueue.errors import RefusedFigure
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.metrics.interference import LatencyRatioResult
-    from pytest_hwqueue.metrics.latency import LatencySummary
-
+from pytest_hwqueue.metrics.estimate import Estimate, Interval
 
 DIGITS = 3
 """Significant digits of every number; digits before the point are never dropped."""
-
-Interval = tuple[float, float]
 
 _NS_PER_MS = 1e6
 _TIME_UNITS = (("µs", 1e3), ("ms", 1e6), ("s", 1e9))
@@ -66,6 +42,19 @@ REFUSED = PrintedFigure("—")
 
 NO_INTERVAL = "[—]"
 """Stands where only the interval was refused."""
+
+
+def printed(
+    estimate: Estimate, show: Callable[[float, Interval | None], PrintedFigure]
+) -> PrintedFigure:
+    """Format an estimate, or what stands in its place.
+
+    Args:
+        estimate: refused or not.
+        show: formats a value and its interval, such as `percent`.
+
+    """
+    return REFUSED if estimate.value is None else show(estimate.value, estimate.interval)
 
 
 @dataclass(frozen=True)
@@ -247,127 +236,3 @@ def _scale(value: float) -> tuple[str, float]:
         if rounded < 1000 * factor:
             return prefix, factor
     return _FACTORS[-1]
-
-
-class PlainData(BaseModel):
-    """Data that JSON can hold: it has no infinity and no NaN, so neither has this."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-WIDEST = 1.0
-"""Width up to which an interval always tells something: 100 percentage points."""
-
-
-def untold(
-    value: float,
-    interval: Interval | None,
-    *,
-    least: float = -math.inf,
-    most: float = math.inf,
-    unit: str = "%",
-) -> str | None:
-    """Return why a figure says too little to be printed, or None if it may be.
-
-    Args:
-        value: of a share or a ratio, 1 being 100 % or once the reference.
-        interval: its ends; None without one.
-        least: the smallest possible value.
-        most: the greatest possible value.
-        unit: of the figures in the reason: ``%`` or ``×``.
-
-    """
-    low, high = (value, value) if interval is None else interval
-    if low > most:
-        return f"{_text(low, unit)} is more than is possible, {_text(most, unit)} at most"
-    if high < least:
-        return f"{_text(high, unit)} is less than is possible, {_text(least, unit)} at least"
-    if high - low > max(WIDEST, abs(value)):
-        than = "100 percentage points" if unit == "%" else "once the reference"
-        return (
-            f"its interval, {_text(low, unit)} to {_text(high, unit)}, is wider than {than} and "
-            "than the figure itself"
-        )
-    return None
-
-
-def _text(value: float, unit: str) -> str:
-    if math.isinf(value):
-        return "-∞" if value < 0 else "∞"
-    return f"{value * 100:.4g} %" if unit == "%" else f"{value:.3g}×"
-
-
-Summary = TypeVar("Summary", "LatencySummary", "LatencyRatioResult")
-
-
-class Refused:
-    """A refused figure: falsy, ``null`` in JSON; comparing or computing with it raises.
-
-    Attributes:
-        reason: what is wrong, and what to do about it.
-
-    """
-
-    __slots__ = ("reason",)
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return f"refused ({self.reason})"
-
-    def __format__(self, specification: str) -> str:
-        if specification:
-            self._refuse()
-        return repr(self)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (int, float)):
-            self._refuse()
-        return isinstance(other, Refused) and other.reason == self.reason
-
-    def __hash__(self) -> int:
-        return hash(self.reason)
-
-    def _refuse(self, *_: object) -> NoReturn:
-        __tracebackhide__ = True
-        raise RefusedFigure(self.reason)
-
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
-    __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = __round__ = _refuse
-    __float__ = __int__ = _refuse
-
-
-def _null_if_refused(value: Any) -> Any:
-    return None if isinstance(value, Refused) else value
-
-
-Percentile = Annotated[float | None, PlainSerializer(_null_if_refused, return_type=float | None)]
-"""A percentile, or a ratio at one; None if refused. A test's `Refused` is written as null."""
-
-
-def guarded(summary: Summary, what: str, remedy: str) -> Summary:
-    """Return a copy of a summary in which each refused percentile is a `Refused`.
-
-    Args:
-        summary: as recorded.
-        what: owner of the summary, such as a cell's id.
-        remedy: how to get the missing samples.
-
-    """
-    refused: dict[str, Any] = {
-        name: Refused(f"{label(name)} of {what} is refused: {reason}; {remedy}")
-        for name, reason in summary.refused.items()
-        if getattr(summary, name, 0) is None
-    }
-    return replace(summary, **refused)
-
-
-def label(name: str) -> str:
-    """Return a percentile's display name: ``P99`` for ``p99``, ``P99.9`` for ``p999``."""
-    return "P99.9" if name == "p999" else name.upper()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier, untold
 from pytest_hwqueue.metrics.latency import CONFIDENCE, LEAST_ITERATIONS, block_count, shortfall
-from pytest_hwqueue.metrics.numbers import PlainData, untold
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,37 +30,43 @@ _AT_ONCE = 4_000_000
 _NS_PER_MS = 1e6
 
 
-class Figure(PlainData):
-    """A number and its interval, which is null with too few iterations."""
-
-    value: float
-    interval: tuple[float, float] | None
-
-
 class OverlapEfficiency(PlainData):
     """The share of the shorter work that the longer one hid."""
 
-    efficiency: Figure | None = Field(
+    efficiency: Estimate = Field(
         description="1 if both together took as long as the longer alone, 0 if as long as one "
-        "after the other; below 0 where running together costs more than it hides; null also "
+        "after the other; below 0 where running together costs more than it hides; refused also "
         "where it would tell too little"
     )
-    compute_ms: Figure | None = Field(description="median time of computation alone")
-    comms_ms: Figure | None = Field(description="median time of communication alone")
-    both_ms: Figure | None = Field(description="median time of both together")
-    n: dict[str, int] = Field(description="iterations measured of each")
-    confidence: float = Field(description="of each interval")
-    refused: dict[str, str] = Field(description="the reason for what is null, by name")
+    compute_ms: Estimate = Field(description="median time of computation alone")
+    comms_ms: Estimate = Field(description="median time of communication alone")
+    both_ms: Estimate = Field(description="median time of both together")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "refused" not in data:
+            return data
+        times = earlier(data, "ms", "compute_ms", "comms_ms", "both_ms")
+        efficiency = earlier(data, "", "efficiency")["efficiency"]
+        return _without_n({**times, "efficiency": efficiency})
 
 
 class Bandwidth(PlainData):
     """One rank's communication bandwidths in GB/s (10⁹ bytes), as nccl-tests defines them."""
 
-    algorithm: Figure | None = Field(description="size of the arrays over the median time")
-    bus: Figure | None = Field(description="what each rank had at least to send and to receive")
-    n: int = Field(description="iterations measured")
-    confidence: float = Field(description="of each interval")
-    refused: dict[str, str] = Field(description="the reason for what is null, by name")
+    algorithm: Estimate = Field(description="size of the arrays over the median time")
+    bus: Estimate = Field(description="what each rank had at least to send and to receive")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        return _without_n(earlier(data, "GB/s", "algorithm", "bus"))
+
+
+def _without_n(data: Any) -> Any:
+    """Leave out the numbers of iterations that earlier versions had apart from the figures."""
+    return {name: data[name] for name in data if name != "n"} if isinstance(data, dict) else data
 
 
 def overlap_efficiency(
@@ -94,37 +100,26 @@ def overlap_efficiency(
 
     generator = np.random.default_rng(seed)
     series = {"compute": compute_ns, "comms": comms_ns, "both": both_ns}
-    n = {name: len(samples) for name, samples in series.items()}
     medians = {name: _medians(samples, generator) for name, samples in series.items()}
-    blocks = block_count(min(n.values()))
-    figures: dict[str, Figure | None] = {}
-    refused: dict[str, str] = {}
-    for name, of_series in medians.items():
-        figures[name] = _figure(of_series / _NS_PER_MS, block_count(n[name]))
-        refused |= _refused(f"{name}_ms", n[name], name)
-    efficiency = None
-    if min(n.values()) > 0:
-        # The first of each is the series' own median, the others are those of its resamples.
-        shortest = min(map(len, medians.values()))
-        compute, comms, both = (of_series[:shortest] for of_series in medians.values())
-        efficiency = _figure((compute + comms - both) / np.minimum(compute, comms), blocks)
+    n = {name: len(samples) for name, samples in series.items()}
     fewest = min(n, key=n.__getitem__)
-    why = _refused("efficiency", n[fewest], fewest)
-    if efficiency is not None:
+    # The first of each is the series' own median, the others are those of its resamples.
+    shortest = min(map(len, medians.values()))
+    compute, comms, both = (of_series[:shortest] for of_series in medians.values())
+    shares = (compute + comms - both) / np.minimum(compute, comms)
+    efficiency = _estimate(shares, n[fewest], fewest, "")
+    if efficiency.value is not None:
         # With an interval its width says whether a cost above the shorter work was seen.
-        least = LEAST_EFFICIENCY if efficiency.interval is None else -math.inf
-        reason = untold(efficiency.value, efficiency.interval, least=least, most=MOST_EFFICIENCY)
+        interval = efficiency.interval
+        least = LEAST_EFFICIENCY if interval is None else -math.inf
+        reason = untold(efficiency.value, interval, least=least, most=MOST_EFFICIENCY)
         if reason is not None:
-            efficiency, why = None, {"efficiency": reason}
-    return OverlapEfficiency(
-        efficiency=efficiency,
-        compute_ms=figures["compute"],
-        comms_ms=figures["comms"],
-        both_ms=figures["both"],
-        n=n,
-        confidence=CONFIDENCE,
-        refused=refused | why,
-    )
+            efficiency = efficiency.without_value(reason)
+    times = {
+        f"{name}_ms": _estimate(of_series / _NS_PER_MS, n[name], name, "ms")
+        for name, of_series in medians.items()
+    }
+    return OverlapEfficiency(efficiency=efficiency, **times)
 
 
 def bandwidth(
@@ -150,18 +145,11 @@ def bandwidth(
     n = len(comms_ns)
     medians = _medians(comms_ns, np.random.default_rng(seed))
     # Bytes per ns are GB/s.
-    algorithm = _figure(array_bytes / medians, block_count(n))
-    bus = _figure(bus_factor * array_bytes / medians, block_count(n))
-    refused = _refused("bus", n, "comms")
-    if bus_factor == 0:
-        bus, refused = None, {"bus": "with one rank nothing crosses a bus"}
-    return Bandwidth(
-        algorithm=algorithm,
-        bus=bus,
-        n=n,
-        confidence=CONFIDENCE,
-        refused={**_refused("algorithm", n, "comms"), **refused},
-    )
+    algorithm = _estimate(array_bytes / medians, n, "comms", "GB/s")
+    bus = algorithm.without_value("with one rank nothing crosses a bus")
+    if bus_factor > 0:
+        bus = algorithm.scaled(bus_factor, "GB/s")
+    return Bandwidth(algorithm=algorithm, bus=bus)
 
 
 def _medians(samples_ns: Sequence[int], generator: np.random.Generator) -> _Array:
@@ -189,24 +177,26 @@ def _medians(samples_ns: Sequence[int], generator: np.random.Generator) -> _Arra
     return np.concatenate([[np.median(samples)], *resampled])
 
 
-def _figure(values: _Array, blocks: int) -> Figure | None:
-    """Return the first value with an interval from the others, the resamples."""
+def _estimate(values: _Array, n: int, series: str, unit: str) -> Estimate:
+    """Return the first value with an interval from the others, the resamples.
+
+    Args:
+        values: in ``unit``; empty if nothing was measured.
+        n: iterations behind them.
+        series: whose iterations they are, for the reason.
+        unit: as printed.
+
+    """
     import numpy as np
 
-    if values.size == 0:
-        return None
-    interval = None
-    if values.size > 1:
-        critical = student_quantile((1 + CONFIDENCE) / 2, blocks - 1)
-        tail = normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
-        low, high = np.quantile(values[1:], [tail, 1 - tail]).tolist()
-        interval = (float(low), float(high))
-    return Figure(value=float(values[0]), interval=interval)
-
-
-def _refused(name: str, n: int, series: str) -> dict[str, str]:
     if n == 0:
-        return {name: f"nothing was measured of {series}"}
+        return Estimate(unit=unit, refused=f"nothing was measured of {series}")
+    value = float(values[0])
     if n < LEAST_ITERATIONS:
-        return {f"{name} interval": shortfall(LEAST_ITERATIONS, n, f"iterations of {series}")}
-    return {}
+        reason = shortfall(LEAST_ITERATIONS, n, f"iterations of {series}")
+        return Estimate(value=value, n=n, unit=unit, refused=reason)
+    blocks = block_count(n)
+    critical = student_quantile((1 + CONFIDENCE) / 2, blocks - 1)
+    tail = normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
+    low, high = np.quantile(values[1:], [tail, 1 - tail]).tolist()
+    return Estimate(value=value, low=low, high=high, n=n, unit=unit)

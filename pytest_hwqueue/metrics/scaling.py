@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
 
 from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier, untold
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,
-    Throughput,
     block_count,
     contiguous_blocks,
     shortfall,
     throughput,
 )
-from pytest_hwqueue.metrics.numbers import untold
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,59 +66,48 @@ class ScalingPoint:
     iteration_ns: Sequence[int]
 
 
-@dataclass(frozen=True)
-class ScaledPoint:
-    """One number of streams compared with the lowest.
-
-    Attributes:
-        streams: number of streams.
-        throughput: with its own interval, by batch means.
-        speedup: throughput divided by that at the least count; None if `telling` refuses it, as
-            are the following.
-        speedup_interval: exactly (1, 1) at the least count, which is compared with itself.
-        efficiency: speedup / (streams / least count).
-        efficiency_interval: likewise.
-        refused: the reason for each field that is None.
-    """
+class ScaledPoint(PlainData):
+    """One number of streams compared with the lowest."""
 
     streams: int
-    throughput: Throughput
-    speedup: float | None
-    speedup_interval: tuple[float, float] | None
-    efficiency: float | None
-    efficiency_interval: tuple[float, float] | None
-    refused: dict[str, str]
+    throughput: Estimate = Field(description="with its own interval, by batch means")
+    speedup: Estimate = Field(
+        description="throughput divided by that at the least count, which compared with itself is "
+        "exactly 1; refused if it tells too little"
+    )
+    efficiency: Estimate = Field(description="speedup / (streams / least count)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        return earlier(data, "", "speedup", "efficiency")
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """Scaling over numbers of streams, in ascending order of ``points``.
+class Scaling(PlainData):
+    """Scaling over numbers of streams, in ascending order of ``points``."""
 
-    Attributes:
-        unit: of the throughputs.
-        kind: "weak" if work grows in proportion to the streams, "strong" if it stays the same,
-            else "mixed"; None with one point.
-        points: one for each count measured.
-        base_streams: the least count, which the others are compared with.
-        saturation_streams: the least count whose throughput is at least 95 % of the greatest.
-        saturation_range: counts between which it lies in 95 % of the bootstrap resamples.
-        confidence: of every interval and of the range.
-        seed: of the bootstrap; the same seed and samples give the same intervals.
-        reading: how to read the table, in words.
-        refused: the reason for each field that is None, and "efficiency against one stream" if
-            one stream was not measured.
-    """
-
-    unit: str
-    kind: Literal["weak", "strong", "mixed"] | None
-    points: list[ScaledPoint]
-    base_streams: int
-    saturation_streams: int | None
-    saturation_range: tuple[int, int] | None
-    confidence: float
-    seed: int
-    reading: str
-    refused: dict[str, str]
+    unit: str = Field(description="of the throughputs")
+    kind: Literal["weak", "strong", "mixed"] | None = Field(
+        description="weak if work grows in proportion to the streams, strong if it stays the "
+        "same, else mixed; null with one point"
+    )
+    points: list[ScaledPoint] = Field(description="one for each count measured")
+    base_streams: int = Field(description="the least count, which the others are compared with")
+    saturation_streams: int | None = Field(
+        description="the least count whose throughput is at least 95 % of the greatest"
+    )
+    saturation_range: tuple[int, int] | None = Field(
+        description="counts between which it lies in 95 % of the bootstrap resamples"
+    )
+    confidence: float = Field(description="of the range")
+    seed: int = Field(
+        description="of the bootstrap; the same seed and samples give the same intervals"
+    )
+    reading: str = Field(description="how to read the table, in words")
+    refused: dict[str, str] = Field(
+        description='the reason for each field that is null, and "efficiency against one stream" '
+        "if one stream was not measured"
+    )
 
 
 def scaling(points: Sequence[ScalingPoint], unit: str, seed: int = 0) -> Scaling:
@@ -219,39 +209,27 @@ def _resample_rates(
 def _compare(
     streams: int,
     base_streams: int,
-    rates: tuple[Throughput, Throughput],
+    rates: tuple[Estimate, Estimate],
     resampled: tuple[NDArray[np.float64] | None, NDArray[np.float64] | None],
 ) -> ScaledPoint:
     """Compare a count (first of each pair) with the least count (second)."""
     import numpy as np
 
-    ratio = rates[0].value / rates[1].value
-    speedup: float | None = ratio
-    share = base_streams / streams
-    interval: tuple[float, float] | None = None
-    refused: dict[str, str] = {}
+    fewest = min(rate.n for rate in rates)
+    speedup = Estimate(value=rates[0] / rates[1], n=fewest)
     if resampled[0] is None or resampled[1] is None:
-        fewest = min(rate.n for rate in rates)
         reason = shortfall(LEAST_ITERATIONS, fewest, "iterations here and at the least count")
-        refused = {"speedup_interval": reason, "efficiency_interval": reason}
+        speedup = speedup.model_copy(update={"refused": reason})
     else:
-        tail = _expanded_tail(min(rate.n for rate in rates))
+        tail = _expanded_tail(fewest)
         low, high = np.quantile(resampled[0] / resampled[1], [tail, 1 - tail]).tolist()
-        interval = (float(low), float(high))
-    why = untold(ratio, interval, most=MOST_EFFICIENCY / share, unit="×")
+        speedup = speedup.model_copy(update={"low": low, "high": high})
+    share = base_streams / streams
+    why = untold(float(speedup), speedup.interval, most=MOST_EFFICIENCY / share, unit="×")
     if why is not None:
-        names = ("speedup", "speedup_interval", "efficiency", "efficiency_interval")
-        speedup, interval, refused = None, None, dict.fromkeys(names, why)
+        speedup = speedup.without_value(why)
     return ScaledPoint(
-        streams=streams,
-        throughput=rates[0],
-        speedup=speedup,
-        speedup_interval=interval,
-        efficiency=None if speedup is None else ratio * share,
-        efficiency_interval=(
-            None if interval is None else (interval[0] * share, interval[1] * share)
-        ),
-        refused=refused,
+        streams=streams, throughput=rates[0], speedup=speedup, efficiency=speedup.scaled(share, "")
     )
 
 
@@ -274,13 +252,13 @@ def _saturation_refused(ordered: Sequence[ScalingPoint]) -> str | None:
 
 def _saturation(
     counts: Sequence[int],
-    rates: Sequence[Throughput],
+    rates: Sequence[Estimate],
     resampled: Sequence[NDArray[np.float64] | None],
 ) -> tuple[int, tuple[int, int]]:
     """Return the saturating count, and its range in 95 % of the resamples."""
     import numpy as np
 
-    measured = np.array([[rate.value for rate in rates]])
+    measured = np.array([[float(rate) for rate in rates]])
     samples = np.stack([sample for sample in resampled if sample is not None], axis=1)
     tail = (1 - CONFIDENCE) / 2
     # Whole counts only: an end between two counts would be a count that nobody measured.

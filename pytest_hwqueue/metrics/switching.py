@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
+from pydantic import Field, model_validator
+
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -15,6 +19,7 @@ THREADS = "the CPU's streams are threads: each takes its own next launch, and no
 # Single kernels do start before the one before them has ended (1 to 3 of 763 on an H200, whose
 # launches can allow that); more of them mean that the timeline is wrong.
 _MOST_NEGATIVE = 0.05
+_QUANTILES = {"median": 0.5, "p95": 0.95}
 _NS_PER_US = 1e3
 _NS_PER_S = 1e9
 
@@ -35,86 +40,74 @@ class ReadyDelay:
     after_same_stream: bool | None
 
 
-@dataclass(frozen=True)
-class DelaySummary:
-    """One side of a comparison of delays.
+class DelaySummary(PlainData):
+    """One side of a comparison of delays, in µs; each interval holds by itself."""
 
-    Attributes:
-        n: number of delays.
-        negative: how many of them are below zero; `queue_switch` refuses a side with more than
-            5 % of them.
-        median: the middle delay; None below 6 delays.
-        median_interval: its distribution-free interval at ``confidence``.
-        p95: 95th percentile; None below 72 delays.
-        p95_interval: its distribution-free interval at ``confidence``.
-        confidence: of each interval by itself.
-        refused: the reason for each field that is None.
-    """
+    n: int = Field(description="number of delays")
+    negative: int = Field(
+        description="how many of them are below zero; a side with more than 5 % of them is refused"
+    )
+    median: Estimate
+    p95: Estimate
 
-    n: int
-    negative: int
-    median: float | None
-    median_interval: tuple[float, float] | None
-    p95: float | None
-    p95_interval: tuple[float, float] | None
-    confidence: float
-    refused: dict[str, str]
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        return earlier(data, "us", *_QUANTILES)
 
 
-@dataclass(frozen=True)
-class MedianDifference:
+class MedianDifference(PlainData):
     """The difference of two medians, ``first`` minus ``second``, with its interval.
 
-    ``interval`` is distribution-free: each median's order-statistic interval at confidence
-    ``1 - (1 - confidence) / 2``, the ends subtracted crosswise. Both hold at once with at least
-    ``confidence`` (Bonferroni), so the interval is conservative. It takes the delays of a side
-    for independent; those of one run are alike in ways that another run's are not, so it
-    speaks for this run only. ``refused`` holds the reason where ``difference`` and
-    ``interval`` are None.
+    It is distribution-free: each median's order-statistic interval at 97.5 %, the ends subtracted
+    crosswise. Both hold at once with at least 95 % (Bonferroni), so the interval is conservative.
+    It takes the delays of a side for independent; those of one run are alike in ways that another
+    run's are not, so it speaks for this run only.
     """
 
-    unit: str
-    confidence: float
     first: DelaySummary
     second: DelaySummary
-    difference: float | None
-    interval: tuple[float, float] | None
-    refused: dict[str, str]
+    difference: Estimate
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "refused" not in data:
+            return data
+        found = earlier({**data, "difference_interval": data["interval"]}, "us", "difference")
+        return {name: value for name, value in found.items() if name != "interval"}
 
 
-@dataclass(frozen=True)
-class QueueSwitch:
-    """Queue-switch overhead of work on many streams; delays and spread are in ``unit``, "us".
+class QueueSwitch(PlainData):
+    """Queue-switch overhead of work on many streams; delays and spread are in ``unit``, "us"."""
 
-    Attributes:
-        unit: of every delay, difference and spread.
-        streams: number of streams that ran a kernel in the run on many.
-        overhead: delays on many streams (first) less those on one stream (second).
-        other_stream_before: within the run on many streams, delays of kernels started just after
-            one of another stream (first), less those just after one of the same stream (second).
-        first_start_spread: from the first to the last of the streams' first held starts.
-        start_rate_per_s: held kernels that the device started per second.
-        late_enqueued: kernels of the run on many streams that were left out because they were
-            enqueued after the release.
-        late_enqueued_on_one: the same of the run on one stream.
-        refused: the reason for each field that is None; a comparison that cannot be made keeps
-            its two sides and says why in its own ``refused``.
-        unknown_ready: held kernels of the run on many streams that were left out because they
-            wait for a launch that ran nothing on the device, such as a function on the host.
-        unknown_ready_on_one: the same of the run on one stream.
-    """
-
-    unit: str
-    streams: int
-    overhead: MedianDifference
-    other_stream_before: MedianDifference
-    first_start_spread: float | None
-    start_rate_per_s: float | None
-    late_enqueued: int
-    late_enqueued_on_one: int
-    refused: dict[str, str]
-    unknown_ready: int = 0
-    unknown_ready_on_one: int = 0
+    unit: str = "us"
+    streams: int = Field(description="that ran a kernel in the run on many")
+    overhead: MedianDifference = Field(
+        description="delays on many streams (first) less those on one stream (second)"
+    )
+    other_stream_before: MedianDifference = Field(
+        description="within the run on many streams, delays of kernels started just after one of "
+        "another stream (first), less those just after one of the same stream (second)"
+    )
+    first_start_spread: float | None = Field(
+        description="from the first to the last of the streams' first held starts"
+    )
+    start_rate_per_s: float | None = Field(
+        description="held kernels that the device started per second"
+    )
+    late_enqueued: int = Field(
+        description="kernels of the run on many streams that were left out because they were "
+        "enqueued after the release"
+    )
+    late_enqueued_on_one: int = Field(description="the same of the run on one stream")
+    refused: dict[str, str] = Field(description="the reason for each field that is null")
+    unknown_ready: int = Field(
+        0,
+        description="held kernels of the run on many streams that were left out because they wait "
+        "for a launch that ran nothing on the device, such as a function on the host",
+    )
+    unknown_ready_on_one: int = Field(0, description="the same of the run on one stream")
 
 
 def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
@@ -154,49 +147,38 @@ def ready_delays(timeline: Timeline) -> list[ReadyDelay]:
     return delays
 
 
-def median_difference(
-    first: Sequence[float], second: Sequence[float], unit: str, confidence: float = CONFIDENCE
-) -> MedianDifference:
+def median_difference(first: Sequence[float], second: Sequence[float]) -> MedianDifference:
     """Compare the medians of two sets of delays by the method of ``MedianDifference``.
 
-    A median needs 6 delays at 95 %, and the difference 7 on each side, because each side's
-    interval must then hold at 97.5 %.
+    A median needs 6 delays, and the difference 7 on each side, because each side's interval must
+    then hold at 97.5 %.
 
     Args:
-        first: shape (n,), in ``unit``, in any order; may be empty.
-        second: shape (m,), in ``unit``, in any order; may be empty.
-        unit: of the delays and of the result.
-        confidence: between 0 and 1, both excluded.
+        first: shape (n,), in µs, in any order; may be empty.
+        second: shape (m,), in µs, in any order; may be empty.
 
     Raises:
-        ValueError: if a delay is not finite or confidence is not between 0 and 1.
+        ValueError: if a delay is not finite.
     """
     if not all(math.isfinite(delay) for side in (first, second) for delay in side):
         raise ValueError("delays must be finite numbers")
     sides = (sorted(first), sorted(second))
-    each = 1 - (1 - confidence) / 2
+    each = 1 - (1 - CONFIDENCE) / 2
     needed = minimum_samples(0.5, each)
-    difference: float | None = None
-    interval: tuple[float, float] | None = None
-    refused: dict[str, str] = {}
     fewest = min(len(side) for side in sides)
+    difference = Estimate(n=fewest, unit="us")
     if fewest < needed:
         reason = "the smaller side " + shortfall(needed, fewest, "delays")
-        refused = {"difference": reason, "interval": reason}
+        difference = difference.without_value(reason)
     else:
         (low, high), (other_low, other_high) = (
             quantile_interval(side, 0.5, each) for side in sides
         )
-        difference = _linear_quantile(sides[0], 0.5) - _linear_quantile(sides[1], 0.5)
-        interval = (low - other_high, high - other_low)
+        value = _linear_quantile(sides[0], 0.5) - _linear_quantile(sides[1], 0.5)
+        ends = {"low": low - other_high, "high": high - other_low}
+        difference = difference.model_copy(update={"value": value, **ends})
     return MedianDifference(
-        unit=unit,
-        confidence=confidence,
-        first=_summarise_side(sides[0], confidence),
-        second=_summarise_side(sides[1], confidence),
-        difference=difference,
-        interval=interval,
-        refused=refused,
+        first=_summarise_side(sides[0]), second=_summarise_side(sides[1]), difference=difference
     )
 
 
@@ -223,10 +205,9 @@ def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
     overhead = _compared(delays, delays_on_one)
     reason = _incomparable(many, one)
     if reason is not None:
-        overhead = _without_difference(overhead, reason)
+        overhead = without_difference(overhead, reason)
     refused: dict[str, str] = {}
     return QueueSwitch(
-        unit="us",
         streams=len({kernel.stream for kernel in many.kernels}),
         overhead=overhead,
         other_stream_before=_compared(
@@ -245,40 +226,26 @@ def queue_switch(many: Timeline, one: Timeline) -> QueueSwitch:
 
 def without_switch(found: QueueSwitch, reason: str) -> QueueSwitch:
     """Refuse both differences where nothing switched between queues; the delays are kept."""
-    return replace(
-        found,
-        overhead=_without_difference(found.overhead, reason),
-        other_stream_before=_without_difference(found.other_stream_before, reason),
+    return found.model_copy(
+        update={
+            "overhead": without_difference(found.overhead, reason),
+            "other_stream_before": without_difference(found.other_stream_before, reason),
+        }
     )
 
 
 def _compared(first: Sequence[ReadyDelay], second: Sequence[ReadyDelay]) -> MedianDifference:
-    found = median_difference(_in_us(first), _in_us(second), "us")
-    found = replace(found, first=_timely(found.first), second=_timely(found.second))
+    found = median_difference(_in_us(first), _in_us(second))
     for side in (found.first, found.second):
+        # Too many kernels started before they were ready.
         if side.negative > _MOST_NEGATIVE * side.n:
-            found = _without_difference(found, side.refused["median"])
+            found = without_difference(found, side.median.refused)
     return found
 
 
-def _timely(side: DelaySummary) -> DelaySummary:
-    """Refuse a side's quantiles if too many of its kernels started before they were ready."""
-    if side.negative <= _MOST_NEGATIVE * side.n:
-        return side
-    reason = (
-        f"{side.negative} of {side.n} kernels started before they were ready: the clocks or the "
-        "dependencies of the timeline are wrong"
-    )
-    names = ("median", "median_interval", "p95", "p95_interval")
-    return replace(
-        side, median=None, median_interval=None, p95=None, p95_interval=None,
-        refused=dict.fromkeys(names, reason),
-    )  # fmt: skip
-
-
-def _without_difference(found: MedianDifference, reason: str) -> MedianDifference:
-    refused = {"difference": reason, "interval": reason}
-    return replace(found, difference=None, interval=None, refused=refused)
+def without_difference(found: MedianDifference, reason: str) -> MedianDifference:
+    """Refuse a comparison's difference for a reason; both sides are kept."""
+    return found.model_copy(update={"difference": found.difference.without_value(reason)})
 
 
 def _incomparable(many: Timeline, one: Timeline) -> str | None:
@@ -301,28 +268,25 @@ def _is_held(kernel: Kernel, released_ns: int | None) -> bool:
     return released_ns is None or kernel.enqueued_ns <= released_ns
 
 
-def _summarise_side(ordered: list[float], confidence: float) -> DelaySummary:
-    values: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
-    refused: dict[str, str] = {}
-    for name, quantile in (("median", 0.5), ("p95", 0.95)):
-        needed = minimum_samples(quantile, confidence)
-        if len(ordered) < needed:
-            reason = shortfall(needed, len(ordered), "delays")
-            refused |= {name: reason, f"{name}_interval": reason}
-            continue
-        values[name] = _linear_quantile(ordered, quantile)
-        intervals[name] = quantile_interval(ordered, quantile, confidence)
-    return DelaySummary(
-        n=len(ordered),
-        negative=sum(delay < 0 for delay in ordered),
-        median=values.get("median"),
-        median_interval=intervals.get("median"),
-        p95=values.get("p95"),
-        p95_interval=intervals.get("p95"),
-        confidence=confidence,
-        refused=refused,
-    )
+def _summarise_side(ordered: list[float]) -> DelaySummary:
+    """Summarise a side; refuse its quantiles if too many kernels started before they were ready."""
+    n, negative = len(ordered), sum(delay < 0 for delay in ordered)
+    figures = {}
+    for name, quantile in _QUANTILES.items():
+        figure, needed = Estimate(n=n, unit="us"), minimum_samples(quantile, CONFIDENCE)
+        if negative > _MOST_NEGATIVE * n:
+            figure = figure.without_value(
+                f"{negative} of {n} kernels started before they were ready: the clocks or the "
+                "dependencies of the timeline are wrong"
+            )
+        elif n < needed:
+            figure = figure.without_value(shortfall(needed, n, "delays"))
+        else:
+            low, high = quantile_interval(ordered, quantile, CONFIDENCE)
+            value = _linear_quantile(ordered, quantile)
+            figure = figure.model_copy(update={"value": value, "low": low, "high": high})
+        figures[name] = figure
+    return DelaySummary(n=n, negative=negative, **figures)
 
 
 def _linear_quantile(ordered: list[float], quantile: float) -> float:

@@ -346,7 +346,7 @@ class Hwq:
         if latency is None:
             return
         for name in ("p50", "p95", "p99"):
-            value = getattr(latency, name)
-            if value is not None:
-                key = f"{record.cell_id}.latency_{name}_{latency.unit}"
-                self._request.node.user_properties.append((key, value))
+            figure = getattr(latency, name)
+            if figure.value is not None:
+                key = f"{record.cell_id}.latency_{name}_{figure.unit}"
+                self._request.node.user_properties.append((key, figure.value))

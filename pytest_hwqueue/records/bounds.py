@@ -8,16 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.errors import BadBound, BoundMissed, RefusedFigure
-from pytest_hwqueue.metrics.latency import interval_of
-from pytest_hwqueue.metrics.numbers import (
-    Refused,
-    Summary,
-    TimeUnit,
-    guarded,
-    label,
-    milliseconds,
-    time_unit,
-)
+from pytest_hwqueue.metrics.estimate import Estimate, Summary, label, named
+from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.metrics.numbers import TimeUnit, milliseconds, time_unit
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.latency import LatencySummary
@@ -62,7 +55,7 @@ class LatencyBounds:
         _assert_below(self, "p99", bound, tag)
 
     def for_test(self) -> RunRecord:
-        """Return a copy whose refused percentiles raise `RefusedFigure` when compared."""
+        """Return a copy whose refused figures say whose they are, and what to do about it."""
         record = cast("RunRecord", self)
         return record.model_copy(update={"metrics": _guarded_metrics(record)})
 
@@ -109,31 +102,29 @@ def _assert_below(self: LatencyBounds, name: str, text: str, tag: str | None) ->
     record = cast("RunRecord", self)
     latency = _latency(record, tag)
     what = _named(record, tag or _primary(record))
-    value = getattr(guarded(latency, what, remedy(record)), name)
-    if isinstance(value, Refused):
-        raise RefusedFigure(value.reason)
-    if value * _NS_PER_MS < bound.ns:
+    figure: Estimate = getattr(named(latency, what, remedy(record)), name)
+    if figure * _NS_PER_MS < bound.ns:
         return
-    interval = latency.intervals.get(name)
-    shown = milliseconds(value, time_unit(value * _NS_PER_MS), interval)
+    interval = figure.interval
+    shown = milliseconds(float(figure), time_unit(figure * _NS_PER_MS), interval)
     message = f"{label(name)} of {what} is {shown} (n = {latency.n}), not below {bound.name}"
     if interval is None:
-        message += f"; it has no interval: {latency.refused[interval_of(name)]}"
+        message += f"; it has no interval: {figure.refused}"
     elif interval[0] * _NS_PER_MS < bound.ns:
         message += (
-            f"; the {latency.confidence:.0%} interval contains the bound, so chance decides: "
+            f"; the {CONFIDENCE:.0%} interval contains the bound, so chance decides: "
             f"{remedy(record)}, or allow more"
         )
     raise BoundMissed(message)
 
 
 def _guarded_metrics(record: RunRecord) -> Metrics:
-    """Return a record's metrics in which refused percentiles raise when they are compared."""
+    """Return a record's metrics in which refused figures say whose they are."""
     metrics, how = record.metrics, remedy(record)
 
     def each(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
         return {
-            name: guarded(summary, _named(record, name), how) for name, summary in summaries.items()
+            name: named(summary, _named(record, name), how) for name, summary in summaries.items()
         }
 
     changed: dict[str, object] = {"tags": each(metrics.tags), "ratios": each(metrics.ratios)}
@@ -141,7 +132,7 @@ def _guarded_metrics(record: RunRecord) -> Metrics:
     for name, what in of.items():
         summary = getattr(metrics, name)
         if summary is not None:
-            changed[name] = guarded(summary, _named(record, what), how)
+            changed[name] = named(summary, _named(record, what), how)
     return metrics.model_copy(update=changed)
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -18,9 +18,9 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
-from pytest_hwqueue.metrics.latency import LatencySummary, Throughput
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
@@ -171,7 +171,7 @@ class Metrics(PlainData):
         default_factory=dict, description="of tagged launches, without the primary one's"
     )
     ratios: dict[str, LatencyRatioResult] = Field(default_factory=dict)
-    throughput: list[Throughput] = Field(default_factory=list)
+    throughput: list[Estimate] = Field(default_factory=list)
     overlap: OverlapEfficiency | None = Field(
         None, description="how much of communication and computation together was hidden"
     )
@@ -218,7 +218,7 @@ class RanksSummary(PlainData):
 class RunRecord(LatencyBounds, PlainData):
     """What happened in one cell."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     cell: Cell
     cell_id: str
     nodeid: str = Field(description="pytest's name of the test")
@@ -292,13 +292,14 @@ class RunRecord(LatencyBounds, PlainData):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_version_1(cls, data: Any) -> Any:
-        """Read a record of version 1, in which the judged latency was always the iteration's."""
-        if not isinstance(data, dict) or data.get("schema_version") != 1:
+    def _read_earlier(cls, data: Any) -> Any:
+        """Read earlier records; in version 1 the judged latency was always the iteration's."""
+        if not isinstance(data, dict) or data.get("schema_version") not in (1, 2):
             return data
         metrics = {**(data.get("metrics") or {})}
-        metrics["iteration"] = metrics.get("latency")
-        return {**data, "schema_version": 2, "metrics": metrics}
+        if data["schema_version"] == 1:
+            metrics["iteration"] = metrics.get("latency")
+        return {**data, "schema_version": 3, "metrics": metrics}
 
     @property
     def simulated(self) -> bool:
@@ -341,7 +342,10 @@ class SweepScaling(PlainData):
 class SessionFile(PlainData):
     """All records of a session in one file."""
 
-    schema_: Literal["pytest-hwqueue/session/1"] = Field("pytest-hwqueue/session/1", alias="schema")
+    schema_: Annotated[
+        Literal["pytest-hwqueue/session/2"],
+        earlier_schemas("pytest-hwqueue/session/2", "pytest-hwqueue/session/1"),
+    ] = Field("pytest-hwqueue/session/2", alias="schema")
     session: SessionInfo
     records: list[Json] = Field(
         description="RunRecords, each with its id as `cell` and its parts as `setting`"

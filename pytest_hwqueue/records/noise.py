@@ -19,8 +19,7 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution
 from pytest_hwqueue.metrics.cpu_events import InterruptTime, LaunchPairs
 from pytest_hwqueue.metrics.critical_path import in_words
-from pytest_hwqueue.metrics.latency import Share
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.tracing.perf_events import ClockPair, Level, Refusal
 
 if TYPE_CHECKING:
@@ -252,7 +251,7 @@ class TailCauses(PlainData):
     threshold_ms: float = Field(description="requests longer than this are the tail")
     median_ms: float = Field(description="of all requests")
     requests: int = Field(description="of the tail")
-    shares: dict[str, Share] = Field(
+    shares: dict[str, Estimate] = Field(
         description="of the tail by cause, with 95 % intervals; what no cause explains is "
         "`unexplained`, and a cause that could not be seen is not here"
     )
@@ -260,7 +259,7 @@ class TailCauses(PlainData):
         description="by cause, what was named most often, the most frequent first"
     )
     not_seen: dict[str, str] = Field(description="causes that could not be seen, and why")
-    unexplained_in: dict[str, Share] | None = Field(
+    unexplained_in: dict[str, Estimate] | None = Field(
         None,
         description="of the tail, what is unexplained and lost half of its delay on the `host`, "
         "waiting for the thread that launches, or on the `device`; null if that was not seen",

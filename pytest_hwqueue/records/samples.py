@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData
 
 if TYPE_CHECKING:
     import numpy as np

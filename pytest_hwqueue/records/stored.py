@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, overload
+from typing import Annotated, Literal, overload
 
 from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
 from pytest_hwqueue.records.cell import Json, RunRecord, SessionInfo, SweepScaling, read_record
 
 
@@ -88,10 +88,12 @@ def gather(records: Sequence[RunRecord]) -> list[CellRuns]:
 
 
 def _value_ms(run: RunRecord, percentile: Literal["p99", "p50"]) -> float | None:
-    return None if run.metrics.latency is None else getattr(run.metrics.latency, percentile)
+    latency = run.metrics.latency
+    return None if latency is None else getattr(latency, percentile).value
 
 
-SESSION_FILES = "pytest-hwqueue/session-files/1"
+SESSION_FILES = "pytest-hwqueue/session-files/"
+"""How the schema of every version begins."""
 
 
 class SessionFiles(PlainData):
@@ -100,9 +102,10 @@ class SessionFiles(PlainData):
     ``--hwq-json`` writes the records themselves, as a `SessionFile`.
     """
 
-    schema_: Literal["pytest-hwqueue/session-files/1"] = Field(
-        "pytest-hwqueue/session-files/1", alias="schema"
-    )
+    schema_: Annotated[
+        Literal["pytest-hwqueue/session-files/2"],
+        earlier_schemas(f"{SESSION_FILES}2", f"{SESSION_FILES}1"),
+    ] = Field("pytest-hwqueue/session-files/2", alias="schema")
     session: SessionInfo
     files: list[str] = Field(
         description="of RunRecords, in the order measured; relative to the folder of this file"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import PriorityEffect
-from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.records.cell import Json, Status, read_model
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, write_text
 from pytest_hwqueue.records.noise import Causes, NoiseRound
@@ -133,7 +133,7 @@ class ColocationProof(PlainData):
 class ColocationRecord(PlainData):
     """What happened when tenants ran together once."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Annotated[Literal[2], earlier_schemas(2, 1)] = 2
     id: str
     run: int = Field(1, description="which run of this co-location in its session, from 1")
     plan: Json = Field(description="the whole plan")

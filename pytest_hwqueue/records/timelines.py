@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.metrics.attribution import DeviceWork
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.files import unused, write_bytes
 from pytest_hwqueue.records.samples import BadColumns, pack, unpack

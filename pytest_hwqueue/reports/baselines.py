@@ -30,9 +30,9 @@ from pytest_hwqueue.gate.calibrate import (
 )
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import GateSettings, Quantity, percent, refusal
+from pytest_hwqueue.metrics.estimate import Interval
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
-    Interval,
     PrintedFigure,
     counted,
     decimals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from rich.status import Status
 
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
 from pytest_hwqueue.capacity.search import RateVerdict
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure, listed
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.reports.charts import RatesCurve, rates_chart
@@ -27,7 +29,6 @@ from pytest_hwqueue.reports.document import (
 from pytest_hwqueue.reports.drawing import stacked_svg
 from pytest_hwqueue.reports.which.words import SIMULATED, printed
 from pytest_hwqueue.scenarios.planned_runs import Case
-from pytest_hwqueue.which.file import WhichFigure
 
 _BRACKETS = (
     "Capacities lie between the greatest rate shown to hold and the least shown to break; other "
@@ -55,12 +56,11 @@ def settings(found: CapacityFile) -> str:
 def capacity(case: CapacityCase) -> str:
     """Return the capacity with its interval, or what is known of it."""
     of = case.capacity_per_s
-    if of.value is not None and of.low is not None and of.high is not None:
-        shown = figure(of.value, (of.low, of.high))
-        return f"{shown.number} {shown.interval}"
-    if of.low:
+    if of.value is not None:
+        return str(figure(of.value, of.interval))
+    if of.low > 0:
         return f"at least {of.low:.4g}"
-    return "—" if of.high is None else f"below {of.high:.4g}"
+    return str(REFUSED) if math.isinf(of.high) else f"below {of.high:.4g}"
 
 
 def capacity_document(found: CapacityFile) -> Document:
@@ -140,8 +140,8 @@ def remarks(found: CapacityFile) -> list[str]:
     """Return why ends of intervals are missing, where the search came to its end."""
     lines = [] if found.complete else ["INCOMPLETE: interrupted; the same command continues."]
     for case in found.cases:
-        if case.capacity_per_s.reason and found.complete and not case.reason:
-            lines.append(f"{case.id}: {case.capacity_per_s.reason}; --rates searches farther")
+        if case.capacity_per_s.refused and found.complete and not case.reason:
+            lines.append(f"{case.id}: {case.capacity_per_s.refused}; --rates searches farther")
     return lines
 
 
@@ -160,13 +160,13 @@ def answers(found: CapacityFile) -> list[str]:
 
 
 def _most(found: CapacityFile) -> str:
-    known = [case for case in found.cases if case.capacity_per_s.low]
+    known = [case for case in found.cases if case.capacity_per_s.low > 0]
     if not known:
         return "No rate was shown to hold under any scheduler."
-    best = max(known, key=lambda case: case.capacity_per_s.low or 0.0)
-    of, low = best.capacity_per_s, best.capacity_per_s.low or 0.0
+    best = max(known, key=lambda case: case.capacity_per_s.low)
+    of, low = best.capacity_per_s, best.capacity_per_s.low
     sentence = f"Most load was shown to hold under {best.id}: {low:.4g} /s"
-    if of.high is None:
+    if math.isinf(of.high):
         sentence += "; no rate was shown to break"
         sentence += ", but the search ended early." if best.reason else "."
     else:
@@ -175,9 +175,7 @@ def _most(found: CapacityFile) -> str:
     alike = [
         case.id
         for case in found.cases
-        if case is not best
-        and case.rates
-        and (case.capacity_per_s.high is None or case.capacity_per_s.high > low)
+        if case is not best and case.rates and case.capacity_per_s.high > low
     ]
     if alike:
         sentence += f" {listed(alike)} may carry as much: the intervals overlap."
@@ -236,17 +234,17 @@ def _charts(found: CapacityFile) -> list[Chart]:
 
 
 def _band(case: CapacityCase) -> tuple[float, float] | None:
-    low, high = case.capacity_per_s.low, case.capacity_per_s.high
+    low, high = case.capacity_per_s.ends
     return (low, high) if low and high else None
 
 
 def _points(
-    seen: Sequence[tuple[CapacityRate, WhichFigure]], scale: float = 100.0
+    seen: Sequence[tuple[CapacityRate, Estimate]], scale: float = 100.0
 ) -> list[tuple[float, float, float | None, float | None, str]]:
     return [
         (
-            rate.rate_per_s, scale * of.value, None if of.low is None else scale * of.low,
-            None if of.high is None else scale * of.high, rate.verdict or "undecided",
+            rate.rate_per_s, scale * of.value, *of.scaled(scale, "").ends,
+            rate.verdict or "undecided",
         )
         for rate, of in seen
         if of.value is not None

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from pytest_hwqueue.metrics.estimate import Estimate, untold
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
-from pytest_hwqueue.metrics.latency import LatencySummary, interval_of
+from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.numbers import (
     NO_INTERVAL,
     REFUSED,
@@ -19,17 +20,15 @@ from pytest_hwqueue.metrics.numbers import (
     microseconds,
     milliseconds,
     percent,
+    printed,
     rate,
     time_unit,
     times,
-    untold,
 )
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
-from pytest_hwqueue.metrics.overlap import Figure as Measured
-from pytest_hwqueue.metrics.switching import DelaySummary
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
 from pytest_hwqueue.reports.document import Column, Line, Row
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.notes import NO_REASON, Notes
 from pytest_hwqueue.reports.servers import failures
 
 PERCENTILES = {"p50": "P50", "p95": "P95", "p99": "P99", "p999": "P99.9"}
@@ -55,7 +54,6 @@ COLUMNS = (
 _NS_PER_MS = 1e6
 # Of memory, the best first: a device offers one of them.
 _MEMORY = ("peak_allocated", "process_peak")
-NO_REASON = "no reason was recorded"
 # Of its pass; a machine that is left alone stays far below.
 _WAITED_SHARE = 0.01
 # From here on a tail says more of the CPU than of the device.
@@ -137,21 +135,16 @@ class CellRows:
         for key, shown in latency_figures(summary).items():
             if key not in self._left_out:
                 row.figures[key] = [shown]
-                if shown == REFUSED:
-                    reason = summary.refused.get(key, NO_REASON)
-                    self._notes.refuse(PERCENTILES[key], reason, self._name, tag)
-                elif shown.interval == NO_INTERVAL:
-                    what = f"interval of {PERCENTILES[key]}"
-                    reason = summary.refused.get(interval_of(key), NO_REASON)
-                    self._notes.refuse(what, reason, self._name, tag)
+        for key, label in PERCENTILES.items():
+            if key not in self._left_out:
+                given, with_interval = getattr(summary, key), key in _WITH_INTERVAL
+                self._notes.note(given, label, self._name, tag, interval=with_interval)
 
     def _throughput(self) -> dict[str, list[PrintedFigure]]:
         found = self._record.metrics.throughput
-        for item in found:
-            if item.interval is None:
-                reason = item.refused.get("interval", NO_REASON)
-                self._notes.refuse("interval of throughput", reason, self._name)
-        return {"throughput": [rate(item.value, item.unit, item.interval) for item in found]}
+        for each in found:
+            self._notes.note(each, "throughput", self._name)
+        return {"throughput": [rate(float(each), each.unit, each.interval) for each in found]}
 
     def _device_figures(self) -> dict[str, list[PrintedFigure]]:
         """Return the timeline's and the memory's figures; a refused one is noted once."""
@@ -162,7 +155,8 @@ class CellRows:
             for key, side in (("after_other", split.first), ("after_same", split.second)):
                 # Where streams take turns no kernel comes behind one of its own stream.
                 if side.n:
-                    found[key] = [self._delay(side, f"ready→start {_AFTER[key]}")]
+                    found[key] = [printed(side.median, microseconds)]
+                    self._notes.note(side.median, f"ready→start {_AFTER[key]}", self._name)
         if metrics.timeline is not None:
             summary = metrics.timeline
             reason = summary.refused.get("in_flight_mean")
@@ -175,12 +169,6 @@ class CellRows:
         if peak is not None:
             found[peak] = [memory(metrics.memory_bytes[peak])]
         return found
-
-    def _delay(self, side: DelaySummary, what: str) -> PrintedFigure:
-        reason = side.refused.get("median")
-        return self._given(
-            lambda value: microseconds(value, side.median_interval), side.median, reason, what
-        )
 
     def _given(
         self,
@@ -196,20 +184,15 @@ class CellRows:
 
     def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []
-        for key, value in (("p50", ratio.p50), ("p99", ratio.p99)):
-            reason = ratio.refused.get(key, NO_REASON)
-            if value is not None:
+        for key in _WITH_INTERVAL:
+            given: Estimate = getattr(ratio, key)
+            if given.value is not None:
                 # Too wide to be printed; the gate, which compares runs, still has it.
-                reason = untold(value, ratio.intervals.get(key), unit="×") or ""
-            if value is None or reason:
-                self._notes.refuse(f"{name} at {PERCENTILES[key]}", reason, self._name)
-                parts.append(f"{REFUSED} at {PERCENTILES[key]}")
-            else:
-                parts.append(f"{times(value, ratio.intervals.get(key))} at {PERCENTILES[key]}")
-                if key not in ratio.intervals:
-                    what = f"interval of {name} at {PERCENTILES[key]}"
-                    reason = ratio.refused.get(interval_of(key), NO_REASON)
-                    self._notes.refuse(what, reason, self._name)
+                reason = untold(given.value, given.interval, unit="×")
+                given = given if reason is None else given.without_value(reason)
+            at = f"at {PERCENTILES[key]}"
+            self._notes.note(given, f"{name} {at}", self._name)
+            parts.append(f"{printed(given, times)} {at}")
         parts[0] = f"{name} {parts[0]}"
         if once:
             self._notes.explain(name, ratio.description)
@@ -218,7 +201,7 @@ class CellRows:
         return parts
 
     def _hidden(self, overlap: OverlapEfficiency) -> list[str]:
-        self._refusals(overlap.refused, {"efficiency": "overlap efficiency"})
+        self._notes.note(overlap.efficiency, "overlap efficiency", self._name)
         times = {
             "compute alone": overlap.compute_ms,
             "comms alone": overlap.comms_ms,
@@ -227,23 +210,17 @@ class CellRows:
         parts = [
             f"{name} {milliseconds(given.value, time_unit(given.value * _NS_PER_MS))}"
             for name, given in times.items()
-            if given is not None
+            if given.value is not None
         ]
-        return [f"overlap efficiency {_shown(percent, overlap.efficiency)}", *parts]
+        return [f"overlap efficiency {printed(overlap.efficiency, percent)}", *parts]
 
     def _bandwidth(self, found: Bandwidth) -> list[str]:
-        names = {"algorithm": "algorithm bandwidth", "bus": "bus bandwidth"}
-        self._refusals(found.refused, names)
+        self._notes.note(found.algorithm, "algorithm bandwidth", self._name)
+        self._notes.note(found.bus, "bus bandwidth", self._name)
         return [
-            f"comms alone {_shown(_gigabytes, found.algorithm)} algorithm bandwidth",
-            f"{_shown(_gigabytes, found.bus)} bus bandwidth of one rank",
+            f"comms alone {printed(found.algorithm, _gigabytes)} algorithm bandwidth",
+            f"{printed(found.bus, _gigabytes)} bus bandwidth of one rank",
         ]
-
-    def _refusals(self, refused: dict[str, str], names: dict[str, str]) -> None:
-        for key, name in names.items():
-            for field, what in ((key, name), (f"{key} interval", f"interval of {name}")):
-                if field in refused:
-                    self._notes.refuse(what, refused[field], self._name)
 
 
 def status_of(record: RunRecord) -> str:
@@ -255,24 +232,23 @@ def status_of(record: RunRecord) -> str:
 def latency_figures(summary: LatencySummary) -> dict[str, PrintedFigure]:
     """Return the percentiles and the maximum in one unit, by their keys; refused ones, too."""
     given = {key: getattr(summary, key) for key in PERCENTILES}
-    shown = [value for value in given.values() if value is not None]
+    shown = [each.value for each in given.values() if each.value is not None]
     unit = time_unit(
         (shown or [summary.mean])[0] * _NS_PER_MS,
         [value * _NS_PER_MS for value in (*shown, summary.max)],
     )
-    figures = {
-        key: REFUSED if value is None else milliseconds(value, unit) for key, value in given.items()
-    }
-    for key in _WITH_INTERVAL:
-        if given[key] is not None:
-            figures[key] = percentile(summary, key, unit)
+    figures = {key: percentile(each, unit) for key, each in given.items()}
+    for key in given.keys() - _WITH_INTERVAL:
+        figures[key] = replace(figures[key], interval="")
     return figures | {"max": milliseconds(summary.max, unit)}
 
 
-def percentile(summary: LatencySummary, key: str, unit: TimeUnit) -> PrintedFigure:
-    """Return a percentile that is given, with its interval or a dash in its place."""
-    shown = milliseconds(getattr(summary, key), unit, summary.intervals.get(key))
-    return shown if key in summary.intervals else replace(shown, interval=NO_INTERVAL)
+def percentile(given: Estimate, unit: TimeUnit) -> PrintedFigure:
+    """Return a percentile with its interval, or with a dash in place of what is refused."""
+    if given.value is None:
+        return REFUSED
+    shown = milliseconds(given.value, unit, given.interval)
+    return shown if shown.interval else replace(shown, interval=NO_INTERVAL)
 
 
 def other_series(record: RunRecord) -> dict[str, LatencySummary]:
@@ -282,12 +258,6 @@ def other_series(record: RunRecord) -> dict[str, LatencySummary]:
     if record.primary.per != "iteration" and metrics.iteration is not None:
         series["iteration"] = metrics.iteration
     return series
-
-
-def _shown(
-    show: Callable[[float, tuple[float, float] | None], PrintedFigure], given: Measured | None
-) -> PrintedFigure:
-    return REFUSED if given is None else show(given.value, given.interval)
 
 
 def _gigabytes(value: float, interval: tuple[float, float] | None) -> PrintedFigure:
@@ -320,12 +290,13 @@ def _ranks(ranks: RanksSummary) -> list[str]:
     """Return how many processes ran the cell, and how much they differed."""
     if ranks.skew is None:
         return [f"one rank, over {ranks.backend}"]
-    shown = [value for value in (ranks.skew.p50, ranks.skew.p99) if value is not None]
-    unit = time_unit(shown[0] * _NS_PER_MS if shown else 0, [v * _NS_PER_MS for v in shown])
+    given = {key: getattr(ranks.skew, key) for key in _WITH_INTERVAL}
+    given = {key: each for key, each in given.items() if each.value is not None}
+    in_ns = [float(each) * _NS_PER_MS for each in given.values()]
+    unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
     apart = [
-        f"{milliseconds(value, unit, ranks.skew.intervals.get(key))} at {PERCENTILES[key]}"
-        for key, value in (("p50", ranks.skew.p50), ("p99", ranks.skew.p99))
-        if value is not None
+        f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
+        for key, each in given.items()
     ]
     parts = [f"{ranks.world_size} ranks over {ranks.backend}"]
     if apart:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.metrics.numbers import REFUSED, Interval, PrintedFigure, decimals, fixed
+from pytest_hwqueue.metrics.estimate import Estimate, Interval
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, decimals, fixed
 from pytest_hwqueue.reports.document import (
     Column,
     Document,
@@ -59,7 +61,7 @@ def _limits(limits: DeviceLimits) -> list[Part]:
     """Return the tables of launching, streams, queues and dispatch, and what is missing."""
     single = [*limits.launching, *limits.streams]
     parts: list[Part] = [Heading("Limits"), _single_table(single)]
-    parts += _missing((row.name, row.value, row.refused.get("value")) for row in single)
+    parts += _missing((row.name, row.figure) for row in single)
     if limits.queues:
         parts += [Heading("Queues that run at once"), _queue_table(limits.queues)]
     if limits.most_at_once is not None:
@@ -67,11 +69,9 @@ def _limits(limits: DeviceLimits) -> list[Part]:
         parts.append(
             Paragraph(f"At most {most.effective:.1f} at once, on {most.streams} streams.", "")
         )
-    parts += _missing((name, None, reason) for name, reason in limits.refused.items())
+    parts += _missing((name, Estimate(refused=reason)) for name, reason in limits.refused.items())
     parts += [Heading(_DISPATCH), _dispatch_table(limits.dispatch)]
-    parts += _missing(
-        (f"{row.streams} streams", row.median, row.refused.get("median")) for row in limits.dispatch
-    )
+    parts += _missing((f"{row.streams} streams", row.delay) for row in limits.dispatch)
     return parts
 
 
@@ -84,8 +84,7 @@ def _single_table(rows: Sequence[Limit]) -> Table:
         Column("n", "n", right=True, rank=1),
     )  # fmt: skip
     return Table(columns, [
-        Row({"name": row.name, "n": str(row.n or "")},
-            {"median": [_figure(row.value, row.interval, row.unit)]})
+        Row({"name": row.name, "n": str(row.figure.n or "")}, {"median": [_printed(row.figure)]})
         for row in rows
     ])  # fmt: skip
 
@@ -97,9 +96,9 @@ def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
         Column("events", "with an event", "behind each", rank=1), Column("n", "n", right=True),
     )  # fmt: skip
     return Table(columns, [
-        Row({"streams": str(row.streams), "n": str(row.n)}, {
+        Row({"streams": str(row.streams), "n": str(row.effective.n)}, {
             "time": [_figure(row.time_ms, None, "ms")],
-            "at_once": [_figure(row.effective, row.interval)],
+            "at_once": [_printed(row.effective)],
             "events": [_figure(row.effective_with_events)],
         })
         for row in rows
@@ -113,21 +112,25 @@ def _dispatch_table(rows: Sequence[DispatchDelay]) -> Table:
     )  # fmt: skip
     return Table(columns, [
         Row({"streams": str(row.streams)}, {
-            "ready": [_figure(row.median, row.interval, "µs")],
-            "one": [_figure(row.on_one_stream, None, "µs")],
-            "overhead": [_figure(row.overhead, row.overhead_interval, "µs")],
+            "ready": [_printed(row.delay)],
+            "one": [replace(_printed(row.on_one_stream), interval="")],
+            "overhead": [_printed(row.overhead)],
         })
         for row in rows
     ])  # fmt: skip
 
 
-def _missing(rows: Iterable[tuple[str, float | None, str | None]]) -> list[Part]:
+def _missing(rows: Iterable[tuple[str, Estimate]]) -> list[Part]:
     """Return the reason for each missing number."""
     return [
-        Paragraph(f"{name}: not available: {reason or 'no reason was given'}", "")
-        for name, value, reason in rows
-        if value is None
+        Paragraph(f"{name}: not available: {given.refused or 'no reason was given'}", "")
+        for name, given in rows
+        if given.value is None
     ]
+
+
+def _printed(given: Estimate) -> PrintedFigure:
+    return _figure(given.value, given.interval, given.unit.replace("us", "µs"))
 
 
 def _figure(value: float | None, interval: Interval | None = None, unit: str = "") -> PrintedFigure:

@@ -19,7 +19,6 @@ from pytest_hwqueue.metrics.numbers import (
 from pytest_hwqueue.records.cell import LAUNCH_BOUND, RunRecord
 from pytest_hwqueue.records.stored import CellRuns
 from pytest_hwqueue.reports.cell_rows import (
-    NO_REASON,
     PERCENTILES,
     CellRows,
     latency_figures,
@@ -27,7 +26,7 @@ from pytest_hwqueue.reports.cell_rows import (
     status_of,
 )
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
-from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
+from pytest_hwqueue.reports.notes import NO_REASON, CellNames, Notes, how_timed, title
 from pytest_hwqueue.reports.scaling import saturated_from
 
 SKIPPED = "skipped"
@@ -104,9 +103,8 @@ class GlanceNotes:
         for record in self._records:
             name = self._names.in_short(record.cell)
             latency = record.metrics.latency
-            for key in ("p50", "p99"):
-                if latency is not None and getattr(latency, key) is None:
-                    shown.refuse(PERCENTILES[key], latency.refused.get(key, NO_REASON), name)
+            for key in ("p50", "p99") if latency is not None else ():
+                shown.note(getattr(latency, key), PERCENTILES[key], name, interval=False)
             CellRows(record, name, others, _LEFT_OUT).rows({"workload": name}, True)
         left = [
             f"{figure} ({counted(count, 'cell')})"
@@ -266,7 +264,7 @@ def _row(record: RunRecord, names: CellNames, changes: Changes) -> Row:
     }  # fmt: skip
     if metrics.throughput:
         first = metrics.throughput[0]
-        row.figures["throughput"] = [rate_in_short(first.value, first.unit)]
+        row.figures["throughput"] = [rate_in_short(float(first), first.unit)]
     if record.cell_id in changes:
         _, style, change = changes[record.cell_id]
         row.figures["change"] = [replace(change, interval="")]

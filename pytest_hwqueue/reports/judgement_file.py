@@ -12,7 +12,7 @@ from pydantic import Field
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import Companion, Decision, State
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 SCHEMA: Final = "pytest-hwqueue/judgement/1"

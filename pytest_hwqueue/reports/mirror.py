@@ -206,11 +206,11 @@ def _extra_info(record: RunRecord, mirrored: int, taken: int) -> dict[str, str |
         "clock": "host" if record.samples.host_ns else "device events",
     }
     for name in _PERCENTILES if metrics.latency is not None else ():
-        value = getattr(metrics.latency, name)
+        value = getattr(metrics.latency, name).value
         if value is not None:
-            info[f"{name}_s"] = float(value) / _MS_PER_S
+            info[f"{name}_s"] = value / _MS_PER_S
     for item in metrics.throughput:
-        info[f"throughput ({item.unit})"] = float(item.value)
+        info[f"throughput ({item.unit})"] = float(item)
     if mirrored < taken:
         info["samples"] = f"the first {mirrored} of {taken}; the record has all of them"
     return info

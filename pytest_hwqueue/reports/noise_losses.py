@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from pytest_hwqueue.gate.statistics import MeanDifference, compare_pairs
 from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.metrics.estimate import untold
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.metrics.numbers import percent, untold
+from pytest_hwqueue.metrics.numbers import percent
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.tenancy import TENANTS
@@ -212,10 +213,10 @@ def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, Recor
     """Return the highest percentile available in all runs."""
 
     def p99(record: RunRecord) -> float | None:
-        return None if record.metrics.latency is None else record.metrics.latency.p99
+        return None if record.metrics.latency is None else record.metrics.latency.p99.value
 
     def p50(record: RunRecord) -> float | None:
-        return None if record.metrics.latency is None else record.metrics.latency.p50
+        return None if record.metrics.latency is None else record.metrics.latency.p50.value
 
     records = [record for each in by_noise.values() for record in each if record.status == "ok"]
     return ("P99", p99) if all(p99(record) is not None for record in records) else ("P50", p50)

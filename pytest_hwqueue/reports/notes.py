@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.document import Heading, Paragraph, Part
@@ -125,6 +126,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 # The counts in a refusal differ from cell to cell; what it needs does not.
 _COUNTS = re.compile(r"has (?P<has>\d+)(?: \((?P<missing>\d+) missing\))?")
 _PLACE = "\0"
+NO_REASON = "no reason was recorded"
 
 
 @dataclass
@@ -164,6 +166,22 @@ class Notes:
             refusal.itself = True
         elif tag not in refusal.tags:
             refusal.tags.append(tag)
+
+    def note(
+        self,
+        estimate: Estimate,
+        figure: str,
+        cell: str,
+        tag: str | None = None,
+        *,
+        interval: bool = True,
+    ) -> None:
+        """Note why an estimate, or its interval where one is shown, is missing; nothing else."""
+        reason = estimate.refused or NO_REASON
+        if estimate.value is None:
+            self.refuse(figure, reason, cell, tag)
+        elif interval and estimate.interval is None:
+            self.refuse(f"interval of {figure}", reason, cell, tag)
 
     def explain(self, name: str, text: str) -> None:
         """Explain a figure that has its own name, once below the table."""

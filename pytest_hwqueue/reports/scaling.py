@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
-from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, rate, times
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, printed, rate, times
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.files import write_text
@@ -72,26 +72,23 @@ def _title(cell: Cell, what: str) -> str:
 def _scaling_table(result: Scaling) -> Table:
     notes = Notes()
     rows = []
-    greatest = max(point.throughput.value for point in result.points)
+    greatest = max(float(point.throughput) for point in result.points)
     for point in result.points:
         name = counted(point.streams, "stream")
         given = point.throughput
-        if given.interval is None:
-            notes.refuse("interval of throughput", given.refused["interval"], name)
+        notes.note(given, "throughput", name)
         # The base is compared with itself: its ones are by definition, not measured.
         base = point.streams == result.base_streams
-        for field, reason in point.refused.items():
-            whole = not field.endswith("_interval")
-            told_above = field.removesuffix("_interval") in point.refused and not whole
-            if not base and not told_above:
-                notes.refuse(field.replace("_interval", "'s interval"), reason, name)
         saturated = point.streams == result.saturation_streams
         row = Row({"streams": str(point.streams), "mark": "saturated" if saturated else ""})
-        row.figures["throughput"] = [rate(given.value, result.unit, given.interval, like=greatest)]
+        shown = rate(float(given), result.unit, given.interval, like=greatest)
+        row.figures["throughput"] = [shown]
         for key, show in (("speedup", times), ("efficiency", percent)):
-            value, interval = getattr(point, key), getattr(point, f"{key}_interval")
-            shown = REFUSED if value is None else show(value, None if base else interval)
-            row.figures[key] = [shown]
+            if base:
+                row.figures[key] = [show(float(getattr(point, key)))]
+            else:
+                row.figures[key] = [printed(getattr(point, key), show)]
+                notes.note(getattr(point, key), key, name)
         rows.append(row)
     against = f"against {counted(result.base_streams, 'stream')}"
     columns = [

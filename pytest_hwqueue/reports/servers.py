@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.metrics.estimate import Estimate
     from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
-    from pytest_hwqueue.tenancy.figures import Estimate, TimesOf
+    from pytest_hwqueue.tenancy.figures import TimesOf
 
 _TIMES: dict[str, TimesOf] = {"first token": "ttft_ns", "between tokens": "tbt_ns"}
 
@@ -96,7 +97,7 @@ def _of_tokens(windows: Sequence[tuple[TenantResult, float]]) -> list[str]:
 
 def _in_ms(estimate: Estimate) -> str:
     if estimate.value is None:
-        return f"unknown ({estimate.missing})"
+        return f"unknown ({estimate.refused})"
     value, low, high = (
         "infinity" if math.isinf(each) else f"{each / 1e6:.4g}"
         for each in (estimate.value, estimate.low, estimate.high)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from statistics import median, stdev
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -15,9 +16,9 @@ from pytest_hwqueue.metrics.numbers import (
     microseconds,
     milliseconds,
     percent,
+    printed,
     time_unit,
 )
-from pytest_hwqueue.metrics.switching import MedianDifference
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import COLUMNS, PERCENTILES, CellRows, other_series, status_of
@@ -36,12 +37,12 @@ def queue_switches(records: Sequence[RunRecord]) -> list[str]:
     Every cell's probe measures the same property of its device, so several are one figure: the
     median, and the range of all.
     """
-    groups: dict[tuple[str, str, int], list[MedianDifference]] = {}
+    groups: dict[tuple[str, str, int], list[Estimate]] = {}
     for record in records:
         cell, found = record.cell, record.metrics.queue_switch
         if found is not None and cell.streams > 1:
             key = (cell.device, cell.scheduler, cell.streams)
-            groups.setdefault(key, []).append(found.overhead)
+            groups.setdefault(key, []).append(found.overhead.difference)
     if not groups:
         return []
     several_devices = len({device for device, _, _ in groups}) > 1
@@ -54,15 +55,14 @@ def queue_switches(records: Sequence[RunRecord]) -> list[str]:
     return [f"{_WHAT}: {'; '.join(parts)}"]
 
 
-def _figure(probes: Sequence[MedianDifference]) -> str:
-    given = [probe for probe in probes if probe.difference is not None]
-    values = sorted(probe.difference for probe in given if probe.difference is not None)
-    if not values:
-        return f"— ({probes[-1].refused.get('difference', 'no reason was recorded')})"
+def _figure(probes: Sequence[Estimate]) -> str:
+    given = sorted(probe for probe in probes if probe.value is not None)
+    if not given:
+        return f"{REFUSED} ({probes[-1].refused or 'no reason was recorded'})"
     if len(given) == 1:
-        return str(microseconds(values[0], given[0].interval))
-    middle = microseconds(values[len(values) // 2], (values[0], values[-1]))
-    return f"{middle} (middle and range of {counted(len(values), 'cell')})"
+        return str(printed(given[0], microseconds))
+    middle = microseconds(float(given[len(given) // 2]), (float(given[0]), float(given[-1])))
+    return f"{middle} (middle and range of {counted(len(given), 'cell')})"
 
 
 _NS_PER_MS = 1e6
@@ -212,7 +212,7 @@ def _what(records: Sequence[RunRecord]) -> str:
 
 def _refused(record: RunRecord, key: str) -> bool:
     summaries = [record.metrics.latency, *other_series(record).values()]
-    return all(summary is None or getattr(summary, key) is None for summary in summaries)
+    return all(summary is None or getattr(summary, key).value is None for summary in summaries)
 
 
 OWN_TESTS = "your own tests"

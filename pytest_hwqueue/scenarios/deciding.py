@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pytest_hwqueue.metrics.estimate import Estimate
     from pytest_hwqueue.scenarios.goals import Goal
-    from pytest_hwqueue.tenancy.figures import Estimate, Served
+    from pytest_hwqueue.tenancy.figures import Served
 
 ASSURANCE = 0.8
 """Probability that the window decides."""
@@ -123,7 +124,7 @@ def decided_by_s(
     if goal.reference is not None and estimate.sessions > 1:
         # How much sessions differ stays in the interval, however long they are.
         return None
-    if estimate.value is None or estimate.missing or not estimate.low < estimate.high < math.inf:
+    if estimate.value is None or estimate.refused or not estimate.low < estimate.high < math.inf:
         return None
     deviation = (estimate.high - estimate.low) / 2 / NormalDist().inv_cdf((1 + confidence) / 2)
     times = _times_longer(abs(estimate.value - goal.bound) / deviation, confidence)

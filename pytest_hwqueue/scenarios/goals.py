@@ -19,7 +19,8 @@ from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.scenarios.deciding import decided_by_s
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
+    from pytest_hwqueue.metrics.estimate import Estimate
+    from pytest_hwqueue.tenancy.figures import Estimator, Served
 
 GoalVerdict = Literal["met", "missed", "undecided"]
 
@@ -229,7 +230,8 @@ def evaluate(
         ValueError: if ``reference`` or ``within_ns`` is missing.
 
     """
-    from pytest_hwqueue.tenancy import figures, sessions
+    from pytest_hwqueue.metrics.estimate import Estimate
+    from pytest_hwqueue.tenancy import sessions
 
     estimator = _estimator(goal.figure, within_ns)
     if goal.reference is None:
@@ -238,16 +240,16 @@ def evaluate(
         raise ValueError(f"{goal} needs windows of {goal.reference}")
     elif reference is windows:
         issued, measured = sum(w.issued for w in windows), len({w.session for w in windows})
-        estimate = figures.Estimate(1.0, 1.0, 1.0, issued, sessions=measured)
+        estimate = Estimate(value=1.0, low=1.0, high=1.0, n=issued, sessions=measured)
     else:
         estimate = sessions.ratio(estimator, windows, reference, confidence)
     if estimate.value is None:
-        reason = estimate.missing or f"{goal.reference} has nothing to divide by"
+        reason = estimate.refused or f"{goal.reference} has nothing to divide by"
         return GoalResult(str(goal), "undecided", unit=goal.unit, reason=reason)
     verdict = _verdict(goal, estimate)
     reason = ""
     if verdict == "undecided":
-        reason = estimate.missing or "the interval reaches to both sides of the bound"
+        reason = estimate.refused or "the interval reaches to both sides of the bound"
     longer = rate = None
     if verdict == "undecided":
         longer = decided_by_s(goal, windows, estimate, confidence, within_ns)

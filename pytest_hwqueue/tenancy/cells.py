@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
-from pytest_hwqueue.metrics.latency import CONFIDENCE, Throughput, summarise_latency
+from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, SchedulerProof
@@ -137,22 +137,15 @@ def _metrics(record: ColocationRecord, tenant: TenantResult, references: Referen
     )
 
 
-def _throughput(record: ColocationRecord, tenant: TenantResult) -> Throughput:
+def _throughput(record: ColocationRecord, tenant: TenantResult) -> Estimate:
     """Return items per second within the window, with the interval of `figures.throughput`."""
     rates = tenant.throughput
     assert rates is not None
     window = served(tenant, round(record.duration_s * 1e9))
     estimate = figures.throughput([window], CONFIDENCE)
-    known = math.isfinite(estimate.high)
     items = rates.items_per_s / rates.requests_per_s if rates.requests_per_s else 0.0
-    return Throughput(
-        unit=f"{rates.unit}/s",
-        value=rates.items_per_s,
-        interval=(items * estimate.low, items * estimate.high) if known else None,
-        n=estimate.n,
-        confidence=CONFIDENCE,
-        refused={} if known else {"interval": estimate.missing},
-    )
+    in_items = estimate.scaled(items, f"{rates.unit}/s")
+    return in_items.model_copy(update={"value": rates.items_per_s})
 
 
 # Of failed requests; a record has those of each.

@@ -21,6 +21,7 @@ from pytest_hwqueue.metrics.dependence import (
     student_quantile,
     worth_of_share,
 )
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import (
     ABOVE_MEDIAN,
     LEAST_BLOCK_ITERATIONS,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+NEVER_COMPLETED = "{} requests never completed"
 _NS_PER_S = 1e9
 
 # Percentiles at which an end of an attainment may lie: these, and from the median on shares of slow
@@ -88,28 +90,6 @@ class Served:
     good_ns: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and its interval.
-
-    Attributes:
-        value: None if there is nothing to compute it from.
-        low: lower end of the interval, 0 if there is none.
-        high: upper end, infinite if there is none.
-        n: number of requests that it rests on.
-        missing: why an end of the interval is missing; empty if none is.
-        sessions: number of sessions that it rests on.
-
-    """
-
-    value: float | None
-    low: float
-    high: float
-    n: int
-    missing: str = ""
-    sessions: int = 1
-
-
 TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns"]
 Estimator = Callable[[Sequence[Served], float], Estimate]
 
@@ -133,16 +113,21 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
         n = int(ordered.size)
         needed = minimum_samples(quantile, confidence)
         if n == 0:
-            return Estimate(None, 0.0, math.inf, 0, shortfall(needed, 0, "requests"))
+            return Estimate(low=0.0, unit="ns", refused=shortfall(needed, 0, "requests"))
         # Between two samples, as in tables, unless one of them may be infinite.
         finite = math.isfinite(ordered[-1])
         method: Literal["linear", "inverted_cdf"] = "linear" if finite else "inverted_cdf"
         value = float(np.quantile(ordered, quantile, method=method))
         worth = independent_samples(times, quantile, confidence)
         low, high = spread_interval(ordered, quantile, confidence, worth)
-        short = worth < needed and math.isinf(high)
-        missing = too_few(needed, n, worth, "requests") if short else ""
-        return Estimate(value, low, high, n, missing)
+        refused = ""
+        if math.isinf(value):
+            refused = NEVER_COMPLETED.format("so many")
+        elif math.isinf(high):
+            short = worth < needed
+            never = NEVER_COMPLETED.format("some")
+            refused = too_few(needed, n, worth, "requests") if short else never
+        return Estimate(value=value, low=low, high=high, n=n, unit="ns", refused=refused)
 
     return estimate
 
@@ -160,7 +145,7 @@ def attainment(within_ns: float) -> Estimator:
         times = _times(windows)
         issued = sum(window.issued for window in windows)
         if issued == 0:
-            return Estimate(None, 0.0, 1.0, 0, "there was no request")
+            return Estimate(low=0.0, high=1.0, refused="there was no request")
         attained = [part <= within_ns for part in times]
         count = sum(int(part.sum()) for part in attained)
         slow = _SLOWEST_HALF / _FINER ** np.arange(math.log(issued, _FINER))
@@ -180,7 +165,7 @@ def attainment(within_ns: float) -> Estimator:
                 high = min(high, max(most_high, level))
         if 2 * count < issued:
             high = min(high, ABOVE_MEDIAN)
-        return Estimate(count / issued, low, high, issued)
+        return Estimate(value=count / issued, low=low, high=high, n=issued)
 
     return estimate
 
@@ -209,14 +194,15 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     value, resolution = n / seconds, math.sqrt(blocks * len(windows) / 12) / seconds
     half_width = max(mean_half_width(rates, confidence), resolution)
     if half_width >= value > 0 and n >= LEAST_ITERATIONS:
-        return Estimate(value, 0.0, math.inf, n, "what is completed varies too much with time")
+        reason = "what is completed varies too much with time"
+        return Estimate(value=value, low=0.0, n=n, unit="requests/s", refused=reason)
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
         tail = (1 - confidence) / 2
         least = chi2_quantile(tail, 2 * n) / 2 if n else 0.0
         low = min(low, least / seconds)
         high = max(high, chi2_quantile(1 - tail, 2 * n + 2) / 2 / seconds)
-    return Estimate(value, low, high, n)
+    return Estimate(value=value, low=low, high=high, n=n, unit="requests/s")
 
 
 def goodput(windows: Sequence[Served], confidence: float) -> Estimate:
@@ -242,13 +228,14 @@ def variation(windows: Sequence[Served], confidence: float) -> Estimate:
     n = int(samples.size)
     value = None if n < 2 or samples.mean() <= 0 else _relative_deviation(samples)
     if value is None or n < LEAST_ITERATIONS:
-        return Estimate(value, 0.0, math.inf, n, shortfall(LEAST_ITERATIONS, n, "requests"))
+        reason = shortfall(LEAST_ITERATIONS, n, "requests")
+        return Estimate(value=value, low=0.0, n=n, refused=reason)
     blocks = np.array_split(np.arange(n), block_count(n))
     without = np.array([_relative_deviation(np.delete(samples, block)) for block in blocks])
     count = len(blocks)
     deviation = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
     half_width = student_quantile((1 + confidence) / 2, count - 1) * deviation
-    return Estimate(value, max(0.0, value - half_width), value + half_width, n)
+    return Estimate(value=value, low=max(0.0, value - half_width), high=value + half_width, n=n)
 
 
 def ratio(
@@ -270,11 +257,11 @@ def ratio(
         value = _divided(own.value, other.value)
     low, high = _divided(own.low, other.high), _divided(own.high, other.low)
     return Estimate(
-        value,
-        0.0 if low is None else low,
-        math.inf if high is None else high,
-        min(own.n, other.n),
-        own.missing or (other.missing and f"the reference {other.missing}"),
+        value=value,
+        low=0.0 if low is None else low,
+        high=math.inf if high is None else high,
+        n=min(own.n, other.n),
+        refused=own.refused or (other.refused and f"the reference {other.refused}"),
     )
 
 

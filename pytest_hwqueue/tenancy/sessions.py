@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import NormalDist
 
 from pytest_hwqueue.metrics.dependence import student_quantile
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.tenancy import figures
-from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
+from pytest_hwqueue.tenancy.figures import Estimator, Served
 
 # No session counts more than 10,000 times another, however sharp it was.
 _LEAST_VARIANCE = 1e-4
@@ -28,18 +28,19 @@ def absolute(estimator: Estimator, windows: Sequence[Served], confidence: float)
     devices = list(dict.fromkeys(window.session.device for window in windows))
     sessions = len({window.session for window in windows})
     if len(devices) == 1:
-        return replace(whole, sessions=sessions)
+        return whole.model_copy(update={"sessions": sessions})
     each = [
         estimator([w for w in windows if w.session.device == device], confidence)
         for device in devices
     ]
-    missing = next((estimate.missing for estimate in each if estimate.missing), "")
-    return replace(
-        whole,
-        low=min(whole.low, *(estimate.low for estimate in each)),
-        high=max(whole.high, *(estimate.high for estimate in each)),
-        missing=whole.missing or (missing and f"on one of {len(devices)} GPUs {missing}"),
-        sessions=sessions,
+    refused = next((estimate.refused for estimate in each if estimate.refused), "")
+    return whole.model_copy(
+        update={
+            "low": min(whole.low, *(estimate.low for estimate in each)),
+            "high": max(whole.high, *(estimate.high for estimate in each)),
+            "refused": whole.refused or (refused and f"on one of {len(devices)} GPUs {refused}"),
+            "sessions": sessions,
+        }
     )
 
 
@@ -57,7 +58,7 @@ def ratio(
         if session in referred
     ]
     if not common:
-        return Estimate(None, 0.0, math.inf, 0, "no session measured both", 0)
+        return Estimate(low=0.0, refused="no session measured both", sessions=0)
     return combined(
         [
             figures.ratio(
@@ -95,12 +96,12 @@ def combined(ratios: Sequence[Estimate], confidence: float) -> Estimate:
         for each, value in zip(ratios, known, strict=True)
     ):
         return Estimate(
-            sorted(known)[len(known) // 2] if len(known) == sessions else None,
-            min(each.low for each in ratios),
-            max(each.high for each in ratios),
-            n,
-            next((each.missing for each in ratios if each.missing), ""),
-            sessions,
+            value=sorted(known)[len(known) // 2] if len(known) == sessions else None,
+            low=min(each.low for each in ratios),
+            high=max(each.high for each in ratios),
+            n=n,
+            refused=next((each.refused for each in ratios if each.refused), ""),
+            sessions=sessions,
         )
     logs = [math.log(value) for value in known]
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -112,13 +113,15 @@ def combined(ratios: Sequence[Estimate], confidence: float) -> Estimate:
     variances = [max(variance, least) for variance in variances]
     between = _between(logs, variances)
     if min(variances) + between == 0:
-        return Estimate(known[0], known[0], known[0], n, "", sessions)
+        return Estimate(value=known[0], low=known[0], high=known[0], n=n, sessions=sessions)
     weights = [1 / (variance + between) for variance in variances]
     mean = math.fsum(w * y for w, y in zip(weights, logs, strict=True)) / math.fsum(weights)
     spread = _squares(weights, logs, mean) / (sessions - 1)
     error = math.sqrt(max(1.0, spread) / math.fsum(weights))
     half = student_quantile((1 + confidence) / 2, sessions - 1) * error
-    return Estimate(math.exp(mean), _exp(mean - half), _exp(mean + half), n, "", sessions)
+    return Estimate(
+        value=math.exp(mean), low=_exp(mean - half), high=_exp(mean + half), n=n, sessions=sessions
+    )
 
 
 def _between(logs: Sequence[float], variances: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pytest_hwqueue.metrics.numbers import PlainData
+from pytest_hwqueue.metrics.estimate import PlainData
 
 ENQUEUING = "enqueuing"
 """Name of the thread that launches, whatever else it is called."""

@@ -4,44 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import BadScheduler
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import EffectVerdict
-from pytest_hwqueue.metrics.numbers import PlainData, counted
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Status
 from pytest_hwqueue.records.tenants import ColocationProof, ColocationRecord
 from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 
-SCHEMA: Final = "pytest-hwqueue/which/1"
+KIND: Final = "pytest-hwqueue/which/"
+"""How the schema of every version begins."""
 
 NOT_MEASURED: Final = "not measured"
 
 Role = Literal["case", "reference", "solo"]
 PriorityProof = EffectVerdict | Literal["not probed"]
-
-
-class WhichFigure(PlainData):
-    """A number with its 95 % interval, or the reason why there is none."""
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = Field(None, description="null with a value: there is no upper end")
-    n: int = Field(0, description="requests that it rests on; of two sides, the fewer")
-    sessions: int = Field(
-        1,
-        description="sessions that it rests on; a ratio is formed within each, and the spread "
-        "between them is in its interval",
-    )
-    reason: str = Field(
-        "",
-        description="why the value, or an end of its interval, is missing, or sessions are left "
-        "out",
-    )
 
 
 class WhichTenant(PlainData):
@@ -59,26 +42,26 @@ class WhichTenant(PlainData):
     failed_for: dict[str, int] = Field(
         default_factory=dict, description="how many failed, by the three most frequent reasons"
     )
-    p50_ms: WhichFigure = Field(description="latency, from the scheduled arrival")
-    p95_ms: WhichFigure
-    p99_ms: WhichFigure
-    max_ms: WhichFigure = Field(description="the longest of these windows; without an interval")
+    p50_ms: Estimate = Field(description="latency, from the scheduled arrival")
+    p95_ms: Estimate
+    p99_ms: Estimate
+    max_ms: Estimate = Field(description="the longest of these windows; without an interval")
     attained_within_ms: float | None = Field(
         None, description="the tenant's deadline_ms, or its P99 goal; null without either"
     )
-    attainment: WhichFigure | None = Field(None, description="share of requests within that")
+    attainment: Estimate | None = Field(None, description="share of requests within that")
     unit: str = Field(description="what an item is: images, TFLOP, …")
-    throughput_items_per_s: WhichFigure
-    throughput_loss: WhichFigure | None = Field(
+    throughput_items_per_s: Estimate
+    throughput_loss: Estimate | None = Field(
         description="share of the throughput under native at the same placement that is lost; "
         "null for native itself, and alone"
     )
-    p50_over_solo: WhichFigure | None = Field(description="null for what is solo itself")
-    p99_over_solo: WhichFigure | None
-    throughput_over_solo: WhichFigure | None = Field(
+    p50_over_solo: Estimate | None = Field(description="null for what is solo itself")
+    p99_over_solo: Estimate | None
+    throughput_over_solo: Estimate | None = Field(
         None, description="compares cases that different sessions measured; null likewise"
     )
-    capacity_per_s: WhichFigure | None = Field(
+    capacity_per_s: Estimate | None = Field(
         None,
         description="greatest rate of its requests at which all goals hold, as `hwq capacity` "
         "finds it; null unless that was searched for",
@@ -132,7 +115,7 @@ class WhichCase(PlainData):
         """Whether it has goals and met them all."""
         return bool(self.goals) and all(goal.verdict == "met" for goal in self.goals)
 
-    def with_capacity(self, name: str, capacity_per_s: WhichFigure) -> WhichCase:
+    def with_capacity(self, name: str, capacity_per_s: Estimate) -> WhichCase:
         """Return the case with a tenant's capacity."""
         tenants = [
             each.model_copy(update={"capacity_per_s": capacity_per_s})
@@ -189,7 +172,9 @@ class WhichSession(PlainData):
 class WhichFile(PlainData):
     """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
 
-    schema_: Literal["pytest-hwqueue/which/1"] = Field(SCHEMA, alias="schema")
+    schema_: Annotated[
+        Literal["pytest-hwqueue/which/2"], earlier_schemas(f"{KIND}2", f"{KIND}1")
+    ] = Field("pytest-hwqueue/which/2", alias="schema")
     scenario: str
     description: str
     device: str = Field(description="label, such as cuda; empty if nothing was measured")
@@ -290,7 +275,7 @@ class Trend:
 
     tenant: str
     variants: list[str]
-    rows: dict[str, dict[str, WhichFigure]]
+    rows: dict[str, dict[str, Estimate]]
 
 
 def trends(found: WhichFile) -> list[Trend]:
@@ -314,8 +299,8 @@ def trends(found: WhichFile) -> list[Trend]:
     ]
 
 
-def _rows(name: str, measured: list[tuple[str, WhichCase]]) -> dict[str, dict[str, WhichFigure]]:
-    rows: dict[str, dict[str, WhichFigure]] = {}
+def _rows(name: str, measured: list[tuple[str, WhichCase]]) -> dict[str, dict[str, Estimate]]:
+    rows: dict[str, dict[str, Estimate]] = {}
     for variant, case in measured:
         for tenant in case.tenants:
             if tenant.name == name:
@@ -324,7 +309,7 @@ def _rows(name: str, measured: list[tuple[str, WhichCase]]) -> dict[str, dict[st
     return rows
 
 
-Throughput = Callable[[WhichCase, str], WhichFigure]
+Throughput = Callable[[WhichCase, str], Estimate]
 
 
 def choices(cases: Sequence[WhichCase], *, sessions: int = 1) -> list[WhichChoice]:
@@ -391,16 +376,15 @@ def _alike(case: WhichCase, best: WhichCase, less_urgent: Sequence[str], of: Thr
     """Whether the intervals of the less urgent tenants' throughputs all overlap."""
     for name in less_urgent:
         a, b = of(case, name), of(best, name)
-        if (a.high is not None and b.low is not None and a.high < b.low) or (
-            b.high is not None and a.low is not None and b.high < a.low
-        ):
+        if a.high < b.low or b.high < a.low:
             return False
     return True
 
 
-def _throughput(case: WhichCase, name: str) -> WhichFigure:
+def _throughput(case: WhichCase, name: str) -> Estimate:
     return case.tenant(name).throughput_items_per_s
 
 
-def _over_solo(case: WhichCase, name: str) -> WhichFigure:
-    return case.tenant(name).throughput_over_solo or WhichFigure()
+def _over_solo(case: WhichCase, name: str) -> Estimate:
+    ratio = case.tenant(name).throughput_over_solo
+    return Estimate() if ratio is None else ratio

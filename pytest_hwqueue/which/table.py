@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from pytest_hwqueue.metrics.estimate import Estimate, untold
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
-from pytest_hwqueue.metrics.numbers import untold
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
 from pytest_hwqueue.scenarios.goals import latency_bound_ns
@@ -17,11 +17,10 @@ from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import failed_for
-from pytest_hwqueue.tenancy.figures import Estimate, Estimator, Served
+from pytest_hwqueue.tenancy.figures import Estimator, Served
 from pytest_hwqueue.which.file import (
     NOT_MEASURED,
     WhichCase,
-    WhichFigure,
     WhichFile,
     WhichSession,
     WhichTenant,
@@ -177,9 +176,9 @@ def _tenant(
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
         attainment=None
         if within_ns is None
-        else figure_of(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
+        else told(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
         unit=rates[0].unit if rates else "",
-        throughput_items_per_s=_throughput(windows, items),
+        throughput_items_per_s=_throughput(windows, items, f"{rates[0].unit}/s" if rates else ""),
         throughput_loss=None if kept is None else loss_of(kept),
         p50_over_solo=_ratio(_P50, entry.run, solo, tenant.name, windows, runs),
         p99_over_solo=_ratio(_P99, entry.run, solo, tenant.name, windows, runs),
@@ -195,29 +194,31 @@ def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     return f"{works}, {at_once} at once" if works and at_once > 1 else works
 
 
-def _percentile(windows: Sequence[Served], quantile: float) -> WhichFigure:
+def _percentile(windows: Sequence[Served], quantile: float) -> Estimate:
     estimate = over_sessions.absolute(figures.percentile(quantile), windows, CONFIDENCE)
     if estimate.n < minimum_samples(quantile):
-        return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=estimate.missing)
-    return figure_of(estimate, 1 / _NS_PER_MS)
+        return estimate.without_value(estimate.refused)
+    return told(estimate, 1 / _NS_PER_MS, "ms")
 
 
-def _longest(windows: Sequence[Served]) -> WhichFigure:
+def _longest(windows: Sequence[Served]) -> Estimate:
     n = sum(window.issued for window in windows)
     latencies = [latency for window in windows for latency in window.latency_ns]
     if len(latencies) < n:
-        return WhichFigure(n=n, reason=f"{n - len(latencies)} of {n} requests never completed")
+        reason = f"{n - len(latencies)} of {n} requests never completed"
+        return Estimate(n=n, unit="ms", refused=reason)
     if not latencies:
-        return WhichFigure(reason="there was no request")
-    return WhichFigure(value=max(latencies) / _NS_PER_MS, n=n)
+        return Estimate(unit="ms", refused="there was no request")
+    return Estimate(value=max(latencies) / _NS_PER_MS, n=n, unit="ms")
 
 
-def _throughput(windows: Sequence[Served], items: Sequence[float]) -> WhichFigure:
+def _throughput(windows: Sequence[Served], items: Sequence[float], unit: str) -> Estimate:
     """Return items per second; without a completed request the number of items is unknown."""
     estimate = over_sessions.absolute(figures.throughput, windows, CONFIDENCE)
     if not items:
-        return WhichFigure(value=0.0, low=0.0, n=0, reason="no request was completed in time")
-    return figure_of(estimate, items[0])
+        reason = "no request was completed in time"
+        return Estimate(value=0.0, low=0.0, unit=unit, refused=reason)
+    return told(estimate, items[0], unit)
 
 
 def _ratio(
@@ -227,7 +228,7 @@ def _ratio(
     tenant: str,
     windows: Sequence[Served],
     runs: WhichRuns,
-) -> WhichFigure | None:
+) -> Estimate | None:
     if own.key == reference.key:
         return None
     what = reference.name if len(reference.tenants) == 1 else reference.scheduler
@@ -236,67 +237,41 @@ def _ratio(
     bad = runs.unusable(own, reference) if records else None
     status, reason = _status(records if bad is None else [bad])
     if bad is not None or not records:
-        return WhichFigure(reason=f"{what} was {status}: {reason}")
+        return Estimate(refused=f"{what} was {status}: {reason}")
     if not shared.intersection(window.session for window in windows):
-        return WhichFigure(sessions=0, reason=f"{what} was measured in other sessions only")
+        return Estimate(sessions=0, refused=f"{what} was measured in other sessions only")
     estimate = over_sessions.ratio(estimator, windows, runs.windows(reference, tenant), CONFIDENCE)
-    if estimate.missing and estimator is not figures.throughput:
-        return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=estimate.missing)
+    if estimate.refused and estimator is not figures.throughput:
+        return estimate.without_value(estimate.refused)
     if estimate.value is None:
-        reason = f"{what} has nothing to divide by"
-        return WhichFigure(n=estimate.n, sessions=estimate.sessions, reason=reason)
-    figure = figure_of(estimate)
-    if estimator is not figures.throughput and figure.value is not None and figure.high is not None:
-        too_wide = untold(figure.value, (estimate.low, estimate.high), unit="×")
+        return estimate.without_value(f"{what} has nothing to divide by")
+    figure = told(estimate)
+    if estimator is not figures.throughput and figure.value is not None and figure.interval:
+        too_wide = untold(figure.value, figure.interval, unit="×")
         if too_wide is not None:
-            return _untold(figure, too_wide)
+            return figure.without_value(too_wide)
     measured = len({window.session for window in windows})
-    if estimate.sessions < measured and not figure.reason:
+    if estimate.sessions < measured and not figure.refused:
         reason = f"of {estimate.sessions} of {measured} sessions: the others lack {what}"
-        return figure.model_copy(update={"reason": reason})
+        return figure.model_copy(update={"refused": reason})
     return figure
 
 
-def loss_of(ratio: WhichFigure) -> WhichFigure:
+def loss_of(kept: Estimate) -> Estimate:
     """Turn the share kept into the share lost; refused if that tells too little."""
-    if ratio.value is None:
-        return ratio
-    kept = (ratio.low or 0.0, math.inf if ratio.high is None else ratio.high)
-    reason = untold(1 - ratio.value, (1 - kept[1], 1 - kept[0]))
-    if reason is not None:
-        return _untold(ratio, reason)
-    return WhichFigure(
-        value=1 - ratio.value,
-        low=None if ratio.high is None else 1 - ratio.high,
-        high=None if ratio.low is None else 1 - ratio.low,
-        n=ratio.n,
-        sessions=ratio.sessions,
-        reason=ratio.reason,
-    )
+    if kept.value is None:
+        return kept
+    lost = {"value": 1 - kept.value, "low": 1 - kept.high, "high": 1 - kept.low}
+    reason = untold(lost["value"], (lost["low"], lost["high"]))
+    return kept.model_copy(update=lost) if reason is None else kept.without_value(reason)
 
 
-def _untold(figure: WhichFigure, reason: str) -> WhichFigure:
-    return WhichFigure(n=figure.n, sessions=figure.sessions, reason=reason)
-
-
-def figure_of(estimate: Estimate, factor: float = 1.0) -> WhichFigure:
-    """Return an estimate as a table shows it, scaled by a factor."""
-    n, sessions = estimate.n, estimate.sessions
-    if estimate.value is None:
-        return WhichFigure(n=n, sessions=sessions, reason=estimate.missing)
-    if math.isinf(estimate.value):
-        return WhichFigure(n=n, sessions=sessions, reason="so many requests never completed")
-    high = None if math.isinf(estimate.high) else estimate.high * factor
-    return WhichFigure(
-        value=estimate.value * factor,
-        low=estimate.low * factor,
-        high=high,
-        n=n,
-        sessions=sessions,
-        reason=""
-        if high is not None
-        else f"no upper end: {estimate.missing or 'some requests never completed'}",
-    )
+def told(estimate: Estimate, factor: float = 1.0, unit: str = "") -> Estimate:
+    """Return an estimate in a table's unit; an infinite value is refused."""
+    scaled = estimate.scaled(factor, unit)
+    if scaled.value is not None and math.isinf(scaled.value):
+        return scaled.without_value(scaled.refused)
+    return scaled
 
 
 def _records(runs: WhichRuns, run: PlannedRun) -> list[ColocationRecord]:

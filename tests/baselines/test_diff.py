@@ -20,7 +20,7 @@ from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BaselineError
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
-from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles
+from pytest_hwqueue.records.stored import SessionFiles
 from tests.baselines.run_with import with_samples
 from tests.conftest import make_record
 
@@ -165,7 +165,7 @@ def test_folder_of_records_is_a_source(sources: Sources) -> None:
     assert when == [[records[each].started for each in cell] for cell in ((1, 0), (2,))]
     assert sessions(loaded) == [[folder.name] * 2, [folder.name]]
     whole = session_text(INFO, records, [])
-    names = SessionFiles(session=INFO, files=[path.name for path in paths], schema=SESSION_FILES)
+    names = SessionFiles(session=INFO, files=[path.name for path in paths])
     for text in (whole, names.model_dump_json(by_alias=True)):
         (folder / "session.json").write_text(text, encoding="utf-8")
         for found in (sources.load(folder), sources.load(folder / "session.json")):

@@ -117,12 +117,12 @@ def test_what_the_schema_allows_is_read_and_written_as_the_schema_has_it(data: J
     ("place", "value"),
     [
         ("status", "great"),
-        ("schema_version", 3),
+        ("schema_version", 4),
         ("cell.streams", "eight"),
         ("surprise", 1),
         ("samples.host_ns", ["a"]),
         ("metrics.latency.p99", "5 ms"),
-        ("metrics.latency.intervals.p99", [1.0]),
+        ("metrics.latency.p99.high", "5 ms"),
         ("metrics.surprise", 0),
         *((name, None) for name in ("cell", "cell_id", "nodeid", "status", "started", "seed")),
     ],
@@ -146,7 +146,7 @@ def test_session_is_valid_and_anything_else_is_not() -> None:
     scaled = SweepScaling(cells=["a", "b"], scaling=scaling(points, "kernels/s"))
     session: Json = json.loads(session_text(info, two, [scaled]))
     assert valid("session", session)
-    wrong = ({**session, "schema": "pytest-hwqueue/session/2"}, {**session, "records": {}})
+    wrong = ({**session, "schema": "pytest-hwqueue/session/3"}, {**session, "records": {}})
     assert not any(valid("session", other) for other in (*wrong, {}, as_json(two[0])))
 
 

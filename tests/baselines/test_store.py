@@ -114,8 +114,9 @@ def test_run_is_read_as_it_was_measured(store: Checked) -> None:
     quantiles = [round(value) for value in np.quantile(small_ns, shares[:4])]
     assert [tag.n, tag.p50_ns, tag.p90_ns, tag.p95_ns, tag.p99_ns] == [1000, *quantiles]
     ratio = record.metrics.ratios["convoy_ratio"]
-    assert ratio.p99 is not None
-    assert [(each.p50, each.p99) for each in run.ratios.values()] == [(ratio.p50, ratio.p99)]
+    assert ratio.p99.value is not None
+    (stored,) = run.ratios.values()
+    assert (stored.p50, stored.p99) == (ratio.p50.value, ratio.p99.value)
     assert run.throughput == {"products/s": record.metrics.throughput[0].value}
 
 

@@ -191,7 +191,7 @@ def test_a_row_that_ended_early_says_so(
     assert f"- `{scheduler}`: {told}" in (tmp_path / "c.md").read_text()
     assert said in " ".join(lines)
     (case,) = (case for case in found if case.id == scheduler)
-    assert case.capacity_per_s.reason.startswith(f"the search {told}")
+    assert case.capacity_per_s.refused.startswith(f"the search {told}")
 
 
 NATIVE = SCENARIO.replace("[native, mps-priority]", "[native]")
@@ -209,7 +209,7 @@ def test_rates_that_never_break_or_never_hold_leave_an_open_end(
     assert shown in result.stdout
     assert "--rates searches farther" in result.stdout
     assert case.capacity_per_s.value is None
-    assert case.capacity_per_s.reason
+    assert case.capacity_per_s.refused
 
 
 def test_search_follows_the_variant(tmp_path: Path) -> None:

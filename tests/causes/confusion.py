@@ -204,8 +204,8 @@ def in_words(found: Sequence[Row]) -> str:
         )
     hits, counted = sum(row.right for row in found), sum(row.counted for row in found)
     if counted:
-        low, high = (100 * end for end in share_of(hits, counted).interval)
-        share = f"{100 * hits / counted:.1f} % [{low:.1f}, {high:.1f}]"
+        found_right = share_of(hits, counted).scaled(100, "%")
+        share = f"{found_right:.1f} % [{found_right.low:.1f}, {found_right.high:.1f}]"
         lines += ["", f"{hits} of {counted} right: {share}"]
     return "\n".join(lines)
 

@@ -91,7 +91,7 @@ def test_what_delays_a_launch_while_the_device_is_idle_explains_it(
     assert (causes.clock_offset_ns, causes.clock_uncertainty_ns, causes.lost) == (10**18, 90, 0)
     tail = causes.tails["p95"]
     if what is None:
-        assert (explained & SLOW, tail.shares[cause].number) == (set(), 0)
+        assert (explained & SLOW, tail.shares[cause].value) == (set(), 0)
     else:
         assert explained >= SLOW
         assert tail.named[cause][0].what == what

@@ -12,6 +12,7 @@ from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, QueuesAtOnce
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.metrics.estimate import Estimate
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +33,23 @@ def found(device: Device) -> DeviceLimits:
 
 def test_every_number_is_there_or_has_a_reason(found: DeviceLimits) -> None:
     for limit in [*found.launching, *found.streams]:
-        assert (limit.value is None) == ("value" in limit.refused), limit
-        assert (limit.interval is None) == bool(limit.refused), limit
-        assert all(limit.refused.values())
-        if limit.value is not None:
-            assert limit.value > 0
-            assert limit.n > 0
-        if limit.interval is not None and limit.value is not None:
-            assert limit.interval[0] <= limit.value <= limit.interval[1]
+        figure = limit.figure
+        assert (figure.interval is None) == bool(figure.refused), limit
+        if figure.value is not None:
+            assert figure > 0
+            assert figure.n > 0
+            assert figure.low <= figure <= figure.high
 
 
 def test_what_the_cpu_has_not_is_not_available(found: DeviceLimits) -> None:
-    reasons = {limit.name: limit.refused.get("value") for limit in found.launching}
-    assert "the CPU has no graphs" in str(reasons.pop("kernel in a replayed graph"))
-    assert set(reasons.values()) == {None}
-    ours, torchs = found.streams
+    figures = {limit.name: limit.figure for limit in found.launching}
+    absent = figures.pop("kernel in a replayed graph")
+    assert absent.value is None
+    assert "the CPU has no graphs" in absent.refused
+    assert all(figure.value is not None for figure in figures.values())
+    ours, torchs = (limit.figure for limit in found.streams)
     assert ours.value == 128
-    assert torchs.refused["value"] == "torch has no streams on the CPU"
+    assert (torchs.value, torchs.refused) == (None, "torch has no streams on the CPU")
 
 
 def test_queues_are_counted_against_one_stream(found: DeviceLimits) -> None:
@@ -58,14 +59,14 @@ def test_queues_are_counted_against_one_stream(found: DeviceLimits) -> None:
     assert found.queues[0].effective == 1
     for row in found.queues:
         assert row.time_ms > 0
-        assert (row.interval is None) == ("interval" in row.refused)
+        assert (row.effective.interval is None) == bool(row.effective.refused)
     assert found.most_at_once is max(found.queues, key=lambda row: row.effective)
 
 
 def test_dispatch_is_probed_on_several_counts(found: DeviceLimits) -> None:
     assert [row.streams for row in found.dispatch] == [2, 8, 32]
     for row in found.dispatch:
-        assert (row.median is None) == ("median" in row.refused), row
+        assert (row.delay.value is None) == bool(row.delay.refused), row
 
 
 @pytest.mark.parametrize(("queues", "expected"), [(1, 1.0), (4, 4.0), (64, 64.0)])
@@ -76,7 +77,7 @@ def test_a_device_with_so_many_queues_is_seen_as_one(queues: int, expected: floa
     rows = [limits._at_once(n, times[n], times[n], times[1]) for n in times]
 
     assert max(row.effective for row in rows) == expected
-    assert rows[0].interval == (1.0, 1.0)
+    assert rows[0].effective.interval == (1.0, 1.0)
 
 
 def test_a_kernel_that_is_too_short_to_count_with_is_refused(
@@ -107,12 +108,13 @@ def test_what_fails_keeps_its_reason_and_costs_no_other(
 
     found = limits.measure_limits(device, quick=True, progress=lambda text: None)
 
-    by_name = {limit.name: limit for limit in found.launching}
-    assert by_name["launch and synchronise"].refused == {"value": "the device went away"}
+    by_name = {limit.name: limit.figure for limit in found.launching}
+    assert by_name["launch and synchronise"].refused == "the device went away"
     assert by_name["launch, one kernel each"].value is not None
     assert found.queues == []
     assert found.refused == {"queues": "RuntimeError: a runtime's own words"}
-    assert found.dispatch[0] == DispatchDelay(2, "µs", refused={"median": "the device went away"})
+    gone = Estimate(unit="us", refused="the device went away")
+    assert found.dispatch[0] == DispatchDelay(2, gone, gone, gone)
 
 
 def test_launches_that_block_are_refused_instead_of_tried_forever(

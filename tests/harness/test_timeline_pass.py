@@ -118,16 +118,16 @@ def test_probe_takes_turns_and_is_held_whole(streams: int, rounds: int) -> None:
     assert asked == [PROBE_KERNEL_NS * math.ceil(streams / 32)]
     assert probed.streams == streams
     refused = "fewer than 2" if streams == 1 else f"at most 1 of {streams} streams' kernels ran"
-    assert probed.overhead.difference is None
-    assert refused in probed.overhead.refused["difference"]
+    assert probed.overhead.difference.value is None
+    assert refused in probed.overhead.difference.refused
 
 
 def test_threads_of_the_host_have_delays_and_no_switch() -> None:
     device = HostDevice()
     with device.open_streams(2) as pool:
         probed = probe_queue_switch(device, pool).queue_switch
-    assert (probed.overhead.difference, probed.late_enqueued) == (None, 0)
-    assert probed.overhead.refused["difference"] == THREADS
+    assert (probed.overhead.difference.value, probed.late_enqueued) == (None, 0)
+    assert probed.overhead.difference.refused == THREADS
     assert probed.overhead.first.n == probed.overhead.second.n == 40
 
 

@@ -147,23 +147,25 @@ def test_planted_penalty(switched: set[int], seed: int) -> None:
     pairs = planted(switched, seed)
     assert (pairs.with_switch, pairs.without_switch) == (len(switched), 999 - len(switched))
     assert pairs.refused == {}
-    assert pairs.penalty.difference == pytest.approx(PENALTY_US, abs=1)
-    assert pairs.penalty.interval is not None
-    low, high = pairs.penalty.interval
-    assert low <= (pairs.penalty.difference or 0) <= high
+    penalty = pairs.penalty.difference
+    assert penalty.value == pytest.approx(PENALTY_US, abs=1)
+    assert penalty.interval is not None
+    assert penalty.low <= penalty <= penalty.high
     lost_us = len(switched) * PENALTY_US
     assert pairs.lost_share == pytest.approx(lost_us / (lost_us + 999 * GAP_US), rel=0.02)
     # All gaps above P99, and most of those above P95, are planted.
-    assert pairs.tails["p99"].share == 1.0
-    assert pairs.tails["p95"].number == min(len(switched), pairs.tails["p95"].n)
-    assert pairs.tails["p95"].interval[0] < pairs.tails["p95"].share
+    assert pairs.tails["p99"].value == 1.0
+    share = pairs.tails["p95"]
+    assert share * share.n == pytest.approx(min(len(switched), share.n))
+    assert share.low < share
 
 
 def test_too_few_pairs_give_no_penalty() -> None:
     pairs = planted(set(range(LEAST_PAIRS - 1)))
-    assert (pairs.penalty.difference, pairs.penalty.interval) == (None, None)
+    penalty = pairs.penalty.difference
+    assert (penalty.value, penalty.interval) == (None, None)
     assert pairs.refused == {"penalty": "needs at least 20 pairs with a switch, has 19 (1 missing)"}
-    assert pairs.penalty.refused["difference"] == pairs.refused["penalty"]
+    assert penalty.refused == pairs.refused["penalty"]
     assert pairs.lost_share is not None
     nothing = cpu_events.launch_pairs({}, [])
     assert (nothing.with_switch, nothing.without_switch, nothing.tails) == (0, 0, {})

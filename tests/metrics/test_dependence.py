@@ -20,7 +20,7 @@ from pytest_hwqueue.metrics.dependence import (
     mean_half_width,
     worth_of_share,
 )
-from pytest_hwqueue.metrics.latency import interval_of, summarise_latency
+from pytest_hwqueue.metrics.latency import summarise_latency
 from tools.coverage import autoregressive, queue
 
 Values = NDArray[np.float64]
@@ -64,10 +64,11 @@ def test_ties_do_not_hide_dependence() -> None:
     alike = np.repeat(generator().permutation(20) + 1.0, 50) * 1e6
     summary = summarise_latency(alike.tolist(), 50)
     assert summary.p99 == 20
-    for name in ("p95", "p99"):
-        assert "independent samples" in summary.refused[interval_of(name)]
-    low, high = summary.intervals["p50"]
-    assert high > low
+    for figure in (summary.p95, summary.p99):
+        assert figure.interval is None
+        assert "independent samples" in figure.refused
+    assert summary.p50.interval is not None
+    assert summary.p50.high > summary.p50.low
 
 
 @pytest.mark.parametrize("period", [2, 3, 5, 6, 7, 8, 20])
@@ -93,9 +94,10 @@ def sometimes_wrong(series: list[Values], truths: list[float]) -> float:
     """Return how often the interval of the percentile that misses its truth most does so."""
     wrong = dict.fromkeys(("p50", "p95", "p99"), 0)
     for each in series:
-        found = summarise_latency(np.round(each * 1e6).tolist()).intervals
+        found = summarise_latency(np.round(each * 1e6).tolist())
         for name, true in zip(wrong, truths, strict=True):
-            wrong[name] += name in found and not found[name][0] <= true <= found[name][1]
+            interval = getattr(found, name).interval
+            wrong[name] += interval is not None and not interval[0] <= true <= interval[1]
     return max(wrong.values()) / len(series)
 
 

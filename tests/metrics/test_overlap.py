@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics import overlap
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import block_count
 from pytest_hwqueue.metrics.overlap import OverlapEfficiency, bandwidth, overlap_efficiency
 
@@ -39,9 +40,9 @@ def measured(
     return overlap_efficiency(*([factor * each for each in times] for times in series))
 
 
-def told(figure: overlap.Figure | None) -> tuple[float, float, float]:
+def told(figure: Estimate) -> tuple[float, float, float]:
     """The ends of a figure's interval, and the figure in it."""
-    assert figure is not None
+    assert figure.value is not None
     assert figure.interval is not None
     low, high = figure.interval
     assert low <= figure.value <= high
@@ -58,17 +59,15 @@ def test_efficiency_is_that_of_the_medians(
         result = overlap_efficiency(compute, comms, together)  # type: ignore[arg-type]
         times = (result.compute_ms, result.comms_ms, result.both_ms)
         c = float(np.median(together))
-        assert [each and each.value for each in times] == [a / 1e6, b / 1e6, c / 1e6]
-        assert result.n == {"compute": len(compute), "comms": len(comms), "both": len(together)}
+        assert [each.value for each in times] == [a / 1e6, b / 1e6, c / 1e6]
+        assert [each.n for each in times] == [len(compute), len(comms), len(together)]
         truth = (a + b - c) / min(a, b)
         swapped = overlap_efficiency(comms, compute, together).efficiency  # type: ignore[arg-type]
         if -1.25 <= truth <= 1.25:
-            assert result.efficiency is not None
-            assert swapped is not None
             assert result.efficiency.value == swapped.value == pytest.approx(truth, abs=1e-9)
         else:
-            assert (result.efficiency, swapped) == (None, None)
-            assert "than is possible" in result.refused["efficiency"]
+            assert (result.efficiency.value, swapped.value) == (None, None)
+            assert "than is possible" in result.efficiency.refused
 
 
 @settings(max_examples=10)
@@ -79,7 +78,6 @@ def test_efficiency_has_no_unit_and_times_have_and_bandwidth_turns_them_round(
     result, longer = (measured(60, np.random.default_rng(seed), 0.0, by) for by in (1, factor))
     assert told(longer.efficiency) == pytest.approx(told(result.efficiency))
     assert told(longer.both_ms) == pytest.approx([factor * each for each in told(result.both_ms)])
-    assert result.refused == {}
     times = noisy(3e6, 80, np.random.default_rng(seed))
     whole = overlap_efficiency(times, times, times)
     assert whole == overlap_efficiency(times, times, times)
@@ -131,24 +129,24 @@ def test_longer_series_give_narrower_intervals() -> None:
 @pytest.mark.parametrize("short", KINDS)
 def test_too_few_iterations_have_no_interval(short: str) -> None:
     result = overlap_efficiency(*([5_000_000] * (49 if kind == short else 50) for kind in KINDS))
-    assert result.efficiency is not None
     assert (result.efficiency.value, result.efficiency.interval) == (1.0, None)
     reason = f"needs at least 50 iterations of {short}, has 49 (1 missing)"
-    assert result.refused == {f"{short}_ms interval": reason, "efficiency interval": reason}
+    assert (result.efficiency.n, result.efficiency.refused) == (49, reason)
     for kind in KINDS:
-        assert (getattr(result, f"{kind}_ms").interval is None) == (kind == short)
+        alone = getattr(result, f"{kind}_ms")
+        assert (alone.interval is None) == (alone.refused == reason) == (kind == short)
 
 
 def test_an_efficiency_that_few_iterations_cannot_tell_is_refused() -> None:
     """As was printed: overlap efficiency -1233 %, from 20 iterations."""
     few = overlap_efficiency([10_000_000] * 20, [100_000] * 20, [11_333_000] * 20)
-    assert few.efficiency is None
-    assert few.refused["efficiency"] == "-1233 % is less than is possible, -125 % at least"
+    assert few.efficiency.value is None
+    assert few.efficiency.refused == "-1233 % is less than is possible, -125 % at least"
     generator = np.random.default_rng(3)
     wide = overlap_efficiency(*(noisy(m, 60, generator) for m in (4e6, 3e3, 4.01e6)))
-    assert wide.efficiency is None
-    assert "is wider than 100 percentage points" in wide.refused["efficiency"]
-    assert wide.both_ms is not None
+    assert wide.efficiency.value is None
+    assert "is wider than 100 percentage points" in wide.efficiency.refused
+    assert wide.both_ms.value is not None
     # Enough iterations that agree do tell that together cost more than it hides.
     dear = overlap_efficiency([10_000_000] * 60, [100_000] * 60, [11_333_000] * 60)
     assert told(dear.efficiency)[1] == pytest.approx(-12.33)
@@ -169,20 +167,13 @@ def test_bandwidth_is_that_of_nccl_tests_and_absent_where_nothing_was_measured()
     found = bandwidth([1_000_000] * 60, 128 << 20, 7 / 4)
     assert told(found.algorithm) == pytest.approx([134.217728] * 3)
     assert told(found.bus) == pytest.approx([234.881024] * 3)
-    assert (found.n, found.refused) == (60, {})
+    assert (found.algorithm.n, found.bus.n) == (60, 60)
     one_rank = bandwidth([2_000] * 20, 4_000, 0.0)
-    assert one_rank.algorithm is not None
-    assert (one_rank.algorithm.value, one_rank.algorithm.interval, one_rank.bus) == (
-        2.0,
-        None,
-        None,
+    few = "needs at least 50 iterations of comms, has 20 (30 missing)"
+    assert one_rank.algorithm == Estimate(value=2.0, n=20, unit="GB/s", refused=few)
+    assert one_rank.bus == Estimate(
+        n=20, unit="GB/s", refused="with one rank nothing crosses a bus"
     )
-    assert one_rank.refused == {
-        "algorithm interval": "needs at least 50 iterations of comms, has 20 (30 missing)",
-        "bus": "with one rank nothing crosses a bus",
-    }
-    nothing = overlap_efficiency([1], [], [1])
-    assert (nothing.efficiency, nothing.comms_ms) == (None, None)
-    why = "nothing was measured of comms"
-    assert (nothing.refused["efficiency"], nothing.refused["comms_ms"]) == (why, why)
-    assert bandwidth([], 8, 1.0).refused == {"algorithm": why, "bus": why}
+    nothing, none = overlap_efficiency([1], [], [1]), bandwidth([], 8, 1.0)
+    for absent in (nothing.efficiency, nothing.comms_ms, none.algorithm, none.bus):
+        assert (absent.value, absent.refused) == (None, "nothing was measured of comms")

@@ -146,13 +146,14 @@ def test_session_has_the_shape_that_others_read() -> None:
     assert list(session) == [
         "schema", "session", "records", "scaling", "colocations", "judgements",
     ]  # fmt: skip
-    assert (session["schema"], session["session"]["id"]) == ("pytest-hwqueue/session/1", "s")
+    assert (session["schema"], session["session"]["id"]) == ("pytest-hwqueue/session/2", "s")
     first, second = session["records"]
     assert first["cell"] == second["cell"] == "hetero_kernels[cuda-s8-native-eager]"
     assert first["setting"]["streams"] == 8
     assert "cell_id" not in first
     told = first["metrics"]["latency"]
-    assert (told["p50"], told["p99"], told["unit"]) == (latency.p50, latency.p99, "ms")
+    values = (told["p50"]["value"], told["p99"]["value"], told["p50"]["unit"])
+    assert values == (latency.p50.value, latency.p99.value, "ms")
     assert second["metrics"]["latency"] is None
     assert (second["status"], second["reason"], second["stage"]) == ("failed", "Boom", "measure")
     (swept,) = session["scaling"]
@@ -184,7 +185,7 @@ WHOLE = example().model_dump_json().encode()
         *[b"\xff\xfe\x00garbage", b"null", b"[]", b"{}", b'"text"', WHOLE * 2, b"[" * 100_000],
         b'{"machine_info": {}, "benchmarks": []}',  # pytest-benchmark's
         session_text(SESSION, [example()], []).encode(),
-        *map(with_field, ("schema_version", "schema_version", "status"), (3, "1", "great")),
+        *map(with_field, ("schema_version", "schema_version", "status"), (4, "1", "great")),
         *map(with_field, ("surprise", "duration_s", "cell"), (1, "nan?", None)),
     ],
     ids=lambda content: content[:24].decode("latin-1"),
@@ -213,6 +214,6 @@ def test_record_of_version_1_is_read_with_the_iteration_as_its_latency(tmp_path:
     path = tmp_path / "old.json"
     path.write_text(json.dumps(data), encoding="utf-8")
     record = read_record(path)
-    assert (record.schema_version, record.primary.name) == (2, "iteration")
+    assert (record.schema_version, record.primary.name) == (3, "iteration")
     assert record.metrics.iteration == record.metrics.latency
     assert record.latency_ns() == (record.samples.host_ns if record.samples else [])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from pytest_hwqueue.errors import BadGoal
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.scenarios.goals import (
     FIGURES,
     Goal,
@@ -21,7 +22,6 @@ from pytest_hwqueue.scenarios.goals import (
     parse_goal,
 )
 from pytest_hwqueue.tenancy.figures import (
-    Estimate,
     Served,
     attainment,
     percentile,

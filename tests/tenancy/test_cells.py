@@ -73,9 +73,9 @@ def test_latency_rates_and_ratios_are_those_of_the_tenant() -> None:
     assert low.cell_id == "mix.low[cuda-s1-mps-eager-processes]"
     latency = high.metrics.latency
     assert latency is not None
-    assert (latency.p50, latency.p99, latency.n) == (4.0, 4.0, 1000)
-    assert high.metrics.ratios["solo"].p99 == pytest.approx(2.0)
-    assert high.metrics.ratios["native"].p50 == pytest.approx(0.5)
+    assert (latency.p50.value, latency.p99.value, latency.n) == (4.0, 4.0, 1000)
+    assert high.metrics.ratios["solo"].p99.value == pytest.approx(2.0)
+    assert high.metrics.ratios["native"].p50.value == pytest.approx(0.5)
     assert low.metrics.ratios == {}
     (rate,) = high.metrics.throughput
     assert (rate.unit, rate.value) == ("items/s", 400.0)

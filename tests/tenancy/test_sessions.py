@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.tenancy import sessions
 from pytest_hwqueue.tenancy.figures import (
-    Estimate,
     Estimator,
     Served,
     Session,
@@ -78,6 +78,10 @@ def test_a_goal_over_three_sessions_says_so_and_holds_the_spread() -> None:
     assert evaluate(parse_goal("high.p50 <= 1.2 x solo"), own, reference).verdict == "undecided"
 
 
+def of(value: float, low: float, high: float, n: int) -> Estimate:
+    return Estimate(value=value, low=low, high=high, n=n)
+
+
 @pytest.mark.parametrize("between", [0.0, 0.05, 0.3])
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_the_interval_of_sessions_holds_the_truth(between: float, count: int) -> None:
@@ -90,7 +94,7 @@ def test_the_interval_of_sessions_holds_the_truth(between: float, count: int) ->
         logs += errors * generator.standard_normal(count)
         found = sessions.combined(
             [
-                Estimate(math.exp(y), math.exp(y - 1.96 * e), math.exp(y + 1.96 * e), 100)
+                of(math.exp(y), math.exp(y - 1.96 * e), math.exp(y + 1.96 * e), 100)
                 for y, e in zip(logs, errors, strict=True)
             ],
             CONFIDENCE,
@@ -136,7 +140,7 @@ def test_a_session_that_is_slower_by_a_constant_changes_no_ratio(
 def test_any_ratios_have_a_value_within_their_interval_and_within_their_range(
     given_: list[tuple[float, float, float]],
 ) -> None:
-    ratios = [Estimate(value, value / a, value * b, 1) for value, a, b in given_]
+    ratios = [of(value, value / a, value * b, 1) for value, a, b in given_]
     found = sessions.combined(ratios, CONFIDENCE)
     values = [value for value, _, _ in given_]
     assert found.value is not None
@@ -148,27 +152,28 @@ def test_any_ratios_have_a_value_within_their_interval_and_within_their_range(
 
 
 def test_equal_sharp_ratios_stay_sharp_and_unequal_ones_do_not() -> None:
-    two = Estimate(2.0, 2.0, 2.0, 10)
-    assert sessions.combined([two, two], CONFIDENCE) == Estimate(2.0, 2.0, 2.0, 20, "", 2)
-    other = sessions.combined([two, Estimate(2.2, 2.2, 2.2, 10)], CONFIDENCE)
+    two = of(2.0, 2.0, 2.0, 10)
+    both = two.model_copy(update={"n": 20, "sessions": 2})
+    assert sessions.combined([two, two], CONFIDENCE) == both
+    other = sessions.combined([two, of(2.2, 2.2, 2.2, 10)], CONFIDENCE)
     assert other.low < 2 < 2.2 < other.high
 
 
 def test_a_session_without_an_end_convicts_and_acquits_nobody_by_itself() -> None:
-    slow, starved = Estimate(5.0, 4.0, 6.0, 9), Estimate(math.inf, 8.0, math.inf, 9)
+    slow, starved = of(5.0, 4.0, 6.0, 9), of(math.inf, 8.0, math.inf, 9)
     found = sessions.combined([slow, starved], CONFIDENCE)
     assert (found.low, found.high, found.sessions) == (4.0, math.inf, 2)
-    idle = Estimate(0.0, 0.0, 0.1, 9)
-    found = sessions.combined([idle, Estimate(0.9, 0.8, 1.0, 9)], CONFIDENCE)
+    idle = of(0.0, 0.0, 0.1, 9)
+    found = sessions.combined([idle, of(0.9, 0.8, 1.0, 9)], CONFIDENCE)
     assert (found.low, found.high) == (0.0, 1.0)
-    few = Estimate(None, 0.0, math.inf, 0, "needs more")
-    assert sessions.combined([slow, few], CONFIDENCE).missing == "needs more"
+    few = Estimate(low=0.0, refused="needs more")
+    assert sessions.combined([slow, few], CONFIDENCE).refused == "needs more"
 
 
 def test_sessions_with_one_side_only_give_no_ratio() -> None:
     own, reference = [window([5] * 500, "a", "x")], [window([5] * 500, "a", "y")]
     found = sessions.ratio(P50, own, reference, CONFIDENCE)
-    assert (found.value, found.sessions, found.missing) == (None, 0, "no session measured both")
+    assert (found.value, found.sessions, found.refused) == (None, 0, "no session measured both")
     result = evaluate(parse_goal("high.p50 <= 3 x solo"), own, reference)
     assert (result.verdict, result.reason) == ("undecided", "no session measured both")
     # A second session with both decides it alone.

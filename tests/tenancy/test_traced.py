@@ -75,7 +75,7 @@ def causes(record: ColocationRecord, name: str) -> Causes:
 
 
 def share(tail: TailCauses, cause: str) -> float:
-    return tail.shares[cause].share
+    return float(tail.shares[cause])
 
 
 _SMALL = TenantSpec(

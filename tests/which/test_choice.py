@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.reports.which.words import printed
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
-from pytest_hwqueue.which.file import WhichCase, WhichFigure, WhichTenant, choices
+from pytest_hwqueue.which.file import WhichCase, WhichTenant, choices
 
 
 def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:
-    none = WhichFigure()
+    none = Estimate()
     return WhichTenant(
         name=name, priority=priority, issued=1, completed=1, failed=0, unserved=0, p50_ms=none,
         p95_ms=none, p99_ms=none, max_ms=none, unit="images", throughput_loss=None,
         p50_over_solo=None, p99_over_solo=None,
-        throughput_items_per_s=WhichFigure(value=value, low=value - half, high=value + half),
+        throughput_items_per_s=Estimate(value=value, low=value - half, high=value + half),
     )  # fmt: skip
 
 
@@ -66,16 +67,16 @@ def test_each_variant_has_its_own_choice() -> None:
 @pytest.mark.parametrize(
     ("given", "unit", "text"),
     [
-        (WhichFigure(value=4, low=3.5, high=4.5), "ms", "4.00 ms [3.50, 4.50]"),
-        (WhichFigure(value=4, low=3.5), "ms", "4.00 ms [3.50, ∞]"),
-        (WhichFigure(value=4), "ms", "4.00 ms"),
-        (WhichFigure(value=1, low=0.99694, high=1), "share", "100.00 % [99.69, 100.00]"),
-        (WhichFigure(value=0.04, low=0.031, high=0.05), "%", "4.00 % [3.10, 5.00]"),
-        (WhichFigure(value=0.04, high=0.05), "%", "4.00 % [-∞, 5.00]"),
-        (WhichFigure(value=1.3, low=1.2, high=1.4), "×", "1.30× [1.20, 1.40]"),
-        (WhichFigure(value=7530, low=7500, high=7560), "images/s", "7.53 k images/s [7.50, 7.56]"),
-        (WhichFigure(reason="none"), "ms", "—"),
+        (Estimate(value=4, low=3.5, high=4.5), "ms", "4.00 ms [3.50, 4.50]"),
+        (Estimate(value=4, low=3.5), "ms", "4.00 ms [3.50, ∞]"),
+        (Estimate(value=4), "ms", "4.00 ms"),
+        (Estimate(value=1, low=0.99694, high=1), "share", "100.00 % [99.69, 100.00]"),
+        (Estimate(value=0.04, low=0.031, high=0.05), "%", "4.00 % [3.10, 5.00]"),
+        (Estimate(value=0.04, high=0.05), "%", "4.00 % [-∞, 5.00]"),
+        (Estimate(value=1.3, low=1.2, high=1.4), "×", "1.30× [1.20, 1.40]"),
+        (Estimate(value=7530, low=7500, high=7560), "images/s", "7.53 k images/s [7.50, 7.56]"),
+        (Estimate(refused="none"), "ms", "—"),
     ],
 )
-def test_figures_are_printed_with_their_ends(given: WhichFigure, unit: str, text: str) -> None:
+def test_figures_are_printed_with_their_ends(given: Estimate, unit: str, text: str) -> None:
     assert str(printed(given, unit)) == text

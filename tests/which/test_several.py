@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.records.tenants import read_colocation, write_colocation
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
-from pytest_hwqueue.which.file import WhichFigure, WhichFile, trends
+from pytest_hwqueue.which.file import WhichFile, trends
 from pytest_hwqueue.which.runs import all_runs
 from tests.which.conftest import (
     SCENARIO,
@@ -79,7 +80,7 @@ def test_p99_of_the_urgent_tenant_is_shown_over_variants(file: Path, sweep: Path
     found, output = told(file, sweep)
     mps = trends(found)[0].rows["mps"]
     assert (mps["small"].value, mps["large"].value) == (4, None)
-    assert "has 100 (268 missing)" in mps["large"].reason
+    assert "has 100 (268 missing)" in mps["large"].refused
     assert "P99 refused for high of large-mps: needs at least 368 requests, has 100" in output
 
 
@@ -130,9 +131,9 @@ def measured_on_three_gpus(file: Path, tmp_path: Path) -> list[Path]:
     return folders
 
 
-def over_solo(found: WhichFile, name: str, figure: str = "p99_over_solo") -> WhichFigure:
+def over_solo(found: WhichFile, name: str, figure: str = "p99_over_solo") -> Estimate:
     ratio = getattr(case(found, name).tenant("high"), figure)
-    assert isinstance(ratio, WhichFigure)
+    assert isinstance(ratio, Estimate)
     return ratio
 
 
@@ -167,9 +168,9 @@ def test_a_reference_of_another_session_is_divided_by_nobody(
     found, output = told(file, three_gpus[0], "--from", three_gpus[1])
     mps, native = over_solo(found, "mps"), over_solo(found, "native")
     assert (mps.value, mps.sessions) == (None, 0)
-    assert mps.reason == "mix.solo_high was measured in other sessions only"
+    assert mps.refused == "mix.solo_high was measured in other sessions only"
     assert native.value == pytest.approx(10)
-    assert native.reason == "of 1 of 2 sessions: the others lack mix.solo_high"
+    assert native.refused == "of 1 of 2 sessions: the others lack mix.solo_high"
     assert "the others lack" in output
     # mps met its goals too, but its share of alone is not known, so nobody leaves most.
     (choice,) = found.choices
@@ -189,4 +190,4 @@ def test_a_reference_that_failed_in_another_session_costs_nothing(
     assert len(found.sessions) == 2  # the failed runs have no fingerprint, and are of their folder
     assert over_solo(found, "mps").value == pytest.approx(2)
     other = over_solo(found, "mps-priority")
-    assert (other.value, other.reason) == (None, "mix.solo_high was failed: no driver")
+    assert (other.value, other.refused) == (None, "mix.solo_high was failed: no driver")

@@ -18,6 +18,7 @@ from rich.console import Console
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import INTERRUPTED
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.interference import priority_effect
 from pytest_hwqueue.records.tenants import (
     ColocationProof,
@@ -29,7 +30,6 @@ from pytest_hwqueue.reports.grid import print_document
 from pytest_hwqueue.reports.which.document import which_document
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
-from pytest_hwqueue.which.file import WhichFigure
 from pytest_hwqueue.which.runs import all_runs, entries
 from tests.reports.stored_texts import assert_as_stored
 from tests.which.conftest import (
@@ -147,12 +147,12 @@ def test_figures_are_those_of_the_records(file: Path, folder: Path) -> None:
         assert read_colocation(folder / name).scheduler == "mps"
     high, low = mps.tenant("high"), mps.tenant("low")
     for figure in (high.p50_ms, high.p95_ms, high.p99_ms):
-        assert figure == WhichFigure(value=4, low=4, high=4, n=2400)
-    assert high.max_ms == WhichFigure(value=4, n=2400)
+        assert figure == Estimate(value=4, low=4, high=4, n=2400, unit="ms")
+    assert high.max_ms == Estimate(value=4, n=2400, unit="ms")
     assert (high.attained_within_ms, high.unit) == (10, "images")
     assert high.attainment is not None
     assert high.attainment.value == 1
-    assert high.p99_over_solo == WhichFigure(value=2, low=2, high=2, n=2400)
+    assert high.p99_over_solo == Estimate(value=2, low=2, high=2, n=2400)
     assert low.throughput_items_per_s.value == pytest.approx(8 * 96, rel=1e-3)
     loss = low.throughput_loss
     assert loss is not None
@@ -337,7 +337,7 @@ def test_without_native_loss_and_relative_goals_stay_open(
     mps = case(found, "mps")
     loss = mps.tenant("low").throughput_loss
     assert loss is not None
-    assert (loss.value, loss.reason) == (None, f"native was {why}")
+    assert (loss.value, loss.refused) == (None, f"native was {why}")
     assert [goal.verdict for goal in mps.goals] == ["met", "met", "undecided"]
     assert goal_why in (None, mps.goals[-1].reason)
     assert "No scheduler was shown to meet all goals" in output
@@ -348,7 +348,7 @@ def test_percentiles_of_few_requests_are_refused_with_what_is_missing(file: Path
     found, output = told_of(file, dict.fromkeys((NATIVE, MPS, MPS_PRIORITY, XSCHED), few))
     high = case(found, "mps").tenant("high")
     assert (high.p95_ms.value, high.p99_ms.value) == (4, None)
-    assert high.p99_ms.reason == "needs at least 368 requests, has 100 (268 missing)"
+    assert high.p99_ms.refused == "needs at least 368 requests, has 100 (268 missing)"
     assert "P99 refused" in output
 
 
@@ -358,8 +358,8 @@ def test_requests_that_never_completed_are_no_fast_ones(file: Path) -> None:
     found, output = told_of(file, {MPS: {"tenants": [lost, low]}})
     figures = case(found, "mps").tenant("high")
     assert (figures.p50_ms.value, figures.p99_ms.value) == (4, None)
-    assert figures.p99_ms.reason == "so many requests never completed"
-    assert figures.max_ms.reason == "300 of 1500 requests never completed"
+    assert figures.p99_ms.refused == "so many requests never completed"
+    assert figures.max_ms.refused == "300 of 1500 requests never completed"
     assert "mps" in found.choices[0].missed
     assert "P99 to solo refused for high of mps: so many requests never completed" in output
 
@@ -383,10 +383,10 @@ def test_a_loss_and_a_ratio_that_tell_nothing_are_refused(file: Path) -> None:
     loss, ratio = mps.tenant("low").throughput_loss, mps.tenant("high").p50_over_solo
     assert loss is not None
     assert ratio is not None
-    assert (loss.value, loss.low, loss.high) == (None, None, None)
-    assert "is wider than 100 percentage points and than the figure itself" in loss.reason
+    assert (loss.value, loss.interval) == (None, None)
+    assert "is wider than 100 percentage points and than the figure itself" in loss.refused
     assert ratio.value is None
-    assert "is wider than once the reference and than the figure itself" in ratio.reason
+    assert "is wider than once the reference and than the figure itself" in ratio.refused
     assert "loss to native refused for low of mps: its interval" in re.sub(r"\s+", " ", output)
 
 

@@ -17,7 +17,7 @@ def pytest_hwqueue_report(folder: Path, records: Sequence[RunRecord]) -> None:
             writer.writerow(["cell", "run", "status", "p50 ms", "p99 ms"])
             for record in records:
                 latency = record.metrics.latency
-                figures = ["", ""] if latency is None else [latency.p50, latency.p99]
+                figures = ["", ""] if latency is None else [latency.p50.value, latency.p99.value]
                 writer.writerow([record.cell_id, record.run, record.status, *figures])
     except OSError as error:
         raise ReportFailed(f"records.csv: {error.strerror}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pytest_hwqueue.baselines.runs import CellBaseline
-from pytest_hwqueue.capacity.result import SCHEMA as CAPACITY
+from pytest_hwqueue.capacity.result import KIND as CAPACITY
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import RunRecord, read_model, read_record
@@ -20,7 +20,8 @@ from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.reports.verdict_words import SEVERITY
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
-from pytest_hwqueue.which.file import SCHEMA, WhichFile
+from pytest_hwqueue.which.file import KIND as WHICH
+from pytest_hwqueue.which.file import WhichFile
 
 Record = TypeVar("Record", RunRecord, ColocationRecord, WhichFile, CapacityFile)
 
@@ -133,10 +134,10 @@ def _read(path: Path, found: Found, *, named: bool) -> None:
         elif "schema_version" in parts and "cell_id" in parts:
             cells = found.traced if _within(path, _CAUSES) else found.cells
             cells.append(Stored(path, read_record(path)))
-        elif "schema" in parts and data["schema"] == SCHEMA:
+        elif "schema" in parts and str(data["schema"]).startswith(WHICH):
             table = read_model(path, WhichFile, "a table of `hwq which`")
             found.tables.append(Stored(path, table))
-        elif "schema" in parts and data["schema"] == CAPACITY:
+        elif "schema" in parts and str(data["schema"]).startswith(CAPACITY):
             result = read_model(path, CapacityFile, "a result of `hwq capacity`")
             found.capacities.append(Stored(path, result))
         elif named:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.summary import find_sweeps
 from pytest_hwqueue.metrics.attribution import UNEXPLAINED, DeviceWork
-from pytest_hwqueue.metrics.latency import Share
-from pytest_hwqueue.metrics.numbers import counted, milliseconds, percent, time_unit
+from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.metrics.numbers import counted, milliseconds, percent, printed, time_unit
 from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.records.noise import Causes, TailCauses, causes_line
@@ -246,23 +246,26 @@ def _tail(name: str, tail: TailCauses) -> list[Part]:
         Column("named", "who or what they waited for", "(requests)"),
     )  # fmt: skip
     # What no cause explains comes last, whatever its share.
-    ordered = sorted(tail.shares.items(), key=lambda each: (each[0] == UNEXPLAINED, -each[1].share))
-    rows = [_cause(cause, share, tail) for cause, share in ordered if share.number]
+    ordered = sorted(tail.shares.items(), key=lambda each: (each[0] == UNEXPLAINED, -each[1]))
+    rows = [_cause(cause, share, tail) for cause, share in ordered if share > 0]
     not_seen = {cause: [reason] for cause, reason in tail.not_seen.items()}
     unseen: list[Part] = [Paragraph("Causes that could not be seen here:"), Bullets(not_seen)]
     return [Heading(title, 3), Table(columns, rows), *unseen * bool(not_seen)]
 
 
-def _cause(cause: str, share: Share, tail: TailCauses) -> Row:
+def _cause(cause: str, share: Estimate, tail: TailCauses) -> Row:
     named = [f"{each.what} ({each.requests})" for each in tail.named.get(cause, [])]
     if cause == UNEXPLAINED and tail.unexplained_in:
         named = [
-            f"lost on the {place}: {percent(part.share, part.interval)}"
+            f"lost on the {place}: {printed(part, percent)}"
             for place, part in tail.unexplained_in.items()
-            if part.number
+            if part > 0
         ]
-    shown = percent(share.share, share.interval)
-    return Row({"cause": cause, "named": "; ".join(named)}, {"share": [shown]}, opens=True)
+    return Row(
+        {"cause": cause, "named": "; ".join(named)},
+        {"share": [printed(share, percent)]},
+        opens=True,
+    )
 
 
 def scaling_by_cell(cells: Sequence[PageCell]) -> dict[str, list[Part]]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, milliseconds, time_unit
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.cell_rows import COLUMNS, NO_REASON, PERCENTILES, CellRows, status_of
+from pytest_hwqueue.reports.cell_rows import COLUMNS, PERCENTILES, CellRows, status_of
 from pytest_hwqueue.reports.charts import (
     Curve,
     order_chart,
@@ -28,7 +29,7 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.drawing import colour
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.notes import NO_REASON, Notes
 from pytest_hwqueue.reports.page.cells import PageCell
 from pytest_hwqueue.reports.page.charts import causes_parts, in_order, spark, survival, timelines
 from pytest_hwqueue.reports.verdict_words import change_of
@@ -129,7 +130,7 @@ def figures_of(record: RunRecord) -> Figures:
     if latency is None:
         return Figures("", {}, None, table)
     figures = {
-        key: _view(label, own[key][0], getattr(latency, key), reasons.found.get(label, ""))
+        key: _view(label, own[key][0], _value(getattr(latency, key)), reasons.found.get(label, ""))
         for key, label in (*PERCENTILES.items(), ("max", "max"))
     }
     throughput = None
@@ -138,6 +139,10 @@ def figures_of(record: RunRecord) -> Figures:
         value = record.metrics.throughput[0].value
         throughput = _view("throughput", own["throughput"][0], value, reason)
     return Figures(rows[0].texts["n"], figures, throughput, table)
+
+
+def _value(given: Estimate | float) -> float | None:
+    return given.value if isinstance(given, Estimate) else given
 
 
 def row_of(cell: PageCell, figures: Figures) -> RowView:

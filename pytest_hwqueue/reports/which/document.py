@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted
 from pytest_hwqueue.reports.charts import pareto_chart
 from pytest_hwqueue.reports.document import (
@@ -37,6 +38,7 @@ from pytest_hwqueue.reports.which.words import (
     last_outputs,
     printed,
     proof_line,
+    remark,
     session_title,
     settings,
     several_sessions,
@@ -48,7 +50,6 @@ from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.which.file import (
     Trend,
     WhichCase,
-    WhichFigure,
     WhichFile,
     WhichTenant,
     trends,
@@ -177,8 +178,8 @@ def _goal_text(goal: GoalResult) -> str:
     unit = "×" if goal.unit == "x" else goal.unit
     # Goals give shares in %, where a table's figures are of one.
     scale = 0.01 if unit == "%" else 1.0
-    ends = [None if end is None else end * scale for end in (goal.value, goal.low, goal.high)]
-    return str(printed(WhichFigure(value=ends[0], low=ends[1], high=ends[2]), unit))
+    given = Estimate.model_validate({"value": goal.value, "low": goal.low, "high": goal.high})
+    return str(printed(given.scaled(scale, unit), unit))
 
 
 def _not_met(found: WhichFile) -> list[Part]:
@@ -229,7 +230,8 @@ def _columns(case: WhichCase) -> list[Column]:
         Column("case", "scheduler"),
         Column("p99", *_heading("P99", urgent)),
         Column("loss", *_heading("loss", others)),
-        *[Column("capacity", LABELS["capacity"])] * any(each.capacity_per_s for each in urgent),
+        *[Column("capacity", LABELS["capacity"])]
+        * any(each.capacity_per_s is not None for each in urgent),
         Column("goals", "goals", "met"),
     ]
 
@@ -251,22 +253,26 @@ def _row(case: WhichCase, notes: Notes) -> Row:
     if case.goals:
         missed = any(goal.verdict == "missed" for goal in case.goals)
         row.style = "green" if case.met_all else "red" if missed else ""
-    losses = [(tenant.name, loss) for tenant in others if (loss := tenant.throughput_loss)]
+    losses = [
+        (tenant.name, loss) for tenant in others if (loss := tenant.throughput_loss) is not None
+    ]
     if losses:
         row.figures["loss"] = [_worst(LABELS["loss"], losses, "%", case, notes)]
-    capacities = [(tenant.name, found) for tenant in urgent if (found := tenant.capacity_per_s)]
+    capacities = [
+        (tenant.name, found) for tenant in urgent if (found := tenant.capacity_per_s) is not None
+    ]
     if capacities:
         row.figures["capacity"] = [_worst(LABELS["capacity"], capacities, "/s", case, notes)]
     return row
 
 
 def _worst(
-    what: str, given: Sequence[tuple[str, WhichFigure]], unit: str, case: WhichCase, notes: Notes
+    what: str, given: Sequence[tuple[str, Estimate]], unit: str, case: WhichCase, notes: Notes
 ) -> PrintedFigure:
     """Return the greatest figure; refused if one is, since that might be the greatest."""
     refused = [(tenant, figure) for tenant, figure in given if figure.value is None]
     for tenant, figure in refused:
-        notes.refuse(what, figure.reason, case.id, tenant)
+        notes.refuse(what, figure.refused, case.id, tenant)
     if refused:
         return REFUSED
     return printed(max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit)
@@ -315,9 +321,9 @@ def _front(
             continue
         p99, loss = case.tenant(urgent).p99_ms, case.tenant(greedy).throughput_loss
         if p99.value is None:
-            left_out[case.id] = f"P99 of {urgent} refused: {p99.reason}"
+            left_out[case.id] = f"P99 of {urgent} refused: {p99.refused}"
         elif loss is not None and loss.value is None:
-            left_out[case.id] = f"loss of {greedy} refused: {loss.reason}"
+            left_out[case.id] = f"loss of {greedy} refused: {loss.refused}"
         else:
             points.append(_point(case, p99, loss))
     for point in points:
@@ -329,16 +335,16 @@ def _front(
     return Chart(title, pareto_chart(points, simulated=simulated), _NOTE, left_out)
 
 
-def _point(case: WhichCase, p99: WhichFigure, loss: WhichFigure | None) -> dict[str, Any]:
+def _point(case: WhichCase, p99: Estimate, loss: Estimate | None) -> dict[str, Any]:
     point = {
         "case": case.id, "placement": case.placement, "together": _together(case),
-        "p99": p99.value, "p99_low": p99.low, "p99_high": p99.high,
+        "p99": p99.value, "p99_low": p99.ends[0], "p99_high": p99.ends[1],
         "loss": 0.0, "loss_low": None, "loss_high": None, "note": _IS_REFERENCE,
     }  # fmt: skip
     if loss is not None:
-        ends = (("loss", loss.value), ("loss_low", loss.low), ("loss_high", loss.high))
-        point |= {key: None if value is None else 100 * value for key, value in ends}
-        point["note"] = loss.reason
+        low, high = loss.scaled(100, "%").ends
+        point |= {"loss": 100 * float(loss), "loss_low": low, "loss_high": high}
+        point["note"] = remark(loss) if loss.refused else ""
     return point
 
 

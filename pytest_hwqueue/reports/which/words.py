@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,
@@ -22,7 +23,6 @@ from pytest_hwqueue.which.file import (
     Trend,
     WhichCase,
     WhichChoice,
-    WhichFigure,
     WhichFile,
     WhichProof,
     WhichSession,
@@ -122,16 +122,16 @@ def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Pri
     for key, (value, in_unit) in values(tenant).items():
         shown[key] = printed(value, in_unit)
         if value.value is None:
-            notes.refuse(LABELS[key], value.reason, case.id, tenant.name)
-        elif value.reason:
-            notes.explain(f"{LABELS[key]} of {tenant.name} in {case.id}", value.reason)
+            notes.refuse(LABELS[key], value.refused, case.id, tenant.name)
+        elif value.refused:
+            notes.explain(f"{LABELS[key]} of {tenant.name} in {case.id}", remark(value))
     return shown
 
 
-def values(tenant: WhichTenant) -> dict[str, tuple[WhichFigure, str]]:
+def values(tenant: WhichTenant) -> dict[str, tuple[Estimate, str]]:
     """Return the figures that a tenant has, with their units, by the keys of `LABELS`."""
     unit = f"{tenant.unit}/s"
-    given: dict[str, tuple[WhichFigure | None, str]] = {
+    given: dict[str, tuple[Estimate | None, str]] = {
         "p50": (tenant.p50_ms, "ms"),
         "p95": (tenant.p95_ms, "ms"),
         "p99": (tenant.p99_ms, "ms"),
@@ -146,7 +146,7 @@ def values(tenant: WhichTenant) -> dict[str, tuple[WhichFigure, str]]:
     return {key: (value, in_unit) for key, (value, in_unit) in given.items() if value is not None}
 
 
-def printed(given: WhichFigure, unit: str) -> PrintedFigure:
+def printed(given: Estimate, unit: str) -> PrintedFigure:
     """Format a figure in ``unit``: ms, ×, a rate, or % and share for a share of one.
 
     A ``share`` has two decimals, as goals such as 99.95 % ask for them.
@@ -154,9 +154,7 @@ def printed(given: WhichFigure, unit: str) -> PrintedFigure:
     if given.value is None:
         return REFUSED
     scale = 100.0 if unit in ("%", "share") else 1.0
-    ends = None
-    if given.low is not None and given.high is not None:
-        ends = (given.low * scale, given.high * scale)
+    ends = given.scaled(scale, unit).interval
     if unit == "share":
         shown = _with_places(given, scale, _DECIMALS)
     elif unit == "ms":
@@ -166,16 +164,23 @@ def printed(given: WhichFigure, unit: str) -> PrintedFigure:
         shown = figure(given.value * scale, ends, unit, finest=_DECIMALS)
     else:
         return rate(given.value, unit, ends)
-    if ends is None and (given.low, given.high) != (None, None):
+    if ends is None and given.ends != (None, None):
         shown = _with_places(given, scale, decimals(given.value * scale))
     return PrintedFigure(shown.number, "%" if unit == "share" else unit, shown.interval)
 
 
-def _with_places(given: WhichFigure, scale: float, places: int) -> PrintedFigure:
+def remark(given: Estimate) -> str:
+    """Return what is missing of a figure that is given, and why."""
+    if math.isinf(given.high):
+        return f"no upper end: {given.refused}"
+    return f"no lower end: {given.refused}" if math.isinf(given.low) else given.refused
+
+
+def _with_places(given: Estimate, scale: float, places: int) -> PrintedFigure:
     """Format a figure whose interval may lack a lower or upper end."""
     assert given.value is not None
-    low = "-∞" if given.low is None else fixed(given.low * scale, places)
-    high = "∞" if given.high is None else fixed(given.high * scale, places)
+    low = "-∞" if math.isinf(given.low) else fixed(given.low * scale, places)
+    high = "∞" if math.isinf(given.high) else fixed(given.high * scale, places)
     return PrintedFigure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
 
 
@@ -327,15 +332,11 @@ def _throughput_of(case: WhichCase, name: str) -> str:
     if loss is None:
         return f"{text}, being native itself"
     if loss.value is None:
-        return f"{text}, of unknown loss to native ({loss.reason})"
+        return f"{text}, of unknown loss to native ({loss.refused})"
     if loss.value < 0:
-        gain = WhichFigure(value=-loss.value, low=_negative(loss.high), high=_negative(loss.low))
+        gain = Estimate(value=-loss.value, low=-loss.high, high=-loss.low)
         return f"{text}, {printed(gain, '%')} more than under native"
     return f"{text}, a loss of {printed(loss, '%')} to native"
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
 
 
 def _others(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:

@@ -69,13 +69,13 @@ def test_a_convoy_takes_as_long_as_what_stands_before(
     assert samples.references_ns == {"alone": [alone_ns] * 14}
     tag = record.metrics.tags["victim"]
     assert tag.n == 14
-    for figure in (tag.p50, tag.mean, tag.max):
+    for figure in (tag.p50.value, tag.mean, tag.max):
         assert figure == pytest.approx(victim_ns / 1e6, rel=EXACT)
     ratio = record.metrics.ratios["victim/alone"]
     known = pytest.approx(victim_ns / alone_ns, rel=EXACT)
-    assert [ratio.p50, *ratio.intervals["p50"]] == [known] * 3
-    assert ratio.p99 is None
-    assert ratio.refused == {"p99": "needs at least 437 samples on both sides, has 14"}
+    assert [ratio.p50.value, ratio.p50.low, ratio.p50.high] == [known] * 3
+    assert ratio.p99.value is None
+    assert ratio.p99.refused == "needs at least 437 samples on both sides, has 14"
 
 
 @settings(max_examples=16, derandomize=True)
@@ -132,15 +132,15 @@ def test_ratios_of_planted_durations_are_theirs_or_refused(bench: Bench, iterati
     assert (ratio.n, ratio.reference_n) == (iterations, 2 * max(1, iterations // 2))
     fewer = min(ratio.n, ratio.reference_n)
     for name, needed in (("p50", 7), ("p99", 437)):
-        value = getattr(ratio, name)
+        found = getattr(ratio, name)
         if fewer < needed:
-            assert value is None
+            assert found.value is None
             reason = f"needs at least {needed} samples on both sides, has {fewer}"
-            assert ratio.refused[name] == reason
+            assert found.refused == reason
         else:
-            assert value == pytest.approx(factor, rel=EXACT)
-            low, high = ratio.intervals[name]
-            assert low <= value <= high
+            assert found.value == pytest.approx(factor, rel=EXACT)
+            assert found.interval is not None
+            assert found.low <= found <= found.high
 
 
 @settings(max_examples=6, derandomize=True)

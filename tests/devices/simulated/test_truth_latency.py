@@ -15,7 +15,6 @@ from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.costs import KernelWork
 from pytest_hwqueue.metrics.latency import (
     LatencySummary,
-    interval_of,
     summarise_latency,
     throughput,
 )
@@ -68,7 +67,7 @@ def test_synchronised_iterations_take_the_known_time(
     rate = work * 1e9 / host_ns
     assert rated.value == pytest.approx(rate, rel=EXACT)
     assert rated.interval is not None
-    assert rated.interval[0] <= rated.value <= rated.interval[1]
+    assert rated.low <= rated <= rated.high
     # All that is uncertain is the clock's nanosecond, in iterations of a microsecond and more.
     assert rated.interval == pytest.approx((rate, rate), rel=1e-3)
     bound = any(note.startswith("bounded by launching") for note in record.notes)
@@ -78,8 +77,8 @@ def test_synchronised_iterations_take_the_known_time(
 def assert_always(found: LatencySummary | None, known_ns: int) -> None:
     """Every figure of a latency that never varies is that latency."""
     assert found is not None
-    assert (found.unit, found.n) == ("ms", 50)
-    for figure in (found.mean, found.max, found.p50, *found.intervals["p50"]):
+    assert (found.p50.unit, found.n) == ("ms", 50)
+    for figure in (found.mean, found.max, found.p50.value, found.p50.low, found.p50.high):
         assert figure == pytest.approx(known_ns / 1e6, rel=EXACT)
 
 
@@ -134,25 +133,23 @@ def test_percentiles_are_those_planted_or_refused(bench: Bench, samples: int) ->
     for name, share, needed in (
         ("p50", 0.5, 6), ("p95", 0.95, 72), ("p99", 0.99, 368), ("p999", 0.999, 3688),
     ):  # fmt: skip
-        value = getattr(found, name)
+        given_ = getattr(found, name)
         if samples < needed:
-            assert value is None
-            assert name not in found.intervals
+            assert (given_.value, given_.interval) == (None, None)
             missing = f"needs at least {needed} samples, has {samples} ({needed - samples} missing)"
-            assert found.refused[name] == missing
+            assert given_.refused == missing
         else:
             truth = low_ms + share * (high_ms - low_ms)
-            assert value == pytest.approx(truth, rel=EXACT)
-            assert name not in found.refused
+            assert given_.value == pytest.approx(truth, rel=EXACT)
             # Few samples may look as if they followed each other, in whatever order.
-            assert (name in found.intervals) == (interval_of(name) not in found.refused)
-            low, high = found.intervals.get(name, (low_ms, high_ms))
+            assert (given_.interval is None) == ("independent samples" in given_.refused)
+            low, high = given_.interval or (low_ms, high_ms)
             assert low_ms - 1e-9 <= low <= truth <= high <= high_ms + 1e-9
             assert low < high
     (rated,) = record.metrics.throughput
     assert (rated.interval is None) == (samples < 50)
     if samples == 49:
-        assert rated.refused["interval"] == "needs at least 50 iterations, has 49 (1 missing)"
+        assert rated.refused == "needs at least 50 iterations, has 49 (1 missing)"
 
 
 CELLS = 300
@@ -170,8 +167,9 @@ def test_intervals_cover_the_truth_they_were_drawn_from() -> None:
         summary = summarise_latency(samples)
         for name, share in (("p50", 0.5), ("p95", 0.95)):
             truth_ms = (AROUND_NS + 20_000 - 10_000 * math.log(1 - share)) / 1e6
-            refused += name not in summary.intervals
-            low, high = summary.intervals.get(name, (truth_ms, truth_ms))
+            interval = getattr(summary, name).interval
+            refused += interval is None
+            low, high = interval or (truth_ms, truth_ms)
             covered[name] += low <= truth_ms <= high
         interval = throughput(3.0, samples, "units/s").interval
         assert interval is not None

@@ -79,9 +79,8 @@ def test_saturation_is_where_the_device_is_full(
         assert point.streams == count
         assert point.throughput.value == pytest.approx(rate * 1e9 / KERNEL_NS, rel=TOLERANCE)
         speedup = pytest.approx(rate / rates[0], rel=TOLERANCE)
-        assert point.speedup == speedup
-        assert list(point.speedup_interval or ()) == [speedup, speedup]
-        assert point.efficiency == pytest.approx(rate / rates[0] / count, rel=TOLERANCE)
+        assert [point.speedup.value, point.speedup.low, point.speedup.high] == [speedup] * 3
+        assert point.efficiency.value == pytest.approx(rate / rates[0] / count, rel=TOLERANCE)
     if truth < COUNTS[-1]:
         assert found.saturation_streams == truth
         assert found.saturation_range == (truth, truth)
@@ -108,5 +107,5 @@ def test_one_count_or_too_few_iterations_say_nothing_of_scaling(bench: Bench) ->
     reason = "needs at least 50 iterations at each count, has 49 (1 missing) at 1 streams"
     assert found.refused["saturation_streams"] == reason
     for point in found.points:
-        assert point.speedup_interval is None
-        assert "needs at least 50 iterations" in point.refused["speedup_interval"]
+        assert point.speedup.interval is None
+        assert "needs at least 50 iterations" in point.speedup.refused

@@ -46,13 +46,13 @@ def test_overhead_is_the_profiles(
         assert found is not None
         assert (found.unit, found.streams) == ("us", streams)
         assert (found.late_enqueued, found.late_enqueued_on_one) == (0, 0)
-        overhead = found.overhead
-        assert overhead.difference == pytest.approx(switch / 1e3, abs=TOLERANCE_US)
-        assert overhead.interval is not None
-        low, high = overhead.interval
-        assert low - TOLERANCE_US <= switch / 1e3 <= high + TOLERANCE_US
-        assert overhead.first.median == pytest.approx((start + switch) / 1e3, abs=TOLERANCE_US)
-        assert overhead.second.median == pytest.approx(start / 1e3, abs=TOLERANCE_US)
+        overhead, difference = found.overhead, found.overhead.difference
+        assert difference.value == pytest.approx(switch / 1e3, abs=TOLERANCE_US)
+        assert difference.interval is not None
+        assert difference.low - TOLERANCE_US <= switch / 1e3 <= difference.high + TOLERANCE_US
+        medians = (overhead.first.median.value, overhead.second.median.value)
+        known = ((start + switch) / 1e3, start / 1e3)
+        assert medians == pytest.approx(known, abs=TOLERANCE_US)
         assert (overhead.first.negative, overhead.second.negative) == (0, 0)
         # When the gate opens, the front end takes the streams of one queue, then of the next. What
         # ran before was on the first queue (the probe's pass on one stream) or on the last.
@@ -96,10 +96,10 @@ def test_priorities_change_nothing_and_waiting_for_room_is_no_switch(
     assert record.metrics.queue_switch is not None
     overhead = record.metrics.queue_switch.overhead
     if truth_us is None:
-        assert (overhead.difference, overhead.interval) == (None, None)
-        assert "ran at once" in overhead.refused["difference"]
+        assert overhead.difference.value is None
+        assert "ran at once" in overhead.difference.refused
     else:
-        assert overhead.difference == pytest.approx(truth_us, abs=TOLERANCE_US)
+        assert overhead.difference.value == pytest.approx(truth_us, abs=TOLERANCE_US)
     # Streams that take turns leave one side of the split inside the run empty.
     split = record.metrics.queue_switch.other_stream_before
     assert split.difference is None
@@ -123,7 +123,7 @@ def test_no_switch_without_a_second_stream_that_works(
         assert found.overhead.interval is None
         for field in ("difference", "interval"):
             assert "no queue was switched" in found.overhead.refused[field]
-        assert found.overhead.second.median == pytest.approx(
+        assert found.overhead.second.median.value == pytest.approx(
             cost["start_ns"] / 1e3, abs=TOLERANCE_US
         )
         assert found.first_start_spread is None

@@ -90,10 +90,10 @@ def test_a_row_has_the_records_figures_to_the_digit(tmp_path: Path) -> None:
     (details,) = page_for(tmp_path, record).details
     latency = record.metrics.latency
     assert latency is not None
-    unit = time_unit((latency.p50 or 0) * 1e6, [latency.max * 1e6])
+    unit = time_unit(latency.p50 * 1e6, [latency.max * 1e6])
     shown = details.row.figures["p99"]
-    assert f"{shown.text} {shown.interval}" == str(percentile(latency, "p99", unit))
-    assert (shown.value, details.row.n) == (latency.p99, str(latency.n))
+    assert f"{shown.text} {shown.interval}" == str(percentile(latency.p99, unit))
+    assert (shown.value, details.row.n) == (latency.p99.value, str(latency.n))
     assert details.row.figures["max"].value == latency.max
     assert details.row.throughput is not None
     assert details.row.throughput.value == record.metrics.throughput[0].value

@@ -1,0 +1,218 @@
+"""Estimates that tell too little are refused, and say so when used; earlier versions' are read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import operator
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_hwqueue.errors import RefusedFigure
+from pytest_hwqueue.metrics.estimate import Estimate, Interval, PlainData, named, untold
+from pytest_hwqueue.metrics.interference import LatencyRatioResult
+from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
+from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.metrics.scaling import ScaledPoint
+from pytest_hwqueue.metrics.switching import MedianDifference
+
+ANY = (-math.inf, math.inf)
+AT_MOST_3 = (-math.inf, 3.0)
+WIDE, OUTSIDE = "wider than", "than is possible"
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "limits", "reason"),
+    [
+        (-4.85, (-135.35, 0.75), ANY, WIDE),  # lost -485 % [-13535, 75]
+        (1.5, (0.37, 2.64), ANY, WIDE),  # gained 150 % [37, 264]
+        (-12.33, None, (-1.25, math.inf), OUTSIDE),
+        (161.76, None, AT_MOST_3, OUTSIDE),
+        (161.76, (140.0, 180.0), AT_MOST_3, OUTSIDE),
+        (0.1, (-math.inf, 0.7), ANY, WIDE),
+        (0.5, (0.2, math.inf), ANY, WIDE),
+        (0.088, (0.02, 0.15), ANY, None),
+        (0.5, (0.0, 1.0), ANY, None),
+        (8.41, (7.92, 9.03), ANY, None),
+        (1.17, (1.07, 1.39), ANY, None),
+        (1.05, (0.92, 1.81), ANY, None),
+        (2.9, (2.0, 4.0), AT_MOST_3, None),  # may be possible
+        (0.95, None, (-math.inf, 1.25), None),
+    ],
+)
+def test_what_tells_nothing_is_refused_with_the_reason(
+    value: float, interval: Interval | None, limits: Interval, reason: str | None
+) -> None:
+    found = untold(value, interval, least=limits[0], most=limits[1])
+    assert found is None if reason is None else reason in str(found)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
+def test_a_narrower_interval_is_never_refused_for_more(
+    value: float, below: float, above: float, share: float
+) -> None:
+    wide = untold(value, (value - below, value + above))
+    narrow = untold(value, (value - share * below, value + share * above))
+    assert wide is not None or narrow is None
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0, 10), st.floats(0, 10))
+def test_the_sign_of_a_change_does_not_matter(value: float, below: float, above: float) -> None:
+    gained = untold(value, (value - below, value + above))
+    lost = untold(-value, (-value - above, -value + below))
+    assert (gained is None) == (lost is None)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3).map(sorted))
+def test_shares_within_all_and_nothing_are_never_too_wide(ends: list[float]) -> None:
+    assert untold(ends[1], (ends[0], ends[2]), least=0, most=1) is None
+
+
+# Refused estimates: null in JSON, and whatever compares or computes with one says why
+
+PLAIN = summarise_latency([1_000_000 * i for i in range(1, 101)])
+NAMED = named(PLAIN, "mine[cpu]", "measure more")
+REASON = "needs at least 368 samples, has 100 (268 missing); measure more"
+TEXT = f"P99 of mine[cpu] is refused: {REASON}"
+USES: list[Callable[[Any], object]] = [
+    lambda p99: p99 < 12.0,
+    lambda p99: p99 > 12.0,
+    lambda p99: p99 == 12.0,
+    lambda p99: p99 != 12,
+    lambda p99: p99 * 2,
+    lambda p99: 2 - p99,
+    lambda p99: 1 / p99,
+    lambda p99: p99 < Estimate(value=1.0),
+    lambda p99: round(p99, 1),
+    lambda p99: f"{p99:.1f}",
+    lambda p99: np.array([p99], dtype=np.float64),
+    lambda p99: pytest.approx(p99) == 1.0,
+    *(abs, float, int, operator.neg),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_whatever_uses_a_refused_estimate_fails_with_the_reason(
+    use: Callable[[Any], object],
+) -> None:
+    for other in (NAMED, copy.deepcopy(NAMED), pickle.loads(pickle.dumps(NAMED))):
+        assert other == NAMED
+        with pytest.raises(RefusedFigure) as raised:
+            use(other.p99)
+        assert str(raised.value) == TEXT
+        assert isinstance(raised.value, AssertionError)
+    use(Estimate(value=1.0))
+
+
+def test_it_shows_its_reason_and_differs_from_others() -> None:
+    for found in (NAMED.p99, NAMED.p50, Estimate(value=0.0)):
+        with pytest.raises(TypeError, match="neither true nor false"):
+            bool(found)
+    assert f"{NAMED.p99}" == str(NAMED.p99) == f"refused ({TEXT})"
+    assert repr(NAMED.p50) == "<50.5 ms [1, 100], n=100>"
+    assert "P99.9 of mine[cpu]" in str(NAMED.p999)
+    assert NAMED != PLAIN
+    assert NAMED.p99 != NAMED.p999
+    assert len({NAMED.p99, NAMED.p999, copy.copy(NAMED.p99)}) == 2
+    # Given figures stay what they are.
+    assert (NAMED.p50, NAMED.p95) == (PLAIN.p50, PLAIN.p95)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6).filter(bool))
+def test_it_computes_as_its_value(value: float, other: float) -> None:
+    estimate = Estimate(value=value, low=value - 1, high=value + 1)
+    assert (estimate == value, estimate < other) == (True, value < other)
+    assert (estimate >= other, other >= estimate) == (value >= other, other >= value)
+    assert (estimate + other, other - estimate) == (value + other, other - value)
+    assert (estimate / other, -estimate, abs(estimate)) == (value / other, -value, abs(value))
+    assert (estimate * other, other * estimate) == (value * other, other * value)
+    assert (estimate // other, estimate % other) == (value // other, value % other)
+    assert (round(estimate, 2), f"{estimate:.3g}") == (round(value, 2), f"{value:.3g}")
+    assert (float(estimate), int(estimate)) == (value, int(value))
+    with pytest.raises(TypeError):
+        estimate < "x"  # noqa: B015
+
+
+ENDS = st.floats(allow_nan=False)
+
+
+@given(st.none() | st.floats(allow_nan=False, allow_infinity=False), ENDS, ENDS)
+def test_json_has_null_for_what_is_missing(value: float | None, low: float, high: float) -> None:
+    estimate = Estimate(value=value, low=low, high=high)
+    # No end is on the other side of all numbers.
+    plain = estimate.model_copy(
+        update={"low": min(low, -low) if math.isinf(low) else low,
+                "high": max(high, -high) if math.isinf(high) else high}
+    )  # fmt: skip
+    text = estimate.model_dump_json()
+    assert "Infinity" not in text
+    assert Estimate.model_validate_json(text) == plain
+    assert json.loads(text) == estimate.model_dump(mode="json")
+    assert plain.ends == (json.loads(text)["low"], json.loads(text)["high"])
+
+
+def earlier(**fields: object) -> dict[str, object]:
+    """Fields that every summary of earlier versions had."""
+    return {"unit": "ms", "confidence": 0.95, **fields}
+
+
+SIDE = earlier(
+    n=9, negative=0, median=1.5, median_interval=[1.0, 2.0], p95=None, p95_interval=None,
+    refused={"p95": "few", "p95_interval": "few"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "name", "figure"),
+    [
+        (Estimate, earlier(value=2.0, interval=[1.0, 3.0], n=60, refused={}), "",
+         Estimate(value=2.0, low=1.0, high=3.0, n=60, unit="ms")),
+        (Estimate, earlier(value=2.0, interval=None, n=9, refused={"interval": "few"}), "",
+         Estimate(value=2.0, n=9, unit="ms", refused="few")),
+        (Estimate, {"number": 1, "n": 4, "share": 0.25, "interval": [0.1, 0.8]}, "",
+         Estimate(value=0.25, low=0.1, high=0.8, n=4)),
+        (Estimate, {"value": 4, "low": 3, "high": None, "n": 9, "sessions": 2,
+                    "reason": "no upper end: few"}, "",
+         Estimate(value=4, low=3, n=9, sessions=2, refused="few")),
+        (LatencySummary,
+         earlier(n=99, mean=2, max=9, p50=2.0, p95=3.0, p99=None, p999=None,
+                 intervals={"p50": [1.0, 3.0]},
+                 refused={"p95_interval": "alike", "p99": "few", "p999": "few"}), "p95",
+         Estimate(value=3.0, n=99, unit="ms", refused="alike")),
+        (LatencyRatioResult,
+         {"description": "d", "confidence": 0.95, "n": 9, "reference_n": 8, "p50": 2.0, "p99": None,
+          "intervals": {"p50": [1.0, 3.0]}, "refused": {"p99": "few"}}, "p50",
+         Estimate(value=2.0, low=1.0, high=3.0, n=9)),
+        (OverlapEfficiency,
+         {"efficiency": None, "compute_ms": {"value": 1.0, "interval": None},
+          "comms_ms": {"value": 2.0, "interval": [1.0, 3.0]}, "both_ms": None,
+          "n": {"compute": 9, "comms": 60, "both": 0}, "confidence": 0.95,
+          "refused": {"efficiency": "nothing", "compute_ms interval": "few"}}, "compute_ms",
+         Estimate(value=1.0, n=9, unit="ms", refused="few")),
+        (Bandwidth,
+         {"algorithm": {"value": 2.0, "interval": [1.0, 3.0]}, "bus": None, "n": 60,
+          "confidence": 0.95, "refused": {"bus": "one rank"}}, "bus",
+         Estimate(n=60, unit="GB/s", refused="one rank")),
+        (MedianDifference,
+         earlier(first=SIDE, second=SIDE, difference=2.0, interval=[1.0, 3.0], refused={}),
+         "difference", Estimate(value=2.0, low=1.0, high=3.0, unit="us")),
+        (ScaledPoint,
+         {"streams": 2, "throughput": earlier(value=2.0, interval=None, n=9, refused={}),
+          "speedup": 2.0, "speedup_interval": [1.0, 3.0], "efficiency": None,
+          "efficiency_interval": None, "refused": {"efficiency": "wide"}}, "efficiency",
+         Estimate(refused="wide")),
+    ],
+)  # fmt: skip
+def test_figures_of_earlier_versions_are_read(
+    model: type[PlainData], stored: dict[str, object], name: str, figure: Estimate
+) -> None:
+    for found in (model.model_validate(stored), model.model_validate_json(json.dumps(stored))):
+        assert (getattr(found, name) if name else found) == figure
+        assert model.model_validate_json(found.model_dump_json()) == found
