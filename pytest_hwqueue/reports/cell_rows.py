@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary, interval_of
 from pytest_hwqueue.metrics.numbers import (
     NO_INTERVAL,
     REFUSED,
+    Interval,
     PrintedFigure,
-    TimeUnit,
     counted,
     figure,
     memory,
@@ -26,9 +27,8 @@ from pytest_hwqueue.metrics.numbers import (
 )
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.overlap import Figure as Measured
-from pytest_hwqueue.metrics.switching import DelaySummary
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
-from pytest_hwqueue.reports.document import Column, Line, Row
+from pytest_hwqueue.reports.document import Column, Line, Row, Table
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.servers import failures
 
@@ -60,7 +60,30 @@ NO_REASON = "no reason was recorded"
 _WAITED_SHARE = 0.01
 # From here on a tail says more of the CPU than of the device.
 _CONTENDED_SHARE = 0.1
-_STYLES = {"skipped": "yellow"}
+Show = Callable[[float, Interval | None], PrintedFigure]
+"""Prints a value and its interval."""
+
+
+def figures_table(
+    cells: Sequence[tuple[RunRecord, str, dict[str, str]]], columns: Sequence[Column],
+    left_out: Collection[str] = (), *, ratios_once: bool = False,
+) -> Table:  # fmt: skip
+    """Return a table with every figure of cells.
+
+    Args:
+        cells: each a record, its name in notes, and text by column that identifies it.
+        columns: of those texts; the first is ``workload``.
+        left_out: keys of `COLUMNS` that are not shown.
+        ratios_once: whether ratios are explained in the notes, once for several cells.
+
+    """
+    notes = Notes()
+    rows = [
+        row
+        for record, name, texts in cells
+        for row in CellRows(record, name, notes, left_out).rows(texts, ratios_once)
+    ]
+    return Table([*columns, *COLUMNS], rows, notes.lines(len(cells)))
 
 
 class CellRows:
@@ -83,7 +106,7 @@ class CellRows:
         self._left_out = left_out
 
     def rows(self, identity: dict[str, str], ratios_once: bool) -> list[Row]:
-        """Return the cell's row and those of its tags.
+        """Return the cell's row and those of its tags; it has a style if it came to nothing.
 
         Args:
             identity: text by column that identifies the cell.
@@ -91,29 +114,33 @@ class CellRows:
 
         """
         record, metrics = self._record, self._record.metrics
-        style = "" if record.status == "ok" else self._style
-        head = Row(texts=dict(identity), style=style, opens=True)
+        head = Row(texts=dict(identity), opens=True)
         marks = "".join(self._notes.footnote(text) + " " for text in remarks_of(record))
         if marks:
             head.texts["workload"] += f" {marks.rstrip()}"
-        rows = [head]
-        if record.status != "ok":
-            head.below.append(status_of(record))
         if record.primary.per != "iteration" or record.primary.name != "iteration":
             head.texts["workload"] += f" · {record.primary.name}"
         if record.launch_bound:
             head.texts["workload"] += " (launch-bound)"
+        if record.status != "ok":
+            head.style = "yellow" if record.status == "skipped" else "red"
+            head.below.append(status_of(record))
+        elif metrics.latency is None:
+            head.style = "red"
+            head.below.append("no latency was recorded")
         if metrics.latency is None:
-            if record.status == "ok":
-                head.below.append("no latency was recorded")
-                head.style = "red"
-            return rows
+            return [head]
         self._put_latency(head, metrics.latency, None)
-        head.figures |= self._throughput() | self._device_figures()
+        head.figures["throughput"] = [
+            self._figure("throughput", item.value, item.interval, partial(_rate, item.unit),
+                         item.refused, "", "interval")
+            for item in metrics.throughput
+        ]  # fmt: skip
+        head.figures |= self._device_figures()
+        rows = [head]
         for tag, summary in other_series(record).items():
-            row = Row(texts={"workload": f"  {tag}"})
-            self._put_latency(row, summary, tag)
-            rows.append(row)
+            rows.append(Row(texts={"workload": f"  {tag}"}))
+            self._put_latency(rows[-1], summary, tag)
         for refused, reason in metrics.refused.items():
             self._notes.refuse(refused, reason, self._name)
         below: list[Line] = rows[-1].below
@@ -128,88 +155,83 @@ class CellRows:
             below.append([f"{name} {value:.3g}" for name, value in metrics.apart.items()])
         return rows
 
-    @property
-    def _style(self) -> str:
-        return _STYLES.get(self._record.status, "red")
+    def _figure(
+        self, what: str, value: float | None, interval: Interval | None,
+        show: Show, refused: Mapping[str, str],
+        key: str, interval_key: str = "", tag: str | None = None,
+    ) -> PrintedFigure:  # fmt: skip
+        """Return a figure; if it or an interval with a key is refused, note under its key why."""
+        if value is None:
+            self._notes.refuse(what, refused.get(key, NO_REASON), self._name, tag)
+            return REFUSED
+        if interval is None and interval_key:
+            reason = refused.get(interval_key, NO_REASON)
+            self._notes.refuse(f"interval of {what}", reason, self._name, tag)
+        return show(value, interval)
 
     def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
+        """Put in the percentiles and the maximum, in one unit."""
+        given = {key: getattr(summary, key) for key in PERCENTILES}
+        values = [value * _NS_PER_MS for value in given.values() if value is not None]
+        most = summary.max * _NS_PER_MS
+        unit = time_unit((values or [summary.mean * _NS_PER_MS])[0], [*values, most])
         row.texts["n"] = str(summary.n)
-        for key, shown in latency_figures(summary).items():
+        if "max" not in self._left_out:
+            row.figures["max"] = [milliseconds(summary.max, unit)]
+        for key, value in given.items():
             if key not in self._left_out:
-                row.figures[key] = [shown]
+                told = key in _WITH_INTERVAL
+                shown = self._figure(
+                    PERCENTILES[key], value, summary.intervals.get(key) if told else None,
+                    lambda ms, ends: milliseconds(ms, unit, ends),
+                    summary.refused, key, interval_of(key) if told else "", tag,
+                )  # fmt: skip
                 if shown == REFUSED:
-                    reason = summary.refused.get(key, NO_REASON)
-                    self._notes.refuse(PERCENTILES[key], reason, self._name, tag)
-                elif shown.interval == NO_INTERVAL:
-                    what = f"interval of {PERCENTILES[key]}"
-                    reason = summary.refused.get(interval_of(key), NO_REASON)
-                    self._notes.refuse(what, reason, self._name, tag)
-
-    def _throughput(self) -> dict[str, list[PrintedFigure]]:
-        found = self._record.metrics.throughput
-        for item in found:
-            if item.interval is None:
-                reason = item.refused.get("interval", NO_REASON)
-                self._notes.refuse("interval of throughput", reason, self._name)
-        return {"throughput": [rate(item.value, item.unit, item.interval) for item in found]}
+                    row.reasons[key] = summary.refused.get(key, NO_REASON)
+                elif told and not shown.interval:
+                    shown = replace(shown, interval=NO_INTERVAL)
+                row.figures[key] = [shown]
 
     def _device_figures(self) -> dict[str, list[PrintedFigure]]:
         """Return the timeline's and the memory's figures; a refused one is noted once."""
-        metrics = self._record.metrics
-        found: dict[str, list[PrintedFigure]] = {}
+        metrics, found = self._record.metrics, dict[str, list[PrintedFigure]]()
         if metrics.ready_to_start is not None:
             split = metrics.ready_to_start.other_stream_before
             for key, side in (("after_other", split.first), ("after_same", split.second)):
                 # Where streams take turns no kernel comes behind one of its own stream.
                 if side.n:
-                    found[key] = [self._delay(side, f"ready→start {_AFTER[key]}")]
+                    what, interval = f"ready→start {_AFTER[key]}", side.median_interval
+                    found[key] = [
+                        self._figure(
+                            what, side.median, interval, microseconds, side.refused, "median"
+                        )
+                    ]
         if metrics.timeline is not None:
-            summary = metrics.timeline
-            reason = summary.refused.get("in_flight_mean")
+            mean, share = metrics.timeline.in_flight_mean, metrics.timeline.overlap_efficiency
+            refused = metrics.timeline.refused
             found["in_flight"] = [
-                self._given(figure, summary.in_flight_mean, reason, "kernels in flight")
+                self._figure("kernels in flight", mean, None, figure, refused, "in_flight_mean")
             ]
-            reason = summary.refused.get("overlap_efficiency")
-            found["overlap"] = [self._given(percent, summary.overlap_efficiency, reason, "overlap")]
+            found["overlap"] = [
+                self._figure("overlap", share, None, percent, refused, "overlap_efficiency")
+            ]
         peak = next((key for key in _MEMORY if key in metrics.memory_bytes), None)
         if peak is not None:
             found[peak] = [memory(metrics.memory_bytes[peak])]
         return found
 
-    def _delay(self, side: DelaySummary, what: str) -> PrintedFigure:
-        reason = side.refused.get("median")
-        return self._given(
-            lambda value: microseconds(value, side.median_interval), side.median, reason, what
-        )
-
-    def _given(
-        self,
-        show: Callable[[float], PrintedFigure],
-        value: float | None,
-        reason: str | None,
-        what: str,
-    ) -> PrintedFigure:
-        if value is not None:
-            return show(value)
-        self._notes.refuse(what, reason or NO_REASON, self._name)
-        return REFUSED
-
     def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []
         for key, value in (("p50", ratio.p50), ("p99", ratio.p99)):
-            reason = ratio.refused.get(key, NO_REASON)
-            if value is not None:
-                # Too wide to be printed; the gate, which compares runs, still has it.
-                reason = untold(value, ratio.intervals.get(key), unit="×") or ""
-            if value is None or reason:
-                self._notes.refuse(f"{name} at {PERCENTILES[key]}", reason, self._name)
-                parts.append(f"{REFUSED} at {PERCENTILES[key]}")
-            else:
-                parts.append(f"{times(value, ratio.intervals.get(key))} at {PERCENTILES[key]}")
-                if key not in ratio.intervals:
-                    what = f"interval of {name} at {PERCENTILES[key]}"
-                    reason = ratio.refused.get(interval_of(key), NO_REASON)
-                    self._notes.refuse(what, reason, self._name)
+            interval = ratio.intervals.get(key)
+            # Too wide to be printed; the gate, which compares runs, still has it.
+            wide = None if value is None else untold(value, interval, unit="×")
+            refused = {**ratio.refused, key: wide} if wide else ratio.refused
+            shown = self._figure(
+                f"{name} at {PERCENTILES[key]}", None if wide else value, interval, times, refused,
+                key, interval_of(key),
+            )  # fmt: skip
+            parts.append(f"{shown} at {PERCENTILES[key]}")
         parts[0] = f"{name} {parts[0]}"
         if once:
             self._notes.explain(name, ratio.description)
@@ -218,7 +240,6 @@ class CellRows:
         return parts
 
     def _hidden(self, overlap: OverlapEfficiency) -> list[str]:
-        self._refusals(overlap.refused, {"efficiency": "overlap efficiency"})
         times = {
             "compute alone": overlap.compute_ms,
             "comms alone": overlap.comms_ms,
@@ -229,50 +250,31 @@ class CellRows:
             for name, given in times.items()
             if given is not None
         ]
-        return [f"overlap efficiency {_shown(percent, overlap.efficiency)}", *parts]
+        shown = self._measured("overlap efficiency", overlap, "efficiency", percent)
+        return [f"overlap efficiency {shown}", *parts]
 
     def _bandwidth(self, found: Bandwidth) -> list[str]:
-        names = {"algorithm": "algorithm bandwidth", "bus": "bus bandwidth"}
-        self._refusals(found.refused, names)
+        alone, bus = (
+            self._measured(f"{key} bandwidth", found, key, partial(_rate, "GB/s"))
+            for key in ("algorithm", "bus")
+        )
         return [
-            f"comms alone {_shown(_gigabytes, found.algorithm)} algorithm bandwidth",
-            f"{_shown(_gigabytes, found.bus)} bus bandwidth of one rank",
+            f"comms alone {alone} algorithm bandwidth",
+            f"{bus} bus bandwidth of one rank",
         ]
 
-    def _refusals(self, refused: dict[str, str], names: dict[str, str]) -> None:
-        for key, name in names.items():
-            for field, what in ((key, name), (f"{key} interval", f"interval of {name}")):
-                if field in refused:
-                    self._notes.refuse(what, refused[field], self._name)
+    def _measured(
+        self, what: str, of: OverlapEfficiency | Bandwidth, key: str, show: Show
+    ) -> PrintedFigure:
+        found: Measured | None = getattr(of, key)
+        value, interval = (None, None) if found is None else (found.value, found.interval)
+        return self._figure(what, value, interval, show, of.refused, key, f"{key} interval")
 
 
 def status_of(record: RunRecord) -> str:
     """Return why a record that is not ok is not, such as ``FAILED in stage set-up: …``."""
     stage = f" in stage {record.stage}" if record.stage else ""
     return f"{record.status.upper()}{stage}: {record.reason or NO_REASON}"
-
-
-def latency_figures(summary: LatencySummary) -> dict[str, PrintedFigure]:
-    """Return the percentiles and the maximum in one unit, by their keys; refused ones, too."""
-    given = {key: getattr(summary, key) for key in PERCENTILES}
-    shown = [value for value in given.values() if value is not None]
-    unit = time_unit(
-        (shown or [summary.mean])[0] * _NS_PER_MS,
-        [value * _NS_PER_MS for value in (*shown, summary.max)],
-    )
-    figures = {
-        key: REFUSED if value is None else milliseconds(value, unit) for key, value in given.items()
-    }
-    for key in _WITH_INTERVAL:
-        if given[key] is not None:
-            figures[key] = percentile(summary, key, unit)
-    return figures | {"max": milliseconds(summary.max, unit)}
-
-
-def percentile(summary: LatencySummary, key: str, unit: TimeUnit) -> PrintedFigure:
-    """Return a percentile that is given, with its interval or a dash in its place."""
-    shown = milliseconds(getattr(summary, key), unit, summary.intervals.get(key))
-    return shown if key in summary.intervals else replace(shown, interval=NO_INTERVAL)
 
 
 def other_series(record: RunRecord) -> dict[str, LatencySummary]:
@@ -284,14 +286,15 @@ def other_series(record: RunRecord) -> dict[str, LatencySummary]:
     return series
 
 
-def _shown(
-    show: Callable[[float, tuple[float, float] | None], PrintedFigure], given: Measured | None
-) -> PrintedFigure:
-    return REFUSED if given is None else show(given.value, given.interval)
+def percentiles_ns(record: RunRecord) -> dict[str, float]:
+    """Return a record's P50 and P99 in ns, by their names; refused ones are left out."""
+    latency = record.metrics.latency
+    given = {key: getattr(latency, key, None) for key in _WITH_INTERVAL}
+    return {PERCENTILES[k]: value * _NS_PER_MS for k, value in given.items() if value is not None}
 
 
-def _gigabytes(value: float, interval: tuple[float, float] | None) -> PrintedFigure:
-    return rate(value, "GB/s", interval)
+def _rate(unit: str, value: float, interval: Interval | None) -> PrintedFigure:
+    return rate(value, unit, interval)
 
 
 def remarks_of(record: RunRecord) -> list[str]:

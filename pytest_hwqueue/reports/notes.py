@@ -79,15 +79,19 @@ def title(subject: str, records: Sequence[RunRecord], what: str) -> Heading:
     # A record of a process that died may have no fingerprint; another one knows its device.
     known: dict[str, str] = {}
     for record in records:
-        hard = record.fingerprint.hard if record.fingerprint is not None else {}
-        if "device_name" in hard:
-            known[record.cell.device] = str(hard["device_name"])
+        if name := device_name(record):
+            known[record.cell.device] = name
     names: dict[str, list[str]] = {}
     for label in dict.fromkeys(record.cell.device for record in records):
         names.setdefault(known.get(label, "unknown device"), []).append(label)
     devices = ", ".join(f"{name} ({', '.join(labels)})" for name, labels in names.items())
     bad = [record.status for record in records if record.status != "ok"]
     return heading(f"{subject} on {devices}{what}", bad, counted(len(records), "cell"))
+
+
+def device_name(record: RunRecord) -> str:
+    """Return what its device is; empty if its process died before that was known."""
+    return "" if record.fingerprint is None else str(record.fingerprint.hard.get("device_name", ""))
 
 
 def heading(text: str, bad: Sequence[str], of: str) -> Heading:

@@ -20,7 +20,7 @@ from pytest_hwqueue.metrics.numbers import (
 from pytest_hwqueue.metrics.switching import MedianDifference
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import COLUMNS, PERCENTILES, CellRows, other_series, status_of
+from pytest_hwqueue.reports.cell_rows import PERCENTILES, figures_table, other_series, status_of
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.glance import Changes, glance_parts
 from pytest_hwqueue.reports.grid import rendered
@@ -175,25 +175,24 @@ def family_parts(family: str, records: Sequence[RunRecord]) -> list[Part]:
     # A percentile that was refused everywhere has no column: the option's help says what it needs,
     # and P50 to P99 say it below the table.
     refused = all(_refused(record, "p999") for record in records)
-    notes = Notes()
     ratios = [name for record in records for name in record.metrics.ratios]
-    once = len(ratios) > len(set(ratios))
-    rows: list[Row] = []
+    cells = []
     for record in records:
         settings = ", ".join(names.settings(record.cell))
         workload = names.workload(record.cell)
         name = f"{workload} ({settings})" if settings else workload
         texts = {"workload": workload} | {key: say(record.cell) for key, _, say in names.varying}
-        rows += CellRows(record, name, notes, ["p999"] * refused).rows(texts, once)
+        cells.append((record, name, texts))
     # What tells cells apart is the last to go.
     columns = [Column("workload", "workload")]
     columns += [
         Column(key, header, right=key == "streams", rank=1) for key, header, _ in names.varying
     ]
+    once = len(ratios) > len(set(ratios))
     return [
         title(named, records, f": {_what(records)}"),
         *names.constants(),
-        Table([*columns, *COLUMNS], rows, notes.lines(len(records))),
+        figures_table(cells, columns, ["p999"] * refused, ratios_once=once),
     ]
 
 
