@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,14 +25,13 @@ from pytest_hwqueue.reports.cell_rows import (
     status_of,
 )
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
-from pytest_hwqueue.reports.notes import CellNames, Notes, how_timed, title
+from pytest_hwqueue.reports.notes import CellNames, Notes, by_kind, how_timed, title
 from pytest_hwqueue.reports.scaling import saturated_from
 
 Changes = Mapping[str, tuple[str, str, PrintedFigure]]
 """By cell id: the figure compared, the style of its verdict, and the change in percent."""
 
 _SKIPPED = "skipped"
-_NUMBERS = re.compile(r"\d[\d.]*")
 # Figures that neither this nor what is refused besides speaks of.
 _LEFT_OUT = ("p999", "max")
 _TIMES = ("p50", "p99")
@@ -153,22 +151,16 @@ class _Glance:
 
     def _remarks(self) -> list[str]:
         """Return what casts doubt on figures; a remark that cells share is said once."""
-        texts: dict[str, str] = {}
-        cells: dict[str, list[RunRecord]] = {}
-        for record in self._records:
-            for text in remarks_of(record):
-                if not text.startswith(LAUNCH_BOUND):
-                    # The same remark differs from cell to cell in its numbers.
-                    kind = _NUMBERS.sub("", text)
-                    texts.setdefault(kind, text)
-                    cells.setdefault(kind, []).append(record)
-        lines = [
-            f"{self._whose(cells[kind])}: {text}"
-            for kind, text in list(texts.items())[:_MOST_KINDS]
-        ]
-        if len(texts) > _MOST_KINDS:
-            lines.append(f"and {counted(len(texts) - _MOST_KINDS, 'more remark')}: -v")
-        return lines
+        kinds = by_kind(
+            (text, record)
+            for record in self._records
+            for text in remarks_of(record)
+            if not text.startswith(LAUNCH_BOUND)
+        )
+        lines = [f"{self._whose(records)}: {text}" for text, records in kinds.values()]
+        more = len(lines) - _MOST_KINDS
+        and_more = [f"and {counted(more, 'more remark')}: -v"] if more > 0 else []
+        return lines[:_MOST_KINDS] + and_more
 
     def _whose(self, records: Sequence[RunRecord]) -> str:
         if len(records) == len(self._records):

@@ -15,7 +15,7 @@ from pytest_hwqueue.reports.charts import scaling_chart
 from pytest_hwqueue.reports.document import Chart, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import Notes, device_name
+from pytest_hwqueue.reports.notes import Notes, device_name, setting_words
 
 
 def saturated_from(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
@@ -61,12 +61,9 @@ def scaling_parts(records: Sequence[RunRecord], readings: set[str]) -> list[Part
 
 
 def _title(cell: Cell, what: str) -> str:
-    parts = [cell.device, f"scheduler {cell.scheduler}", f"dispatch {cell.dispatch}"]
-    if cell.sync_mode != "per_iteration":
-        parts.append(f"sync mode {cell.sync_mode}")
-    if cell.variant:
-        parts.append(cell.variant)
-    return f"{what} of {cell.name} over streams: {', '.join(parts)}"
+    words = setting_words(cell) | {"size": ""}
+    parts = ", ".join(filter(None, (cell.device, *words.values())))
+    return f"{what} of {cell.name} over streams: {parts}"
 
 
 def _scaling_table(result: Scaling) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from statistics import median, stdev
 
@@ -24,7 +23,7 @@ from pytest_hwqueue.reports.cell_rows import PERCENTILES, figures_table, other_s
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.glance import Changes, glance_parts
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import CellNames, Notes, heading, how_timed, title
+from pytest_hwqueue.reports.notes import CellNames, Notes, by_kind, heading, how_timed, title
 from pytest_hwqueue.reports.scaling import scaling_parts
 
 _WHAT = "extra wait per kernel on many streams against one, of a probe (50 µs kernels)"
@@ -67,7 +66,6 @@ def _figure(probes: Sequence[MedianDifference]) -> str:
 
 _NS_PER_MS = 1e6
 _TIMES = ("median", "least", "most")
-_NUMBERS = re.compile(r"\d[\d.]*")
 _MEANING = (
     "sd: standard deviation between runs, of the logarithm, so that 3 % is 3 % of the figure. "
     "Intervals above are of one run and do not contain it."
@@ -152,19 +150,12 @@ def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> PrintedFigur
 
 def _remarks(cell: CellRuns) -> list[str]:
     """Return the notes of runs not shown, unless the shown one has the same."""
-    known = {_NUMBERS.sub("", note) for note in cell.middle.notes}
-    runs: dict[str, list[int]] = {}
-    texts: dict[str, str] = {}
-    for run in cell.measured:
-        for note in run.notes:
-            # The same note differs from run to run in its numbers.
-            kind = _NUMBERS.sub("", note)
-            if kind not in known:
-                texts.setdefault(kind, note)
-                runs.setdefault(kind, []).append(run.run)
+    known = by_kind([(note, 0) for note in cell.middle.notes])
+    noted = by_kind([(note, run.run) for run in cell.measured for note in run.notes])
     return [
-        f"{'runs' if len(which) > 1 else 'run'} {', '.join(map(str, which))}: {texts[kind]}"
-        for kind, which in runs.items()
+        f"{'runs' if len(which) > 1 else 'run'} {', '.join(map(str, which))}: {text}"
+        for kind, (text, which) in noted.items()
+        if kind not in known
     ]
 
 
@@ -174,7 +165,8 @@ def family_parts(family: str, records: Sequence[RunRecord]) -> list[Part]:
     named = f"{family} in {names.file}" if names.file else family
     # A percentile that was refused everywhere has no column: the option's help says what it needs,
     # and P50 to P99 say it below the table.
-    refused = all(_refused(record, "p999") for record in records)
+    series = [each for r in records for each in (r.metrics.latency, *other_series(r).values())]
+    refused = all(each is None or each.p999 is None for each in series)
     ratios = [name for record in records for name in record.metrics.ratios]
     cells = []
     for record in records:
@@ -207,11 +199,6 @@ def _what(records: Sequence[RunRecord]) -> str:
     if len(whole) == len(measured):
         return f"latency per iteration, {how}"
     return f"latency of what stands behind each name; whole iterations {how}"
-
-
-def _refused(record: RunRecord, key: str) -> bool:
-    summaries = [record.metrics.latency, *other_series(record).values()]
-    return all(summary is None or getattr(summary, key) is None for summary in summaries)
 
 
 OWN_TESTS = "your own tests"
