@@ -5,7 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tracing.perf_events import ClockPair
@@ -178,36 +182,39 @@ class Timeline:
                 )
 
 
-@dataclass(frozen=True)
-class TimelineSummary:
+class TimelineSummary(PlainData):
     """How busy a timeline's streams were, and how much of that time they shared.
 
     Busy times are those under contention: a kernel that shares the device with others runs
     longer than it would alone, and its whole stay counts.
-
-    Attributes:
-        kernels: number of kernels.
-        streams_used: number of streams that ran at least one kernel.
-        busy_ms: shape (streams,), per stream the time during which it ran at least one kernel.
-        span_ms: from the first start to the last end.
-        in_flight_mean: kernels running at once, averaged over the time in which any runs.
-        in_flight_max: most kernels running at once; one that starts as another ends does not
-            overlap it.
-        overlap_efficiency: hidden share of the time that could have been hidden, in [0, 1].
-        refused: the reason for each field that is None.
-        elsewhere: kernels that ran on streams of a library's own, and count for the stream that
-            launched them.
     """
 
     kernels: int
-    streams_used: int
-    busy_ms: list[float]
-    span_ms: float
-    in_flight_mean: float | None
-    in_flight_max: int
-    overlap_efficiency: float | None
-    refused: dict[str, str]
-    elsewhere: int = 0
+    streams_used: int = Field(description="that ran at least one kernel")
+    busy_ms: list[float] = Field(
+        description="per stream the time during which it ran at least one kernel"
+    )
+    span_ms: float = Field(description="from the first start to the last end")
+    in_flight_mean: Estimate = Field(
+        description="kernels running at once, averaged over the time in which any runs"
+    )
+    in_flight_max: int = Field(
+        description="most kernels running at once; one that starts as another ends does not "
+        "overlap it"
+    )
+    overlap_efficiency: Estimate = Field(
+        description="hidden share of the time that could have been hidden, in [0, 1]"
+    )
+    elsewhere: int = Field(
+        0,
+        description="kernels that ran on streams of a library's own, and count for the stream that "
+        "launched them",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        return earlier(data, "", "in_flight_mean", "overlap_efficiency")
 
 
 def summarise_timeline(timeline: Timeline) -> TimelineSummary:
@@ -233,31 +240,25 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
         by_stream[kernel.stream].append((kernel.start_ns, kernel.end_ns))
     busy = [_union_ns(intervals) for intervals in by_stream]
     device_busy = _union_ns((kernel.start_ns, kernel.end_ns) for kernel in kernels)
-    refused: dict[str, str] = {}
-
-    in_flight_mean: float | None = None
+    in_flight = Estimate(n=len(kernels), refused="no kernel ran for as long as the clock can tell")
     if device_busy:
-        in_flight_mean = sum(kernel.end_ns - kernel.start_ns for kernel in kernels) / device_busy
-    else:
-        refused["in_flight_mean"] = "no kernel ran for as long as the clock can tell"
-
-    overlap_efficiency: float | None = None
+        mean = sum(kernel.end_ns - kernel.start_ns for kernel in kernels) / device_busy
+        in_flight = Estimate(value=mean, n=len(kernels))
     busy_streams = sum(time > 0 for time in busy)
+    reason = f"needs at least 2 busy streams, has {busy_streams}"
+    overlap = Estimate(n=len(kernels), refused=reason)
     if busy_streams >= 2:
-        overlap_efficiency = (sum(busy) - device_busy) / (sum(busy) - max(busy))
-    else:
-        refused["overlap_efficiency"] = f"needs at least 2 busy streams, has {busy_streams}"
-
+        share = (sum(busy) - device_busy) / (sum(busy) - max(busy))
+        overlap = Estimate(value=share, n=len(kernels))
     span = max(kernel.end_ns for kernel in kernels) - min(kernel.start_ns for kernel in kernels)
     return TimelineSummary(
         kernels=len(kernels),
         streams_used=sum(bool(intervals) for intervals in by_stream),
         busy_ms=[time / _NS_PER_MS for time in busy],
         span_ms=span / _NS_PER_MS,
-        in_flight_mean=in_flight_mean,
+        in_flight_mean=in_flight,
         in_flight_max=_most_at_once(kernels),
-        overlap_efficiency=overlap_efficiency,
-        refused=refused,
+        overlap_efficiency=overlap,
         elsewhere=timeline.elsewhere,
     )
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
-from pytest_hwqueue.metrics.estimate import Estimate, untold
+from pytest_hwqueue.metrics.estimate import Estimate, Interval, untold
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.numbers import (
     NO_INTERVAL,
-    REFUSED,
     PrintedFigure,
-    TimeUnit,
     counted,
     figure,
     memory,
@@ -27,7 +26,7 @@ from pytest_hwqueue.metrics.numbers import (
 )
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
-from pytest_hwqueue.reports.document import Column, Line, Row
+from pytest_hwqueue.reports.document import Column, Line, Row, Table
 from pytest_hwqueue.reports.notes import NO_REASON, Notes
 from pytest_hwqueue.reports.servers import failures
 
@@ -58,7 +57,30 @@ _MEMORY = ("peak_allocated", "process_peak")
 _WAITED_SHARE = 0.01
 # From here on a tail says more of the CPU than of the device.
 _CONTENDED_SHARE = 0.1
-_STYLES = {"skipped": "yellow"}
+Show = Callable[[float, Interval | None], PrintedFigure]
+"""Prints a value and its interval."""
+
+
+def figures_table(
+    cells: Sequence[tuple[RunRecord, str, dict[str, str]]], columns: Sequence[Column],
+    left_out: Collection[str] = (), *, ratios_once: bool = False,
+) -> Table:  # fmt: skip
+    """Return a table with every figure of cells.
+
+    Args:
+        cells: each a record, its name in notes, and text by column that identifies it.
+        columns: of those texts; the first is ``workload``.
+        left_out: keys of `COLUMNS` that are not shown.
+        ratios_once: whether ratios are explained in the notes, once for several cells.
+
+    """
+    notes = Notes()
+    rows = [
+        row
+        for record, name, texts in cells
+        for row in CellRows(record, name, notes, left_out).rows(texts, ratios_once)
+    ]
+    return Table([*columns, *COLUMNS], rows, notes.lines(len(cells)))
 
 
 class CellRows:
@@ -81,7 +103,7 @@ class CellRows:
         self._left_out = left_out
 
     def rows(self, identity: dict[str, str], ratios_once: bool) -> list[Row]:
-        """Return the cell's row and those of its tags.
+        """Return the cell's row and those of its tags; it has a style if it came to nothing.
 
         Args:
             identity: text by column that identifies the cell.
@@ -89,29 +111,32 @@ class CellRows:
 
         """
         record, metrics = self._record, self._record.metrics
-        style = "" if record.status == "ok" else self._style
-        head = Row(texts=dict(identity), style=style, opens=True)
+        head = Row(texts=dict(identity), opens=True)
         marks = "".join(self._notes.footnote(text) + " " for text in remarks_of(record))
         if marks:
             head.texts["workload"] += f" {marks.rstrip()}"
-        rows = [head]
-        if record.status != "ok":
-            head.below.append(status_of(record))
         if record.primary.per != "iteration" or record.primary.name != "iteration":
             head.texts["workload"] += f" · {record.primary.name}"
         if record.launch_bound:
             head.texts["workload"] += " (launch-bound)"
+        if record.status != "ok":
+            head.style = "yellow" if record.status == "skipped" else "red"
+            head.below.append(status_of(record))
+        elif metrics.latency is None:
+            head.style = "red"
+            head.below.append("no latency was recorded")
         if metrics.latency is None:
-            if record.status == "ok":
-                head.below.append("no latency was recorded")
-                head.style = "red"
-            return rows
+            return [head]
         self._put_latency(head, metrics.latency, None)
-        head.figures |= self._throughput() | self._device_figures()
+        head.figures["throughput"] = [
+            self._figure("throughput", each, partial(_rate, each.unit))
+            for each in metrics.throughput
+        ]
+        head.figures |= self._device_figures()
+        rows = [head]
         for tag, summary in other_series(record).items():
-            row = Row(texts={"workload": f"  {tag}"})
-            self._put_latency(row, summary, tag)
-            rows.append(row)
+            rows.append(Row(texts={"workload": f"  {tag}"}))
+            self._put_latency(rows[-1], summary, tag)
         for refused, reason in metrics.refused.items():
             self._notes.refuse(refused, reason, self._name)
         below: list[Line] = rows[-1].below
@@ -126,61 +151,53 @@ class CellRows:
             below.append([f"{name} {value:.3g}" for name, value in metrics.apart.items()])
         return rows
 
-    @property
-    def _style(self) -> str:
-        return _STYLES.get(self._record.status, "red")
+    def _figure(
+        self, what: str, given: Estimate, show: Show, tag: str | None = None, *, told: bool = True
+    ) -> PrintedFigure:
+        """Return a figure, with its interval if ``told``; note why either is refused."""
+        self._notes.note(given, what, self._name, tag, interval=told)
+        return printed(given, show if told else lambda value, _: show(value, None))
 
     def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
+        """Put in the percentiles and the maximum, in one unit."""
+        given: dict[str, Estimate] = {key: getattr(summary, key) for key in PERCENTILES}
+        values = [each * _NS_PER_MS for each in given.values() if each.value is not None]
+        most = summary.max * _NS_PER_MS
+        unit = time_unit((values or [summary.mean * _NS_PER_MS])[0], [*values, most])
         row.texts["n"] = str(summary.n)
-        for key, shown in latency_figures(summary).items():
+        if "max" not in self._left_out:
+            row.figures["max"] = [milliseconds(summary.max, unit)]
+        for key, each in given.items():
             if key not in self._left_out:
+                told = key in _WITH_INTERVAL
+                shown = self._figure(
+                    PERCENTILES[key], each, lambda ms, ends: milliseconds(ms, unit, ends), tag,
+                    told=told,
+                )  # fmt: skip
+                if each.value is None:
+                    row.reasons[key] = each.refused or NO_REASON
+                elif told and not shown.interval:
+                    shown = replace(shown, interval=NO_INTERVAL)
                 row.figures[key] = [shown]
-        for key, label in PERCENTILES.items():
-            if key not in self._left_out:
-                given, with_interval = getattr(summary, key), key in _WITH_INTERVAL
-                self._notes.note(given, label, self._name, tag, interval=with_interval)
-
-    def _throughput(self) -> dict[str, list[PrintedFigure]]:
-        found = self._record.metrics.throughput
-        for each in found:
-            self._notes.note(each, "throughput", self._name)
-        return {"throughput": [rate(float(each), each.unit, each.interval) for each in found]}
 
     def _device_figures(self) -> dict[str, list[PrintedFigure]]:
         """Return the timeline's and the memory's figures; a refused one is noted once."""
-        metrics = self._record.metrics
-        found: dict[str, list[PrintedFigure]] = {}
+        metrics, found = self._record.metrics, dict[str, list[PrintedFigure]]()
         if metrics.ready_to_start is not None:
             split = metrics.ready_to_start.other_stream_before
             for key, side in (("after_other", split.first), ("after_same", split.second)):
                 # Where streams take turns no kernel comes behind one of its own stream.
                 if side.n:
-                    found[key] = [printed(side.median, microseconds)]
-                    self._notes.note(side.median, f"ready→start {_AFTER[key]}", self._name)
+                    what = f"ready→start {_AFTER[key]}"
+                    found[key] = [self._figure(what, side.median, microseconds)]
         if metrics.timeline is not None:
-            summary = metrics.timeline
-            reason = summary.refused.get("in_flight_mean")
-            found["in_flight"] = [
-                self._given(figure, summary.in_flight_mean, reason, "kernels in flight")
-            ]
-            reason = summary.refused.get("overlap_efficiency")
-            found["overlap"] = [self._given(percent, summary.overlap_efficiency, reason, "overlap")]
+            mean, share = metrics.timeline.in_flight_mean, metrics.timeline.overlap_efficiency
+            found["in_flight"] = [self._figure("kernels in flight", mean, figure, told=False)]
+            found["overlap"] = [self._figure("overlap", share, percent, told=False)]
         peak = next((key for key in _MEMORY if key in metrics.memory_bytes), None)
         if peak is not None:
             found[peak] = [memory(metrics.memory_bytes[peak])]
         return found
-
-    def _given(
-        self,
-        show: Callable[[float], PrintedFigure],
-        value: float | None,
-        reason: str | None,
-        what: str,
-    ) -> PrintedFigure:
-        if value is not None:
-            return show(value)
-        self._notes.refuse(what, reason or NO_REASON, self._name)
-        return REFUSED
 
     def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []
@@ -188,11 +205,10 @@ class CellRows:
             given: Estimate = getattr(ratio, key)
             if given.value is not None:
                 # Too wide to be printed; the gate, which compares runs, still has it.
-                reason = untold(given.value, given.interval, unit="×")
-                given = given if reason is None else given.without_value(reason)
+                wide = untold(given.value, given.interval, unit="×")
+                given = given if wide is None else given.without_value(wide)
             at = f"at {PERCENTILES[key]}"
-            self._notes.note(given, f"{name} {at}", self._name)
-            parts.append(f"{printed(given, times)} {at}")
+            parts.append(f"{self._figure(f'{name} {at}', given, times)} {at}")
         parts[0] = f"{name} {parts[0]}"
         if once:
             self._notes.explain(name, ratio.description)
@@ -201,25 +217,26 @@ class CellRows:
         return parts
 
     def _hidden(self, overlap: OverlapEfficiency) -> list[str]:
-        self._notes.note(overlap.efficiency, "overlap efficiency", self._name)
         times = {
             "compute alone": overlap.compute_ms,
             "comms alone": overlap.comms_ms,
             "both": overlap.both_ms,
         }
         parts = [
-            f"{name} {milliseconds(given.value, time_unit(given.value * _NS_PER_MS))}"
+            f"{name} {milliseconds(float(given), time_unit(given * _NS_PER_MS))}"
             for name, given in times.items()
             if given.value is not None
         ]
-        return [f"overlap efficiency {printed(overlap.efficiency, percent)}", *parts]
+        shown = self._figure("overlap efficiency", overlap.efficiency, percent)
+        return [f"overlap efficiency {shown}", *parts]
 
     def _bandwidth(self, found: Bandwidth) -> list[str]:
-        self._notes.note(found.algorithm, "algorithm bandwidth", self._name)
-        self._notes.note(found.bus, "bus bandwidth", self._name)
+        show = partial(_rate, "GB/s")
+        alone = self._figure("algorithm bandwidth", found.algorithm, show)
+        bus = self._figure("bus bandwidth", found.bus, show)
         return [
-            f"comms alone {printed(found.algorithm, _gigabytes)} algorithm bandwidth",
-            f"{printed(found.bus, _gigabytes)} bus bandwidth of one rank",
+            f"comms alone {alone} algorithm bandwidth",
+            f"{bus} bus bandwidth of one rank",
         ]
 
 
@@ -227,28 +244,6 @@ def status_of(record: RunRecord) -> str:
     """Return why a record that is not ok is not, such as ``FAILED in stage set-up: …``."""
     stage = f" in stage {record.stage}" if record.stage else ""
     return f"{record.status.upper()}{stage}: {record.reason or NO_REASON}"
-
-
-def latency_figures(summary: LatencySummary) -> dict[str, PrintedFigure]:
-    """Return the percentiles and the maximum in one unit, by their keys; refused ones, too."""
-    given = {key: getattr(summary, key) for key in PERCENTILES}
-    shown = [each.value for each in given.values() if each.value is not None]
-    unit = time_unit(
-        (shown or [summary.mean])[0] * _NS_PER_MS,
-        [value * _NS_PER_MS for value in (*shown, summary.max)],
-    )
-    figures = {key: percentile(each, unit) for key, each in given.items()}
-    for key in given.keys() - _WITH_INTERVAL:
-        figures[key] = replace(figures[key], interval="")
-    return figures | {"max": milliseconds(summary.max, unit)}
-
-
-def percentile(given: Estimate, unit: TimeUnit) -> PrintedFigure:
-    """Return a percentile with its interval, or with a dash in place of what is refused."""
-    if given.value is None:
-        return REFUSED
-    shown = milliseconds(given.value, unit, given.interval)
-    return shown if shown.interval else replace(shown, interval=NO_INTERVAL)
 
 
 def other_series(record: RunRecord) -> dict[str, LatencySummary]:
@@ -260,8 +255,15 @@ def other_series(record: RunRecord) -> dict[str, LatencySummary]:
     return series
 
 
-def _gigabytes(value: float, interval: tuple[float, float] | None) -> PrintedFigure:
-    return rate(value, "GB/s", interval)
+def percentiles_ns(record: RunRecord) -> dict[str, float]:
+    """Return a record's P50 and P99 in ns, by their names; refused ones are left out."""
+    latency = record.metrics.latency
+    given = {} if latency is None else {key: getattr(latency, key) for key in _WITH_INTERVAL}
+    return {PERCENTILES[k]: v * _NS_PER_MS for k, v in given.items() if v.value is not None}
+
+
+def _rate(unit: str, value: float, interval: Interval | None) -> PrintedFigure:
+    return rate(value, unit, interval)
 
 
 def remarks_of(record: RunRecord) -> list[str]:
@@ -291,12 +293,12 @@ def _ranks(ranks: RanksSummary) -> list[str]:
     if ranks.skew is None:
         return [f"one rank, over {ranks.backend}"]
     given = {key: getattr(ranks.skew, key) for key in _WITH_INTERVAL}
-    given = {key: each for key, each in given.items() if each.value is not None}
-    in_ns = [float(each) * _NS_PER_MS for each in given.values()]
+    in_ns = [each * _NS_PER_MS for each in given.values() if each.value is not None]
     unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
     apart = [
         f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
         for key, each in given.items()
+        if each.value is not None
     ]
     parts = [f"{ranks.world_size} ranks over {ranks.backend}"]
     if apart:

@@ -1,4 +1,4 @@
-"""Every chart as a Vega-Lite description: the page embeds it, and `drawing` draws it to a file.
+"""Charts as Vega-Lite descriptions: the page embeds them, and `drawing` draws them to files.
 
 A row of a chart's data is a curve, and its samples are columns, which the chart takes apart.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-from pytest_hwqueue.metrics.numbers import TimeUnit, counted, time_unit
+from pytest_hwqueue.metrics.numbers import TimeUnit, counted
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.reports.drawing import (
     Spec,
@@ -28,9 +27,8 @@ from pytest_hwqueue.reports.drawing import (
     view,
 )
 
-_NAMED = 7
+_POINTS = 240
 _QUANTILES = (1, 0.5, 0.1, 0.05, 0.01, 0.001, 0.0001)
-_SCREENFUL, _MOST_HIGH, _ROW_HIGH = 400, 800, 26
 _CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
 _DASHES = {"processes": [1, 0], "threads": [5, 3]}
 _VERDICTS = {"held": "circle", "broken": _CROSS, "undecided": "circle"}
@@ -40,8 +38,7 @@ _GOALS = {
     "undecided": ("a goal undecided", "triangle-up", "warn"),
     "none": ("no goals", "square", "soft"),
 }
-_DOTTED = {"strokeDash": [2, 2]}
-_SMALL = {"fontSize": 11}
+DOTTED = {"strokeDash": [2, 2]}
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,9 @@ class Curve:
 
     Attributes:
         label: says what it is where somebody points.
-        samples: of `page.series.survival`.
+        samples_ns: at least one, in any order.
         colour: of its line.
+        failed: requests without a latency.
         width: of its line.
         placement: ``processes`` (a solid line) or ``threads`` (a dashed one).
         opacity: of its line.
@@ -60,16 +58,41 @@ class Curve:
     """
 
     label: str
-    samples: Mapping[str, Any]
+    samples_ns: Sequence[float]
     colour: str
+    failed: int = 0
     width: float = 1.5
     placement: str = "processes"
     opacity: float = 1.0
     legend: str = ""
 
 
+def survival(samples_ns: Sequence[float], failed: int = 0) -> dict[str, Any]:
+    """Return a complementary distribution: ``ns`` ascending, and how many took ``as_long`` of n.
+
+    Requests that never completed count among those that took longer. Every point is a sample; of
+    many samples those are kept whose shares are evenly spaced on a logarithmic axis.
+
+    Args:
+        samples_ns: shape (n,), at least one, in any order.
+        failed: requests without a latency.
+
+    """
+    import numpy as np
+
+    ordered = np.sort(np.asarray(samples_ns, dtype=np.float64))
+    n = ordered.size
+    # Ranks from the slowest, 1, to the fastest, n.
+    ranks = np.unique(np.rint(np.geomspace(1, n, _POINTS)).astype(np.int64))[::-1]
+    return {
+        "ns": [round(each) for each in ordered[n - ranks].tolist()],
+        "as_long": (ranks + failed).tolist(),
+        "n": n + failed,
+    }
+
+
 def survival_chart(
-    curves: Sequence[Curve], unit: TimeUnit, lines: Sequence[Mapping[str, Any]] = (), *,
+    curves: Sequence[Curve], unit: TimeUnit, lines: Mapping[str, float] | None = None, *,
     x: str = "latency", y: str = "slower than", simulated: bool = False, hover: bool = True,
 ) -> Spec:  # fmt: skip
     """Draw the share of samples that took at least a given time, on logarithmic axes.
@@ -77,7 +100,7 @@ def survival_chart(
     Args:
         curves: at least one; later ones lie in front.
         unit: of the times.
-        lines: percentiles to mark, each with its ``ns`` and ``text``.
+        lines: percentiles to mark, in ns by name.
         x: title of the times, without the unit.
         y: title of the shares.
         simulated: written across the chart.
@@ -86,7 +109,7 @@ def survival_chart(
     """
     rows = [
         {"curve": each.label, "legend": each.legend or each.label, "width": each.width,
-         "opacity": each.opacity, **each.samples}
+         "opacity": each.opacity, **survival(each.samples_ns, each.failed)}
         for each in curves
     ]  # fmt: skip
     least = min(row["as_long"][-1] / row["n"] for row in rows)
@@ -110,9 +133,9 @@ def survival_chart(
     point = {"x": quantity("x"), "y": quantity("y"), "tooltip": told(hints)}
     # Three quarters along the axis or more, a text stands to the left of its line.
     marks = [
-        {"x": (at := line["ns"] / unit.ns), "top": 8 + 18 * row, "text": line["text"],
+        {"x": (at := ns / unit.ns), "top": 8 + 18 * row, "text": f"{name} {at:.4g} {unit.name}",
          "right": at**4 > min(times) * max(times) ** 3}
-        for row, line in enumerate(lines)
+        for row, (name, ns) in enumerate((lines or {}).items())
     ]  # fmt: skip
     text = {"x": quantity("x"), "y": as_it_is("top"), "text": {"field": "text"}}
     return view(
@@ -131,113 +154,27 @@ def survival_chart(
             ],
         },
         *[
-            mark("rule", {"x": quantity("x")}, marks, **_DOTTED),
+            mark("rule", {"x": quantity("x")}, marks, **DOTTED),
             mark("text", text, marks, **_beside(4)),
         ] * bool(marks),
         simulated=simulated, description=f"Distributions: {', '.join(colours)}",
     )  # fmt: skip
 
 
-def order_chart(
-    runs: Sequence[Mapping[str, Any]], unit: TimeUnit, lines: Sequence[Mapping[str, Any]] = (), *,
-    simulated: bool = False,
-) -> Spec:  # fmt: skip
-    """Draw samples in the order taken, run after run, with what else was going on.
-
-    Args:
-        runs: each with ``label``, ``shown``, ``order`` (of `page.series.in_order`), ``throttled``
-            spans and the ``noise``.
-        unit: of the times.
-        lines: percentiles to mark, each with its ``label`` and ``ns``.
-        simulated: written across the chart.
-
-    """
-    starts = [0, *accumulate(run["order"]["n"] for run in runs)]
-    rows: list[Spec] = []
-    spans: list[Spec] = []
-    for number, (first, run) in enumerate(zip(starts, runs, strict=False)):
-        order, shown = run["order"], run["shown"]
-        rows.append(
-            {"run": run["label"] + " (shown)" * shown, "colour": colour("c5" if shown else "c0"),
-             "first": first, "ns": order["ns"], "at": order["at"] or []}
-        )  # fmt: skip
-        spans += [
-            {"x": first + span["first"], "end": first + span["end"], "top": 8, "opacity": 0.25,
-             "text": f"throttled: {span['reasons']}", "colour": colour("c1"), "ink": colour("warn")}
-            for span in run["throttled"]
-        ]  # fmt: skip
-        if run["noise"]:
-            again = number and runs[number - 1]["noise"] == run["noise"]
-            spans.append(
-                {"x": first, "end": starts[number + 1], "top": 24, "opacity": 0.12,
-                 "text": "" if again else f"noise {run['noise']}", "colour": colour("c3"),
-                 "ink": colour("sim")}
-            )  # fmt: skip
-    # To the right of the samples is room for the names of the lines.
-    across = axis_of("x", "sample", domain=[0, 1.08 * starts[-1]], padding=6, format="d")
-    up = axis_of("y", f"latency, {unit.name}", padding=8)
-    hints = told({"run": "run", f"latency, {unit.name}": "y", "sample": "sample"})
-    span = {"x": quantity("x"), "x2": {"field": "end"}, "opacity": as_it_is("opacity")}
-    text = {"x": quantity("x"), "y": as_it_is("top"), "text": {"field": "text"}}
-    borders: list[Spec] = [{"x": at} for at in starts[1:-1]]
-    layers = [
-        *[mark("rect", {**span, "color": as_it_is("colour")}, spans)] * bool(spans),
-        {
-            "transform": [
-                # Only of a run with more samples than are drawn it is written where they were.
-                {"flatten": ["ns", "at"]},
-                {"window": [{"op": "row_number", "as": "row"}], "groupby": ["first"]},
-                computed("sample", "datum.at == null ? datum.row - 1 : datum.at"),
-                computed("x", "datum.first + datum.sample"),
-                computed("y", f"datum.ns / {unit.ns}"),
-            ],
-            **mark(
-                "circle", {"x": across, "y": up, "color": as_it_is("colour"), "tooltip": hints},
-                rows, size=14, opacity=0.7, aria=False,
-            ),
-        },
-        *[
-            mark("text", {**text, "color": as_it_is("ink")}, spans, align="left", dx=3, **_SMALL)
-        ] * bool(spans),
-        mark("rule", {"x": quantity("x")}, borders, color=colour("line")),
-    ]  # fmt: skip
-    for line in lines:
-        at = {"datum": line["ns"] / unit.ns}
-        end = {"x": {"value": {"expr": "width"}}, "y": at, "text": {"value": line["label"]}}
-        layers += [
-            mark("rule", {"y": at}, [{}], **_DOTTED),
-            mark("text", end, [{}], align="right", baseline="bottom", **_SMALL),
-        ]
-    return view(*layers, simulated=simulated, description="Latencies in the order taken")
-
-
-@dataclass(frozen=True)
-class ScalingCurve:
-    """How one cell scales.
-
-    Attributes:
-        label: distinguishes it; empty if it is alone.
-        scaling: its figures.
-
-    """
-
-    label: str
-    scaling: Scaling
-
-
-def scaling_chart(curves: Sequence[ScalingCurve], *, simulated: bool = False) -> Spec:
+def scaling_chart(curves: Sequence[tuple[str, Scaling]], *, simulated: bool = False) -> Spec:
     """Draw throughput over streams with intervals, and where each curve saturates.
 
     Args:
-        curves: of one unit, at least one, each with at least one point.
+        curves: of one unit, at least one, each with at least one point, and with what
+            distinguishes it: empty if it is alone.
         simulated: written across the chart.
 
     """
     rows: list[Spec] = []
     spans: list[Spec] = []
-    for number, curve in enumerate(curves):
-        found, points = curve.scaling, curve.scaling.points
-        name = ": ".join(filter(None, (curve.label, _saturation(found))))
+    for number, (label, found) in enumerate(curves):
+        points = found.points
+        name = ": ".join(filter(None, (label, _saturation(found))))
         ends = [point.throughput.interval or (None, None) for point in points]
         rows.append(
             {"curve": name, "x": [point.streams for point in points],
@@ -247,17 +184,17 @@ def scaling_chart(curves: Sequence[ScalingCurve], *, simulated: bool = False) ->
         )  # fmt: skip
         if found.saturation_streams is not None and found.saturation_range is not None:
             low, high = found.saturation_range
-            said = "" if curve.label else f"saturated from {found.saturation_streams}"
+            said = "" if label else f"saturated from {found.saturation_streams}"
             spans.append(
                 {"curve": name, "x": found.saturation_streams, "low": low, "high": high,
                  "text": said}
             )  # fmt: skip
-    unit = curves[0].scaling.unit
+    unit = curves[0][1].unit
     counts = sorted({count for row in rows for count in row["x"]})
     across = axis_of("x", "streams", log=counts, padding=20, values=counts, format="d")
     up = axis_of("y", unit, zero=True, labelExpr="format(datum.value, '~s')")
     colours = {row["curve"]: tone(number) for number, row in enumerate(rows)}
-    stroke = coloured_by("curve", colours, shown=any(curve.label for curve in curves))
+    stroke = coloured_by("curve", colours, shown=any(label for label, _ in curves))
     tint = {"fill": coloured_by("curve", colours, shown=False)}
     band = {"x": quantity("low"), "x2": {"field": "high"}, **tint}
     line = {"x": across, "stroke": stroke, "description": {"field": "curve"}}
@@ -266,7 +203,7 @@ def scaling_chart(curves: Sequence[ScalingCurve], *, simulated: bool = False) ->
     return view(
         *[
             mark("rect", band, spans, opacity=0.08),
-            mark("rule", line, spans, **_DOTTED),
+            mark("rule", line, spans, **DOTTED),
             mark("text", text, spans, align="left", baseline="bottom", dx=5),
         ] * bool(spans),
         _points(rows, ["fill"], {"x": across, "y": up, "stroke": stroke}, hints),
@@ -328,9 +265,7 @@ def rates_chart(
     up = axis_of("y", y, log=[point[1] for point in points] * log, padding=12)
     if goal is not None:
         at = {"y": {"datum": goal}}
-        layers.append(
-            mark("rule", at, [{}], color=colour("ink"), description="the goal", **_DOTTED)
-        )
+        layers.append(mark("rule", at, [{}], color=colour("ink"), description="the goal", **DOTTED))
     if front:
         steps = [{"x": rate, "y": value} for rate, value in front]
         grey = mark(
@@ -412,65 +347,6 @@ def _shared_labels(points: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             labels.append(point["case"])
     return labels
-
-
-def timeline_chart(timeline: Mapping[str, Any], *, simulated: bool = False) -> Spec:
-    """Draw a bar for each kernel; ``first`` and ``last`` are parameters that the page zooms with.
-
-    Args:
-        timeline: of `page.timelines`.
-        simulated: written across the chart.
-
-    """
-    streams, names, ready = timeline["rows"], timeline["names"], timeline["ready"]
-    # A screenful first: everything at once shows no kernel.
-    shown = timeline["end"][:_SCREENFUL][-1]
-    unit = time_unit(shown)
-    start = min([0, *(ns for ns in ready[:_SCREENFUL] if ns is not None)])
-    # The page says what the colours mean: names of kernels are too long for a legend.
-    rest = [f"{len(names) - _NAMED} other names"] * (len(names) > _NAMED)
-    legend = {name: colour(f"c{at}") for at, name in enumerate(names[:_NAMED])}
-    legend |= dict.fromkeys(rest, colour("rest"))
-    colours = list(legend.values())
-    across = axis_of("start", f"time since the first start, {unit.name}", format="~g")
-    across["scale"] |= {"domainMin": {"expr": "first"}, "domainMax": {"expr": "last"}}
-    up = {
-        "field": "stream", "type": "nominal", "sort": streams,
-        "axis": {"title": None, "grid": False, "labelLimit": 220},
-    }  # fmt: skip
-    times = ("ready", "start", "end")
-    hints = {"kernel": "kernel", "on": "stream", f"ready, {unit.name}": "known",
-             f"start, {unit.name}": "start", f"end, {unit.name}": "end"}  # fmt: skip
-    wait = {"x": {**across, "field": "ready"}, "x2": {"field": "start"}, "y": up}
-    bar = {"x": across, "x2": {"field": "end"}, "y": up, "color": as_it_is("colour")}
-    style: Spec = {"clip": True, "aria": False}
-    titles = f"{timeline['title']} ({timeline['kernels']} kernels)"
-    values = {
-        "names": names, "streams": streams, "colours": colours, "first": start / unit.ns,
-        "last": 1.02 * shown / unit.ns,
-    }  # fmt: skip
-    return view(
-        mark("bar", wait, height=3, opacity=0.45, color=colour("soft"), **style),
-        {
-            **mark("bar", {**bar, "tooltip": told(hints)}, height={"band": 0.7}, **style),
-            "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}}],
-        },
-        simulated=simulated, description=titles,
-        params=[{"name": name, "value": value} for name, value in values.items()],
-        data={"values": [{key: timeline[key] for key in ("row", "name", *times)}]},
-        transform=[
-            {"flatten": ["row", "name", *times]},
-            computed("stream", "streams[datum.row]"),
-            computed("kernel", "names[datum.name]"),
-            computed("colour", f"colours[min(datum.name, {_NAMED})]"),
-            *(computed(k, f"datum.{k} == null ? null : datum.{k} / {unit.ns}") for k in times),
-            computed("known", "datum.ready == null ? 'not known' : format(datum.ready, '.3~f')"),
-        ],
-        usermeta={
-            "start": start / unit.ns, "end": max(timeline["end"]) / unit.ns, "unit": unit.name,
-            "legend": legend, "height": min(_MOST_HIGH, 80 + _ROW_HIGH * len(streams)),
-        },
-    )  # fmt: skip
 
 
 def _points(

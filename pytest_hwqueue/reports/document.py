@@ -75,6 +75,7 @@ class Row:
         style: of the whole row.
         opens: whether it begins a group of rows.
         below: under all columns, in the row's style.
+        reasons: by column, why its figure was refused; the page shows them in its place.
         links: by column, which of the page's cells has its details.
 
     """
@@ -84,6 +85,7 @@ class Row:
     style: str = ""
     opens: bool = False
     below: list[Line] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
 
     def parts(self, column: Column) -> list[str]:

@@ -1,11 +1,10 @@
 """One line for each cell, and what to note about them.
 
-``-v`` prints everything instead: see `tables`.
+``-v`` prints everything instead: see `terminal`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,56 +20,92 @@ from pytest_hwqueue.records.stored import CellRuns
 from pytest_hwqueue.reports.cell_rows import (
     PERCENTILES,
     CellRows,
-    latency_figures,
     remarks_of,
     status_of,
 )
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
-from pytest_hwqueue.reports.notes import NO_REASON, CellNames, Notes, how_timed, title
+from pytest_hwqueue.reports.notes import NO_REASON, CellNames, Notes, by_kind, how_timed, title
 from pytest_hwqueue.reports.scaling import saturated_from
 
-SKIPPED = "skipped"
-_NUMBERS = re.compile(r"\d[\d.]*")
+Changes = Mapping[str, tuple[str, str, PrintedFigure]]
+"""By cell id: the figure compared, the style of its verdict, and the change in percent."""
+
+_SKIPPED = "skipped"
 # Figures that neither this nor what is refused besides speaks of.
 _LEFT_OUT = ("p999", "max")
+_TIMES = ("p50", "p99")
 _MOST_KINDS = 4
 _MOST_NAMES = 3
 
-Line = tuple[str, str]
-"""A note and its style."""
+
+def glance_parts(cells: Sequence[CellRuns], changes: Changes) -> list[Part]:
+    """Return a session's cells, one line each, and what a reader must know to trust them.
+
+    Args:
+        cells: at least one, of any status.
+        changes: of the cells that were compared with a baseline.
+
+    """
+    return _Glance(cells).parts(changes)
 
 
-class GlanceNotes:
-    """Writes the notes of cells that ``names`` names."""
+class _Glance:
+    """Writes a line for each cell that was not skipped, and notes on all."""
 
-    def __init__(self, cells: Sequence[CellRuns], names: CellNames) -> None:
+    def __init__(self, cells: Sequence[CellRuns]) -> None:
         self._cells = cells
-        self._names = names
-        self._records = [cell.middle for cell in cells if cell.middle.status != SKIPPED]
+        self._names = CellNames([cell.middle.cell for cell in cells])
+        self._records = [cell.middle for cell in cells if cell.middle.status != _SKIPPED]
 
-    def lines(self, units: Mapping[str, str]) -> list[Line]:
-        """Return the notes in the order of reading.
-
-        Args:
-            units: of throughput, by workload, where the table does not say them.
-
-        """
-        shown, besides = self._refusals()
+    def parts(self, changes: Changes) -> list[Part]:
+        """Return the heading, the table, and the notes in the order of reading."""
+        names, every = self._names, [cell.middle for cell in self._cells]
+        subject = counted(len(every), "cell") + (f" of {names.file}" if names.file else "")
+        shown, besides = Notes(), Notes()
+        rows = [self._row(record, changes, shown, besides) for record in self._records]
+        compared = {changes[each.cell_id][0] for each in self._records if each.cell_id in changes}
         bound = [record for record in self._records if record.launch_bound]
-        return [
-            *_styled("dim", self._latency_of()),
-            *_styled("dim", _per_second(units)),
-            *_styled("", shown),
-            *_styled("yellow", self._skipped()),
-            *_styled("yellow", [
+        notes = (
+            ("dim", self._latency_of()),
+            ("dim", self._per_second()),
+            ("", shown.lines(len(rows))),
+            ("yellow", self._skipped()),
+            ("yellow", [
                 f"launch-bound, so Python was measured and not the queues: {self._named(bound)}"
             ] if bound else []),
-            *_styled("red", self._bad_runs()),
-            *_styled("", self._remarks()),
-            *_styled("dim", self._runs()),
-            *_styled("dim", besides),
-            *_styled("dim", self._saturated()),
-        ]  # fmt: skip
+            ("red", self._bad_runs()),
+            ("", self._remarks()),
+            ("dim", self._runs()),
+            ("dim", _refused(besides)),
+            ("dim", self._saturated()),
+        )  # fmt: skip
+        return [
+            title(subject, every, ""),
+            *names.constants(),
+            *[_table(rows, compared.pop() if len(compared) == 1 else "")] * bool(rows),
+            *(Paragraph(line, style) for style, lines in notes for line in lines),
+        ]
+
+    def _row(self, record: RunRecord, changes: Changes, shown: Notes, besides: Notes) -> Row:
+        """Return a cell's line, and note what is refused: of it, and besides."""
+        name = self._names.in_short(record.cell)
+        head = CellRows(record, name, besides, _LEFT_OUT).rows({"workload": name}, True)[0]
+        for key in _TIMES:
+            if key in head.reasons:
+                shown.refuse(PERCENTILES[key], head.reasons[key], name)
+        row = Row({"cell": name, "n": head.texts.get("n", "")}, style=head.style, opens=True)
+        # What has a style came to nothing, and its first line says why.
+        row.below = head.below[: bool(head.style)]
+        if record.metrics.latency is None:
+            return row
+        row.figures = {"p50": _bare(head.figures["p50"]), "p99": head.figures["p99"]}
+        for first in record.metrics.throughput[:1]:
+            row.figures["throughput"] = [rate_in_short(float(first), first.unit)]
+        if record.cell_id in changes:
+            _, style, change = changes[record.cell_id]
+            row.figures["change"] = _bare([change])
+            row.style = row.style or style
+        return row
 
     def _named(self, records: Iterable[RunRecord]) -> str:
         """Name cells, those of one workload together: ``moe (s8 eager, s16 eager)``."""
@@ -97,27 +132,10 @@ class GlanceNotes:
             parts.append(f"whole iterations {how_timed(whole)}")
         return [f"latency of: {', '.join(parts)}"] if parts else []
 
-    def _refusals(self) -> tuple[list[str], list[str]]:
-        """Return why figures of the table are missing, and in one line what else is."""
-        shown, others = Notes(), Notes()
-        for record in self._records:
-            name = self._names.in_short(record.cell)
-            latency = record.metrics.latency
-            for key in ("p50", "p99") if latency is not None else ():
-                shown.note(getattr(latency, key), PERCENTILES[key], name, interval=False)
-            CellRows(record, name, others, _LEFT_OUT).rows({"workload": name}, True)
-        left = [
-            f"{figure} ({counted(count, 'cell')})"
-            for figure, count in others.refused_in_short().items()
-            if figure not in (PERCENTILES["p50"], PERCENTILES["p99"])
-        ]
-        besides = f"also refused: {_some(left)}; -v says why"
-        return shown.lines(len(self._records)), [besides] if left else []
-
     def _skipped(self) -> list[str]:
         reasons: dict[str, list[RunRecord]] = {}
         for cell in self._cells:
-            if cell.middle.status == SKIPPED:
+            if cell.middle.status == _SKIPPED:
                 reasons.setdefault(cell.middle.reason or NO_REASON, []).append(cell.middle)
         return [f"skipped: {self._named(of)}: {reason}" for reason, of in reasons.items()]
 
@@ -132,22 +150,16 @@ class GlanceNotes:
 
     def _remarks(self) -> list[str]:
         """Return what casts doubt on figures; a remark that cells share is said once."""
-        texts: dict[str, str] = {}
-        cells: dict[str, list[RunRecord]] = {}
-        for record in self._records:
-            for text in remarks_of(record):
-                if not text.startswith(LAUNCH_BOUND):
-                    # The same remark differs from cell to cell in its numbers.
-                    kind = _NUMBERS.sub("", text)
-                    texts.setdefault(kind, text)
-                    cells.setdefault(kind, []).append(record)
-        lines = [
-            f"{self._whose(cells[kind])}: {text}"
-            for kind, text in list(texts.items())[:_MOST_KINDS]
-        ]
-        if len(texts) > _MOST_KINDS:
-            lines.append(f"and {counted(len(texts) - _MOST_KINDS, 'more remark')}: -v")
-        return lines
+        kinds = by_kind(
+            (text, record)
+            for record in self._records
+            for text in remarks_of(record)
+            if not text.startswith(LAUNCH_BOUND)
+        )
+        lines = [f"{self._whose(records)}: {text}" for text, records in kinds.values()]
+        more = len(lines) - _MOST_KINDS
+        and_more = [f"and {counted(more, 'more remark')}: -v"] if more > 0 else []
+        return lines[:_MOST_KINDS] + and_more
 
     def _whose(self, records: Sequence[RunRecord]) -> str:
         if len(records) == len(self._records):
@@ -175,9 +187,26 @@ class GlanceNotes:
         parts = [f"{name} {', '.join(each)}" for name, each in several.items()]
         return [f"streams that saturate: {'; '.join(parts)} (-v prints the scaling)"]
 
+    def _per_second(self) -> list[str]:
+        """Return what each workload's throughput counts, which the table does not say."""
+        nouns: dict[str, dict[str, None]] = {}
+        for record in self._records:
+            for first in record.metrics.throughput[:1]:
+                workload = self._names.workload(record.cell)
+                nouns.setdefault(work_unit(first.unit), {})[workload] = None
+        if len(nouns) < 2:
+            return [f"per s: {noun}" for noun in nouns]
+        return [f"per s: {', '.join(f'{noun} ({_some([*of])})' for noun, of in nouns.items())}"]
 
-def _styled(style: str, lines: Iterable[str]) -> list[Line]:
-    return [(line, style) for line in lines]
+
+def _refused(notes: Notes) -> list[str]:
+    """Return in one line what is refused besides the figures of the table."""
+    left = [
+        f"{figure} ({counted(count, 'cell')})"
+        for figure, count in notes.refused_in_short().items()
+        if figure not in (PERCENTILES[key] for key in _TIMES)
+    ]
+    return [f"also refused: {_some(left)}; -v says why"] if left else []
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -185,88 +214,20 @@ def _some(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_MOST_KINDS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _per_second(units: Mapping[str, str]) -> list[str]:
-    nouns: dict[str, list[str]] = {}
-    for workload, unit in units.items():
-        nouns.setdefault(work_unit(unit), []).append(workload)
-    if len(nouns) < 2:
-        return [f"per s: {noun}" for noun in nouns]
-    return [f"per s: {', '.join(f'{noun} ({_some(of)})' for noun, of in nouns.items())}"]
-
-
-Changes = Mapping[str, tuple[str, str, PrintedFigure]]
-"""By cell id: the figure compared, the style of its verdict, and the change in percent."""
-
-_TIMES = ("p50", "p99")
-
-
-def glance_parts(cells: Sequence[CellRuns], changes: Changes) -> list[Part]:
-    """Return a session's cells, one line each, and what a reader must know to trust them.
-
-    Args:
-        cells: at least one, of any status.
-        changes: of the cells that were compared with a baseline.
-
-    """
-    names = CellNames([cell.middle.cell for cell in cells])
-    records = [cell.middle for cell in cells]
-    subject = counted(len(records), "cell") + (f" of {names.file}" if names.file else "")
-    listed = [record for record in records if record.status != SKIPPED]
-    units = {
-        names.workload(record.cell): record.metrics.throughput[0].unit
-        for record in listed
-        if record.metrics.throughput
-    }
-    return [
-        title(subject, records, ""),
-        *names.constants(),
-        *[_table(listed, names, changes)] * bool(listed),
-        *(Paragraph(*line) for line in GlanceNotes(cells, names).lines(units)),
-    ]
-
-
-def _table(records: Sequence[RunRecord], names: CellNames, changes: Changes) -> Table:
-    """Return a line for each cell; the units of throughput stand below."""
-    rows = [_row(record, names, changes) for record in records]
-    # P50 leaves its unit to P99, unless one unit is all rows'.
+def _table(rows: Sequence[Row], compared: str) -> Table:
+    """Return the table; P50 leaves its unit to P99, unless one unit is all rows'."""
     units = {shown.unit for row in rows for shown in row.figures.get("p50", [])}
     for row in rows:
-        p99 = row.figures.get("p99", [REFUSED])[0]
-        if len(units) > 1 and p99 != REFUSED:
+        if len(units) > 1 and row.figures.get("p99", [REFUSED]) != [REFUSED]:
             row.figures["p50"] = [replace(row.figures["p50"][0], unit="")]
-    compared = dict.fromkeys(
-        changes[record.cell_id][0] for record in records if record.cell_id in changes
-    )
     return Table([
         Column("cell", "cell"), Column("n", "n", right=True),
         Column("p50", "P50", "as P99" if len(units) > 1 else "", shares=_TIMES),
         Column("p99", "P99", shares=_TIMES),
         Column("throughput", "per s", unit_in_header=False),
-        Column("change", "change", next(iter(compared)) if len(compared) == 1 else ""),
+        Column("change", "change", compared),
     ], rows)  # fmt: skip
 
 
-def _row(record: RunRecord, names: CellNames, changes: Changes) -> Row:
-    metrics = record.metrics
-    row = Row({"cell": names.in_short(record.cell)}, opens=True)
-    if record.status != "ok":
-        row.style = "red"
-        row.below.append(status_of(record))
-    elif metrics.latency is None:
-        row.style = "red"
-        row.below.append("no latency was recorded")
-    if metrics.latency is None:
-        return row
-    row.texts["n"] = str(metrics.latency.n)
-    shown = latency_figures(metrics.latency)
-    row.figures |= {
-        "p50": [replace(shown["p50"], interval="")], "p99": [shown["p99"]]
-    }  # fmt: skip
-    if metrics.throughput:
-        first = metrics.throughput[0]
-        row.figures["throughput"] = [rate_in_short(float(first), first.unit)]
-    if record.cell_id in changes:
-        _, style, change = changes[record.cell_id]
-        row.figures["change"] = [replace(change, interval="")]
-        row.style = row.style or style
-    return row
+def _bare(figures: Sequence[PrintedFigure]) -> list[PrintedFigure]:
+    return [replace(each, interval="") for each in figures]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import counted
@@ -57,22 +58,21 @@ class CellNames:
 
     def constants(self) -> list[Part]:
         """Return the settings that all cells share, as far as a reader needs them, in a line."""
-        cell = self._first
         varying = {setting[0] for setting in self.varying}
-        parts = []
-        if "streams" not in varying:
-            parts.append(counted(cell.streams, "stream"))
-        if "scheduler" not in varying:
-            parts.append(f"scheduler {cell.scheduler}")
-        if "dispatch" not in varying:
-            parts.append(f"dispatch {cell.dispatch}")
-        if "size" not in varying and cell.size:
-            parts.append(f"size {cell.size}")
-        if "sync_mode" not in varying and cell.sync_mode != "per_iteration":
-            parts.append(f"sync mode {cell.sync_mode}")
-        if "variant" not in varying and cell.variant:
-            parts.append(cell.variant)
+        said = {"streams": counted(self._first.streams, "stream")} | setting_words(self._first)
+        parts = [text for key, text in said.items() if text and key not in varying]
         return [Paragraph(" · ".join(parts))] if parts else []
+
+
+def setting_words(cell: Cell) -> dict[str, str]:
+    """Return how it was measured, as far as a reader needs to know it; empty is usual."""
+    return {
+        "scheduler": f"scheduler {cell.scheduler}",
+        "dispatch": f"dispatch {cell.dispatch}",
+        "size": f"size {cell.size}" if cell.size else "",
+        "sync_mode": f"sync mode {cell.sync_mode}" if cell.sync_mode != "per_iteration" else "",
+        "variant": cell.variant,
+    }
 
 
 def title(subject: str, records: Sequence[RunRecord], what: str) -> Heading:
@@ -80,15 +80,19 @@ def title(subject: str, records: Sequence[RunRecord], what: str) -> Heading:
     # A record of a process that died may have no fingerprint; another one knows its device.
     known: dict[str, str] = {}
     for record in records:
-        hard = record.fingerprint.hard if record.fingerprint is not None else {}
-        if "device_name" in hard:
-            known[record.cell.device] = str(hard["device_name"])
+        if name := device_name(record):
+            known[record.cell.device] = name
     names: dict[str, list[str]] = {}
     for label in dict.fromkeys(record.cell.device for record in records):
         names.setdefault(known.get(label, "unknown device"), []).append(label)
     devices = ", ".join(f"{name} ({', '.join(labels)})" for name, labels in names.items())
     bad = [record.status for record in records if record.status != "ok"]
     return heading(f"{subject} on {devices}{what}", bad, counted(len(records), "cell"))
+
+
+def device_name(record: RunRecord) -> str:
+    """Return what its device is; empty if its process died before that was known."""
+    return "" if record.fingerprint is None else str(record.fingerprint.hard.get("device_name", ""))
 
 
 def heading(text: str, bad: Sequence[str], of: str) -> Heading:
@@ -120,6 +124,18 @@ def _common_file(cells: Sequence[Cell]) -> str:
     """Return the file that all cells' names start with, if it is one file."""
     files = {cell.name.partition("::")[0] if "::" in cell.name else "" for cell in cells}
     return files.pop() if len(files) == 1 else ""
+
+
+_NUMBERS = re.compile(r"\d[\d.]*")
+Whose = TypeVar("Whose")
+
+
+def by_kind(texts: Iterable[tuple[str, Whose]]) -> dict[str, tuple[str, list[Whose]]]:
+    """Group whose texts differ only in numbers, which count as one: the first is kept."""
+    found: dict[str, tuple[str, list[Whose]]] = {}
+    for text, whose in texts:
+        found.setdefault(_NUMBERS.sub("", text), (text, []))[1].append(whose)
+    return found
 
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")

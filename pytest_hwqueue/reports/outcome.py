@@ -1,4 +1,4 @@
-"""Reports a session's comparison outside its tables: summaries, files, annotations for GitHub."""
+"""What a session came to, outside its terminal: Markdown, annotations, and what was stored."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Literal
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.records.stored import CellRuns, gather
+from pytest_hwqueue.reports.cell_rows import figures_table, status_of
+from pytest_hwqueue.reports.document import Bullets, Column, Document, Heading, Part, markdown
+from pytest_hwqueue.reports.noise_losses import noise_lines
+from pytest_hwqueue.reports.notes import device_name
+from pytest_hwqueue.reports.terminal import shown
+from pytest_hwqueue.reports.verdict_words import SEVERITY
+from pytest_hwqueue.reports.verdicts import judgement_parts
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.regression import Regression
@@ -63,6 +71,8 @@ def _property(text: str) -> str:
 
 
 _MOST_STORED = 20
+# A thousand samples tell neither.
+_LEFT_OUT = ("p999", "max")
 
 
 def write_markdown(
@@ -81,14 +91,74 @@ def write_markdown(
     summary = environment.get("GITHUB_STEP_SUMMARY")
     if file is None and not summary:
         return
-    from pytest_hwqueue.reports.markdown import render_markdown
-
     text = render_markdown(judgements, records)
     if file is not None:
         write_text(file, text)
     if summary:
         with open(summary, "a", encoding="utf-8") as opened:
             opened.write(text)
+
+
+def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord]) -> str:
+    """Return verdicts (what regressed first), figures and failures, with a newline at the end.
+
+    Args:
+        judgements: outcomes of comparisons, one per device model; empty if nothing was compared.
+        records: of the session, of any status and in the order measured.
+
+    """
+    cells = gather(records)
+    parts: list[Part] = [Heading(f"Hardware queues{_devices(records)}", 1)]
+    for judgement in sorted(judgements, key=_most_severe):
+        parts += judgement_parts(judgement, brief=False, fold=True)
+    measured = [cell for cell in cells if cell.measured]
+    if measured:
+        parts += _figures(measured)
+    if under_noise := noise_lines(records):
+        parts += [Heading("Background load"), Bullets({"": under_noise})]
+    return markdown(Document([*parts, *_failures(cells)]))
+
+
+def _most_severe(judgement: Judgement) -> int:
+    return min((SEVERITY.index(each.verdict.state) for each in judgement.verdicts), default=0)
+
+
+def _devices(records: Sequence[RunRecord]) -> str:
+    known = {name: record for record in records if (name := device_name(record))}
+    names = [
+        f"{name} (a model's figures, not measured)" if record.simulated else name
+        for name, record in known.items()
+    ]
+    return f" on {', '.join(names)}" if names else ""
+
+
+def _figures(cells: Sequence[CellRuns]) -> list[Part]:
+    named = [
+        (shown(cell), name, {"workload": name, "runs": cell.count, "cell": name})
+        for cell in cells
+        for name in [cell.middle.cell_id]
+    ]
+    columns = [Column("workload", "cell"), Column("runs", "runs", right=True)]
+    table = figures_table(named, columns, _LEFT_OUT, ratios_once=True)
+    cell = ""
+    for row in table.rows:
+        cell = row.texts.get("cell", cell)
+        if not row.opens:
+            # Without a table's indent, a tag needs its cell's name.
+            row.texts["workload"] = f"{cell} {row.texts['workload'].strip()}"
+    return [Heading("Figures"), table]
+
+
+def _failures(cells: Sequence[CellRuns]) -> list[Part]:
+    about: dict[str, list[str]] = {}
+    for cell in cells:
+        for run in cell.bad:
+            which = f"run {run.run} " if len(cell.runs) > 1 else ""
+            about.setdefault(run.cell_id, []).append(which + status_of(run))
+    if not about:
+        return []
+    count = sum(map(len, about.values()))
+    return [Heading(f"{counted(count, 'run')} without figures"), Bullets(about)]
 
 
 def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]]) -> str:

@@ -11,11 +11,11 @@ from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.stored import gather
-from pytest_hwqueue.reports.charts import ScalingCurve, scaling_chart
+from pytest_hwqueue.reports.charts import scaling_chart
 from pytest_hwqueue.reports.document import Chart, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.notes import Notes, device_name, setting_words
 
 
 def saturated_from(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
@@ -52,7 +52,7 @@ def scaling_parts(records: Sequence[RunRecord], readings: set[str]) -> list[Part
             continue
         parts.append(Heading(_title(sweep[0].cell, f"{result.kind} scaling".capitalize())))
         parts += [_scaling_table(result), Paragraph(saturation(result), "")]
-        curve = scaling_chart([ScalingCurve("", result)], simulated=sweep[0].simulated)
+        curve = scaling_chart([("", result)], simulated=sweep[0].simulated)
         parts.append(Chart("Throughput over streams", curve, "With 95 % intervals."))
         if result.reading not in readings:
             readings.add(result.reading)
@@ -61,12 +61,9 @@ def scaling_parts(records: Sequence[RunRecord], readings: set[str]) -> list[Part
 
 
 def _title(cell: Cell, what: str) -> str:
-    parts = [cell.device, f"scheduler {cell.scheduler}", f"dispatch {cell.dispatch}"]
-    if cell.sync_mode != "per_iteration":
-        parts.append(f"sync mode {cell.sync_mode}")
-    if cell.variant:
-        parts.append(cell.variant)
-    return f"{what} of {cell.name} over streams: {', '.join(parts)}"
+    words = setting_words(cell) | {"size": ""}
+    parts = ", ".join(filter(None, (cell.device, *words.values())))
+    return f"{what} of {cell.name} over streams: {parts}"
 
 
 def _scaling_table(result: Scaling) -> Table:
@@ -164,7 +161,7 @@ def _measured(name: str, shown: Sequence[RunRecord]) -> str:
 
 def _charts(sweeps: Sequence[Sequence[RunRecord]]) -> list[tuple[str, Spec]]:
     """Return a chart for each device, size and unit."""
-    panels: dict[tuple[str, str], list[ScalingCurve]] = {}
+    panels: dict[tuple[str, str], list[tuple[str, Scaling]]] = {}
     for sweep in sweeps:
         try:
             scaling = scaling_of(sweep)
@@ -176,15 +173,14 @@ def _charts(sweeps: Sequence[Sequence[RunRecord]]) -> list[tuple[str, Spec]]:
         if cell.sync_mode != "per_iteration":
             parts.append(cell.sync_mode)
         parts += [cell.variant] if cell.variant else []
-        curve = ScalingCurve(", ".join(parts), scaling)
-        panels.setdefault((_device_of(sweep[0]), scaling.unit), []).append(curve)
+        panel = panels.setdefault((_device_of(sweep[0]), scaling.unit), [])
+        panel.append((", ".join(parts), scaling))
     return [(title, scaling_chart(curves)) for (title, _), curves in panels.items()]
 
 
 def _device_of(record: RunRecord) -> str:
-    hard = {} if record.fingerprint is None else record.fingerprint.hard
-    device = record.cell.device
-    name = f"{hard['device_name']} ({device})" if "device_name" in hard else device
+    known, device = device_name(record), record.cell.device
+    name = f"{known} ({device})" if known else device
     size = "" if record.cell.size is None else f", size {record.cell.size}"
     model = ": a model's figures, not measured" if record.simulated else ""
     return f"{name}{size}{model}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from statistics import median, stdev
 
@@ -21,11 +20,19 @@ from pytest_hwqueue.metrics.numbers import (
 )
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import COLUMNS, PERCENTILES, CellRows, other_series, status_of
+from pytest_hwqueue.reports.cell_rows import PERCENTILES, figures_table, other_series, status_of
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.glance import Changes, glance_parts
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import CellNames, Notes, heading, how_timed, title
+from pytest_hwqueue.reports.notes import (
+    NO_REASON,
+    CellNames,
+    Notes,
+    by_kind,
+    heading,
+    how_timed,
+    title,
+)
 from pytest_hwqueue.reports.scaling import scaling_parts
 
 _WHAT = "extra wait per kernel on many streams against one, of a probe (50 µs kernels)"
@@ -58,7 +65,7 @@ def queue_switches(records: Sequence[RunRecord]) -> list[str]:
 def _figure(probes: Sequence[Estimate]) -> str:
     given = sorted(probe for probe in probes if probe.value is not None)
     if not given:
-        return f"{REFUSED} ({probes[-1].refused or 'no reason was recorded'})"
+        return f"{REFUSED} ({probes[-1].refused or NO_REASON})"
     if len(given) == 1:
         return str(printed(given[0], microseconds))
     middle = microseconds(float(given[len(given) // 2]), (float(given[0]), float(given[-1])))
@@ -67,7 +74,6 @@ def _figure(probes: Sequence[Estimate]) -> str:
 
 _NS_PER_MS = 1e6
 _TIMES = ("median", "least", "most")
-_NUMBERS = re.compile(r"\d[\d.]*")
 _MEANING = (
     "sd: standard deviation between runs, of the logarithm, so that 3 % is 3 % of the figure. "
     "Intervals above are of one run and do not contain it."
@@ -152,19 +158,12 @@ def _spread(values_ms: Sequence[float], name: str, notes: Notes) -> PrintedFigur
 
 def _remarks(cell: CellRuns) -> list[str]:
     """Return the notes of runs not shown, unless the shown one has the same."""
-    known = {_NUMBERS.sub("", note) for note in cell.middle.notes}
-    runs: dict[str, list[int]] = {}
-    texts: dict[str, str] = {}
-    for run in cell.measured:
-        for note in run.notes:
-            # The same note differs from run to run in its numbers.
-            kind = _NUMBERS.sub("", note)
-            if kind not in known:
-                texts.setdefault(kind, note)
-                runs.setdefault(kind, []).append(run.run)
+    known = by_kind([(note, 0) for note in cell.middle.notes])
+    noted = by_kind([(note, run.run) for run in cell.measured for note in run.notes])
     return [
-        f"{'runs' if len(which) > 1 else 'run'} {', '.join(map(str, which))}: {texts[kind]}"
-        for kind, which in runs.items()
+        f"{'runs' if len(which) > 1 else 'run'} {', '.join(map(str, which))}: {text}"
+        for kind, (text, which) in noted.items()
+        if kind not in known
     ]
 
 
@@ -174,26 +173,26 @@ def family_parts(family: str, records: Sequence[RunRecord]) -> list[Part]:
     named = f"{family} in {names.file}" if names.file else family
     # A percentile that was refused everywhere has no column: the option's help says what it needs,
     # and P50 to P99 say it below the table.
-    refused = all(_refused(record, "p999") for record in records)
-    notes = Notes()
+    series = [each for r in records for each in (r.metrics.latency, *other_series(r).values())]
+    refused = all(each is None or each.p999.value is None for each in series)
     ratios = [name for record in records for name in record.metrics.ratios]
-    once = len(ratios) > len(set(ratios))
-    rows: list[Row] = []
+    cells = []
     for record in records:
         settings = ", ".join(names.settings(record.cell))
         workload = names.workload(record.cell)
         name = f"{workload} ({settings})" if settings else workload
         texts = {"workload": workload} | {key: say(record.cell) for key, _, say in names.varying}
-        rows += CellRows(record, name, notes, ["p999"] * refused).rows(texts, once)
+        cells.append((record, name, texts))
     # What tells cells apart is the last to go.
     columns = [Column("workload", "workload")]
     columns += [
         Column(key, header, right=key == "streams", rank=1) for key, header, _ in names.varying
     ]
+    once = len(ratios) > len(set(ratios))
     return [
         title(named, records, f": {_what(records)}"),
         *names.constants(),
-        Table([*columns, *COLUMNS], rows, notes.lines(len(records))),
+        figures_table(cells, columns, ["p999"] * refused, ratios_once=once),
     ]
 
 
@@ -208,11 +207,6 @@ def _what(records: Sequence[RunRecord]) -> str:
     if len(whole) == len(measured):
         return f"latency per iteration, {how}"
     return f"latency of what stands behind each name; whole iterations {how}"
-
-
-def _refused(record: RunRecord, key: str) -> bool:
-    summaries = [record.metrics.latency, *other_series(record).values()]
-    return all(summary is None or getattr(summary, key).value is None for summary in summaries)
 
 
 OWN_TESTS = "your own tests"

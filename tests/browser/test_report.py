@@ -113,10 +113,11 @@ def test_a_cells_charts_have_the_records_samples(
         number = re.search(r"P99\s*([\d.]+) ms", shown)
         assert number is not None
         assert float(number[1]) == pytest.approx(latency.p99, rel=0.005)
-        order = {each["x"]: each["y"] for each in opened.drawn("[data-chart=order]", "run")}
+        drawn = opened.drawn("[data-chart='Samples in order']", "run")
+        order = {each["x"]: each["y"] for each in drawn}
         samples = dict(enumerate(ns / 1e6 for ns in records[1].latency_ns()))
         assert order == pytest.approx(samples)
-        survival = opened.drawn("[data-chart=survival]", "curve")
+        survival = opened.drawn("[data-chart=Distribution]", "curve")
         assert max(each["x"] for each in survival) == pytest.approx(latency.max)
         assert min(each["y"] for each in survival) == pytest.approx(1 / latency.n)
 
@@ -126,7 +127,7 @@ def test_runs_are_thin_and_pooled_is_thick(
 ) -> None:
     with open_report(report) as opened:
         opened.page.get_by_role("link", name="hetero_kernels").click()
-        drawn = opened.drawn("[data-chart=survival]", "curve")
+        drawn = opened.drawn("[data-chart=Distribution]", "curve")
         widths = {each["curve"]: each["width"] for each in drawn}
         assert widths == {"run 1": 1, "run 2": 1, "run 3": 1, "all runs pooled": 3.5}
         slowest = max(ns for record in records[4:] for ns in record.latency_ns())
@@ -213,7 +214,7 @@ def test_nothing_scrolls_sideways(
 ) -> None:
     with open_report(report, fragment, width=width) as opened:
         if fragment:
-            opened.drawn("[data-chart=order]")
+            opened.drawn("[data-chart='Samples in order']")
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -231,11 +232,11 @@ def test_stored_records_open(open_report: Open, tmp_path: Path, kind: str) -> No
                 continue
             (front,) = charts
             assert front.spec is not None
-            shown = {each["case"]: each["p99"] for each in opened.drawn(".plot.shown", "case")}
+            shown = {each["case"]: each["p99"] for each in opened.drawn(".answer .plot", "case")}
             points = front.spec["data"]["values"]
             assert shown == {point["case"]: point["p99"] for point in points}
         opened.page.locator("#table tbody th a").last.click()
-        opened.drawn("[data-chart=survival]")
+        opened.drawn("[data-chart=Distribution]")
 
 
 def test_a_thousand_cells_draw_nothing_until_one_is_opened(

@@ -49,9 +49,9 @@ def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     text = file.read_text(encoding="utf-8")
     assert f"Worse than {tmp_path / 'old'}: 1 regression" in text
-    start = text.index('id="cell-0-data">') + len('id="cell-0-data">')
-    drawn = json.loads(text[start : text.index("</script>", start)])
-    behind, *_, pooled = drawn["survival"]["layer"][0]["data"]["values"]
+    _, _, chart = text.partition('data-chart="Distribution"></div><script type="application/json">')
+    drawn = json.loads(chart.partition("</script>")[0])
+    behind, *_, pooled = drawn["layer"][0]["data"]["values"]
     assert behind["legend"] == f"baseline {tmp_path / 'old'}"
     assert behind["n"] == 5000
     assert behind["ns"][-1] < pooled["ns"][0]

@@ -22,6 +22,7 @@ from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.metrics.scaling import ScaledPoint
 from pytest_hwqueue.metrics.switching import MedianDifference
+from pytest_hwqueue.metrics.timeline import TimelineSummary
 
 ANY = (-math.inf, math.inf)
 AT_MOST_3 = (-math.inf, 3.0)
@@ -203,6 +204,11 @@ SIDE = earlier(
         (MedianDifference,
          earlier(first=SIDE, second=SIDE, difference=2.0, interval=[1.0, 3.0], refused={}),
          "difference", Estimate(value=2.0, low=1.0, high=3.0, unit="us")),
+        (TimelineSummary,
+         {"kernels": 9, "streams_used": 1, "busy_ms": [1.0], "span_ms": 2.0, "in_flight_mean": 1.5,
+          "in_flight_max": 2, "overlap_efficiency": None, "elsewhere": 0,
+          "refused": {"overlap_efficiency": "one stream"}}, "overlap_efficiency",
+         Estimate(refused="one stream")),
         (ScaledPoint,
          {"streams": 2, "throughput": earlier(value=2.0, interval=None, n=9, refused={}),
           "speedup": 2.0, "speedup_interval": [1.0, 3.0], "efficiency": None,

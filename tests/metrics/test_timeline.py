@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from itertools import pairwise
 
 import pytest
@@ -45,22 +43,22 @@ def test_known_schedules(
     intervals: Intervals, busy: list[float], in_flight: tuple[float, int], efficiency: float | None
 ) -> None:
     found = summary_of(intervals)
-    assert (found.busy_ms, found.overlap_efficiency) == (busy, efficiency)
-    assert (found.in_flight_mean, found.in_flight_max) == in_flight
+    assert (found.busy_ms, found.overlap_efficiency.value) == (busy, efficiency)
+    assert (found.in_flight_mean.value, found.in_flight_max) == in_flight
     streams, starts, ends = map(set, zip(*intervals, strict=True))
     assert (found.span_ms, found.kernels) == (max(ends) - min(starts), len(intervals))
     assert found.streams_used == len(streams)
-    unknown = {"in_flight_mean": in_flight[0], "overlap_efficiency": efficiency}
-    assert found.refused.keys() == {name for name in unknown if unknown[name] is None}
+    for figure in (found.in_flight_mean, found.overlap_efficiency):
+        assert (figure.value is None) == bool(figure.refused)
     if len(streams) == 1:
-        assert found.refused["overlap_efficiency"] == "needs at least 2 busy streams, has 1"
+        assert found.overlap_efficiency.refused == "needs at least 2 busy streams, has 1"
 
 
 def test_absolute_clocks_lose_nothing() -> None:
     # Nanoseconds since 1970 do not fit a double; their differences must be exact all the same.
     epoch = 1_760_000_000_000_000_001
     found = summary_of([(0, epoch, epoch + 2), (1, epoch + 1, epoch + 3)], unit=1)
-    assert (found.busy_ms, found.overlap_efficiency) == ([2e-6, 2e-6], 0.5)
+    assert (found.busy_ms, found.overlap_efficiency.value) == ([2e-6, 2e-6], 0.5)
 
 
 @given(
@@ -80,15 +78,16 @@ def test_summary_agrees_with_counting_every_tick(kernels: Intervals) -> None:
     assert summary.busy_ms == busy
     assert summary.in_flight_max == max(map(len, running))
     mean = sum(map(len, running)) / together if together else None
-    assert summary.in_flight_mean == (mean if mean is None else pytest.approx(mean))
+    assert summary.in_flight_mean.value == (mean if mean is None else pytest.approx(mean))
     efficiency = None
     if sum(time > 0 for time in busy) >= 2:
         efficiency = (sum(busy) - together) / (sum(busy) - max(busy))
         assert 0 <= efficiency <= 1
-    assert summary.overlap_efficiency == (efficiency and pytest.approx(efficiency))
-    for name in ("in_flight_mean", "overlap_efficiency"):
-        assert (getattr(summary, name) is None) == (name in summary.refused)
-    json.dumps(dataclasses.asdict(summary))
+    assert summary.overlap_efficiency.value == (efficiency and pytest.approx(efficiency))
+    for figure in (summary.in_flight_mean, summary.overlap_efficiency):
+        assert (figure.value is None) == bool(figure.refused)
+    again = timelines.TimelineSummary.model_validate_json(summary.model_dump_json())
+    assert again == summary
 
 
 def test_refuses_impossible_timelines() -> None:

@@ -157,7 +157,7 @@ def test_session_has_the_shape_that_others_read() -> None:
     assert second["metrics"]["latency"] is None
     assert (second["status"], second["reason"], second["stage"]) == ("failed", "Boom", "measure")
     (swept,) = session["scaling"]
-    assert [point["speedup"] for point in swept["scaling"]["points"]] == [1.0, 2.0]
+    assert [point["speedup"]["value"] for point in swept["scaling"]["points"]] == [1.0, 2.0]
     assert SweepScaling.model_validate(swept) == of_sweep
     assert datetime.fromisoformat(now()).utcoffset() == timedelta(0)
 

@@ -13,14 +13,12 @@ from pytest_hwqueue.reports import drawing
 from pytest_hwqueue.reports.charts import (
     Curve,
     RatesCurve,
-    ScalingCurve,
     pareto_chart,
     rates_chart,
     scaling_chart,
     survival_chart,
 )
 from pytest_hwqueue.reports.drawing import Spec, stacked_svg, tone
-from pytest_hwqueue.reports.page.charts import survival
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
@@ -35,7 +33,7 @@ LATENCIES = {
 
 def latencies() -> Spec:
     curves = [
-        Curve(name, survival(ns, issued - len(ns)), tone(at), placement=placement)
+        Curve(name, ns, tone(at), issued - len(ns), placement=placement)
         for at, (name, (ns, issued, placement)) in enumerate(LATENCIES.items())
     ]
     return survival_chart(curves, TimeUnit("ms", 1e6), x="latency", y="share of requests")
@@ -81,7 +79,7 @@ def test_every_case_has_its_line_and_its_name_and_equal_figures_give_equal_files
 def test_saturation_is_marked_only_where_there_is_one() -> None:
     full, never = saturating(4), saturating(16)
     assert (full.saturation_streams, never.saturation_streams) == (4, None)
-    curves = [ScalingCurve("native, eager", full), ScalingCurve("mps, graph", never)]
+    curves = [("native, eager", full), ("mps, graph", never)]
     root = drawn(scaling_chart(curves), note="a note")
     words = " ".join(texts(root))
     assert "native, eager: saturated from 4 streams on" in words

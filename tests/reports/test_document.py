@@ -112,4 +112,4 @@ def test_the_page_draws_what_a_document_pictures() -> None:
     chart = Chart("pictured", {"mark": "point"}, "how to read")
     page = Page(Verdict("plain", ""), [], False, [], [Document([chart, chart])])
     data = Parsed(render_page(page)).data
-    assert [data[f"chart-0-{number}-data"] for number in (0, 1)] == [{"mark": "point"}] * 2
+    assert data.count({"mark": "point"}) == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.document import code, plain
-from pytest_hwqueue.reports.markdown import render_markdown
+from pytest_hwqueue.reports.outcome import render_markdown
 from pytest_hwqueue.verdicts.judging import Judgement
 from tests.reports.conftest import make
 from tests.reports.stored_texts import assert_as_stored

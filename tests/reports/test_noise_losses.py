@@ -8,8 +8,8 @@ from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now
 from pytest_hwqueue.records.noise import Machine, NoiseRound, RemedyRecord
-from pytest_hwqueue.reports.markdown import render_markdown
 from pytest_hwqueue.reports.noise_losses import noise_lines, remedy_lines
+from pytest_hwqueue.reports.outcome import render_markdown
 from tests.reports.stored_texts import assert_as_stored
 
 PINNED = RemedyRecord(cores_before=[0, 1, 2, 3], cores=[2, 3], nice_before=0, nice=-10, threads=4)

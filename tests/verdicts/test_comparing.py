@@ -15,7 +15,7 @@ from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.judgement_file import judgement_text
-from pytest_hwqueue.reports.markdown import render_markdown
+from pytest_hwqueue.reports.outcome import render_markdown
 from pytest_hwqueue.reports.verdict_words import properties_of
 from pytest_hwqueue.reports.verdicts import render_judgement
 from pytest_hwqueue.verdicts.figures import iteration_ns, prepare, set_aside_short, usual_length

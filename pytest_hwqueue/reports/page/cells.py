@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -128,16 +128,17 @@ def _read(path: Path, found: Found, *, named: bool) -> None:
         found.damaged.append(f"{path} is damaged: {error}")
         return
     parts = data.keys() if isinstance(data, dict) else set()
+    schema = str(data["schema"]) if "schema" in parts else ""
     try:
         if "schema_version" in parts and "plan" in parts:
             found.colocations.append(Stored(path, read_colocation(path)))
         elif "schema_version" in parts and "cell_id" in parts:
             cells = found.traced if _within(path, _CAUSES) else found.cells
             cells.append(Stored(path, read_record(path)))
-        elif "schema" in parts and str(data["schema"]).startswith(WHICH):
+        elif schema.startswith(WHICH):
             table = read_model(path, WhichFile, "a table of `hwq which`")
             found.tables.append(Stored(path, table))
-        elif "schema" in parts and str(data["schema"]).startswith(CAPACITY):
+        elif schema.startswith(CAPACITY):
             result = read_model(path, CapacityFile, "a result of `hwq capacity`")
             found.capacities.append(Stored(path, result))
         elif named:
@@ -151,14 +152,6 @@ def _read(path: Path, found: Found, *, named: bool) -> None:
         found.damaged.append(str(error))
 
 
-@dataclass(frozen=True)
-class Behind:
-    """Samples that a cell's are drawn in front of, such as a baseline's; ns, in any order."""
-
-    label: str
-    samples_ns: Sequence[float]
-
-
 @dataclass
 class PageCell:
     """A cell, or a tenant of a co-location, with everything that a report shows of it.
@@ -168,7 +161,7 @@ class PageCell:
         folder: of its records.
         runs: its runs.
         verdicts: what became of its figures, with the label of what they were compared with.
-        behind: the baseline's samples; None without one.
+        behind: a baseline, by its label, and its samples in ns; None without one.
         causes: of the shown run's slow requests; None if they were not asked for.
         timelines: folder and file of the shown run's; None if there are none.
         record_files: names of the files it was read from.
@@ -179,7 +172,7 @@ class PageCell:
     folder: Path
     runs: CellRuns
     verdicts: list[tuple[str, CellVerdict]] = field(default_factory=list)
-    behind: Behind | None = None
+    behind: tuple[str, list[float]] | None = None
     causes: Causes | None = None
     timelines: tuple[Path, TimelineFile] | None = None
     record_files: list[str] = field(default_factory=list)
@@ -193,6 +186,17 @@ class PageCell:
     def shown(self) -> RunRecord:
         """The run whose figures stand for the cell."""
         return self.runs.middle
+
+    @property
+    def state(self) -> str:
+        """The state of its verdict, or its status if nothing was compared."""
+        return self.shown.status if self.worst is None else self.worst.verdict.state
+
+    def explain(self, folder: Path, causes: Causes | None, timelines: TimelineFile | None) -> None:
+        """Set the causes, and the timelines in a folder if there are any."""
+        self.causes = causes
+        if timelines is not None:
+            self.timelines = (folder, timelines)
 
     @property
     def worst(self) -> CellVerdict | None:
@@ -230,73 +234,58 @@ def page_cells(
             # A session that compares and stores has put its own runs there, too.
             others = [run for run in baseline[cell_id].runs if run.session != cell.session]
             samples = [ns for run in others for ns in run.samples_ns()]
-            cell.behind = Behind(baseline_label, samples) if samples else None
+            cell.behind = (baseline_label, samples) if samples else None
     return cells
 
 
-def _of_cells(found: Found) -> list[PageCell]:
-    folders: dict[Path, list[Stored[RunRecord]]] = {}
-    for stored in found.cells:
-        folders.setdefault(stored.path.parent, []).append(stored)
+def _gathered(records: Iterable[tuple[Path, RunRecord]]) -> Iterator[tuple[PageCell, Path]]:
+    """Return the cells of each folder, each with the file of the run shown."""
+    folders: dict[Path, list[tuple[Path, RunRecord]]] = {}
+    for path, record in records:
+        folders.setdefault(path.parent, []).append((path, record))
+    for folder, those in folders.items():
+        those.sort(key=lambda each: each[1].started)
+        paths = {id(record): path for path, record in those}
+        for runs in gather([record for _, record in those]):
+            files = [paths[id(run)].name for run in runs.runs]
+            yield PageCell("", folder, runs, record_files=files), paths[id(runs.middle)]
+
+
+def _of_cells(found: Found) -> Iterator[PageCell]:
     traced = {
         (session_folder(stored.path.parent), stored.record.cell_id): stored
         for stored in found.traced
     }
-    cells = []
-    for folder, those in folders.items():
-        those.sort(key=lambda stored: stored.record.started)
-        names = {id(stored.record): stored.path.name for stored in those}
-        for runs in gather([stored.record for stored in those]):
-            cell = PageCell("", folder, runs, record_files=[names[id(run)] for run in runs.runs])
-            shown = runs.middle
-            cell.causes = shown.causes
-            if shown.timelines is not None:
-                cell.timelines = (folder, shown.timelines)
-            again = traced.get((session_folder(folder), shown.cell_id))
-            if again is not None and cell.causes is None:
-                cell.causes = again.record.causes
-                if again.record.timelines is not None:
-                    cell.timelines = (again.path.parent, again.record.timelines)
-            cells.append(cell)
-    return cells
+    for cell, _ in _gathered((stored.path, stored.record) for stored in found.cells):
+        shown = cell.shown
+        cell.explain(cell.folder, shown.causes, shown.timelines)
+        again = traced.get((session_folder(cell.folder), shown.cell_id))
+        if again is not None and cell.causes is None:
+            cell.explain(again.path.parent, again.record.causes, again.record.timelines)
+        yield cell
 
 
-def _of_tenants(found: Found) -> list[PageCell]:
+def _of_tenants(found: Found) -> Iterator[PageCell]:
     """Return the tenants of co-locations that are not recorded as cells, too."""
     known = {(session_folder(stored.path.parent), stored.record.cell_id) for stored in found.cells}
-    traced = {
-        (session_folder(stored.path.parent), *_what_ran(stored.record)): stored
+    origins = {stored.path: stored for stored in found.colocations}
+    traced = {_what_ran(stored): stored for stored in found.colocations if stored.record.traced}
+    tenants = (
+        (stored.path, record)
         for stored in found.colocations
-        if stored.record.traced
-    }
-    folders: dict[Path, list[Stored[ColocationRecord]]] = {}
-    for stored in found.colocations:
-        if not stored.record.traced:
-            folders.setdefault(stored.path.parent, []).append(stored)
-    cells = []
-    for folder, those in folders.items():
-        those.sort(key=lambda stored: stored.record.started)
-        records: list[RunRecord] = []
-        origins: dict[int, Stored[ColocationRecord]] = {}
-        for stored in those:
-            for record in tenant_records(stored.record, "", {}):
-                if (session_folder(folder), record.cell_id) not in known:
-                    records.append(record)
-                    origins[id(record)] = stored
-        for runs in gather(records):
-            cell = PageCell("", folder, runs)
-            cell.record_files = [origins[id(run)].path.name for run in runs.runs]
-            again = traced.get(
-                (session_folder(folder), *_what_ran(origins[id(runs.middle)].record))
-            )
-            if again is not None:
-                tenant = runs.middle.cell.name.rpartition(".")[2]
-                cell.causes = again.record.tenant(tenant).causes
-                if again.record.timelines is not None:
-                    cell.timelines = (again.path.parent, again.record.timelines)
-            cells.append(cell)
-    return cells
+        if not stored.record.traced
+        for record in tenant_records(stored.record, "", {})
+        if (session_folder(stored.path.parent), record.cell_id) not in known
+    )
+    for cell, path in _gathered(tenants):
+        again = traced.get(_what_ran(origins[path]))
+        if again is not None:
+            tenant = cell.shown.cell.name.rpartition(".")[2]
+            causes = again.record.tenant(tenant).causes
+            cell.explain(again.path.parent, causes, again.record.timelines)
+        yield cell
 
 
-def _what_ran(record: ColocationRecord) -> tuple[str, str, str, str]:
-    return str(record.plan["name"]), record.device, record.scheduler, record.placement
+def _what_ran(stored: Stored[ColocationRecord]) -> tuple[Path, str, str, str, str]:
+    record, session = stored.record, session_folder(stored.path.parent)
+    return session, str(record.plan["name"]), record.device, record.scheduler, record.placement

@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_hwqueue.capacity.result import CapacityFile
+from pytest_hwqueue.harness.summary import find_sweeps
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.reports.capacity import answers, capacity_document
-from pytest_hwqueue.reports.document import Column, Document
+from pytest_hwqueue.reports.document import Column, Document, Part
 from pytest_hwqueue.reports.drawing import config
 from pytest_hwqueue.reports.noise_losses import noise_lines
+from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
-from pytest_hwqueue.reports.page.charts import scaling_by_cell
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
+from pytest_hwqueue.reports.scaling import scaling_parts
 from pytest_hwqueue.reports.verdict_words import (
     SEVERITY,
     by_severity,
@@ -174,14 +176,16 @@ class Page:
     noise: list[str] = field(default_factory=list)
 
     @property
-    def compared(self) -> bool:
-        """Whether any cell has a verdict."""
-        return any(each.row.change for each in self.details)
+    def columns(self) -> list[tuple[str, str]]:
+        """The figures in the table of cells, with their headings."""
+        compared = any(each.cell.verdicts for each in self.details)
+        change = [("change", "Change")] * compared
+        return [("p50", "P50"), ("p99", "P99"), *change, ("throughput", "Throughput")]
 
     @property
     def states(self) -> list[str]:
         """The states of its rows, those first that need a reader."""
-        found = {each.row.state for each in self.details}
+        found = {each.cell.state for each in self.details}
         known = [state for state in SEVERITY if state in found]
         return sorted(found.difference(known)) + known
 
@@ -205,39 +209,39 @@ def page_of(
 
     """
     cells = page_cells(found, judgements, baseline or {}, baseline_label)
-    scaling = scaling_by_cell(cells)
+    scaling: dict[int, list[Part]] = {}
+    folders: dict[Path, list[RunRecord]] = {}
+    sessions: dict[str, list[RunRecord]] = {}
+    for cell in cells:
+        folders.setdefault(cell.folder, []).append(cell.shown)
+        sessions.setdefault(cell.session, []).extend(cell.runs.runs)
+    for sweep in (sweep for records in folders.values() for sweep in find_sweeps(records)):
+        scaling |= dict.fromkeys(map(id, sweep), scaling_parts(sweep, set()))
     with_timelines = sum(cell.timelines is not None for cell in cells)
-    share = max(_LEAST_KERNELS, _ALL_KERNELS // max(1, with_timelines))
-    details = [
-        details_of(cell, scaling.get(cell.key, []), min(_MOST_KERNELS, share), page)
-        for cell in cells
-    ]
+    kernels = min(_MOST_KERNELS, max(_LEAST_KERNELS, _ALL_KERNELS // max(1, with_timelines)))
+    details = [details_of(cell, scaling.get(id(cell.shown), []), kernels, page) for cell in cells]
+    shown = [stored.record for stored in found.tables]
+    results = [stored.record for stored in found.capacities]
     answers = []
     for stored in found.tables:
-        folder = stored.path.parent
         keys = {
             (name, cell.shown.cell.name.rpartition(".")[2]): cell.key
             for cell in cells
             for name in cell.record_files
-            if cell.folder == folder
+            if cell.folder == stored.path.parent
         }
         answers.append(which_document(stored.record, details=keys))
-    sessions: dict[str, list[RunRecord]] = {}
-    for cell in cells:
-        sessions.setdefault(cell.session, []).extend(cell.runs.runs)
-    shown = [stored.record for stored in found.tables]
-    results = [stored.record for stored in found.capacities]
-    answers += map(capacity_document, results)
-    simulated = [each.row.simulated for each in details]
-    simulated += [each.simulated for each in shown] + [each.simulated for each in results]
+    records = [cell.shown for cell in cells]
+    simulated = [each.simulated for each in records] + [each.simulated for each in shown]
+    simulated += [each.simulated for each in results]
     return Page(
         verdict=verdict_of(judgements, shown, results, cells),
-        devices=list(dict.fromkeys(each.device for each in details)),
+        devices=list(dict.fromkeys(device_name(each) or each.cell.device for each in records)),
         simulated=any(simulated),
         details=details,
-        answers=answers,
+        answers=[*answers, *map(capacity_document, results)],
         damaged=list(found.damaged),
-        noise=[line for records in sessions.values() for line in noise_lines(records)],
+        noise=[line for those in sessions.values() for line in noise_lines(those)],
     )
 
 

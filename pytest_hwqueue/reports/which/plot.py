@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pytest_hwqueue.metrics.numbers import TimeUnit
 from pytest_hwqueue.reports.charts import Curve, survival_chart
 from pytest_hwqueue.reports.drawing import Spec, colour, stacked_svg, tone
-from pytest_hwqueue.reports.page.charts import survival
 from pytest_hwqueue.reports.which.words import SIMULATED, title
 from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.runs import Entry, WhichRuns
@@ -69,9 +68,8 @@ def _curves(tenant: str, entries: Sequence[Entry], runs: WhichRuns) -> list[Curv
         if latency_ns:
             issued = sum(result.issued or 0 for result in results)
             alone = entry.role == "solo"
-            samples = survival(latency_ns, issued - len(latency_ns))
             hue = colour("ink") if alone else tone(coloured)
             coloured += not alone
-            style = entry.run.placement
-            curves.append(Curve(f"{entry.id}, n = {issued}", samples, hue, placement=style))
+            name, failed = f"{entry.id}, n = {issued}", issued - len(latency_ns)
+            curves.append(Curve(name, latency_ns, hue, failed, placement=entry.run.placement))
     return curves

@@ -60,14 +60,14 @@ def test_as_many_kernels_run_at_once_as_the_scarcest_allows(
     kernels = found.kernels
     assert kernels % (streams * rounds) == 0
     steps = -(-kernels // at_once)
-    assert found.in_flight_mean == pytest.approx(kernels / steps, rel=IN_FLIGHT_TOLERANCE)
+    assert found.in_flight_mean.value == pytest.approx(kernels / steps, rel=IN_FLIGHT_TOLERANCE)
     per_stream = kernels // streams
     assert found.busy_ms == pytest.approx([10.0 * per_stream] * streams, rel=EXACT)
     if streams == 1:
         assert_no_overlap_measured(found)
     else:
         hidden = (kernels - steps) / (kernels - per_stream)
-        assert found.overlap_efficiency == pytest.approx(hidden, abs=IN_FLIGHT_TOLERANCE)
+        assert found.overlap_efficiency.value == pytest.approx(hidden, abs=IN_FLIGHT_TOLERANCE)
 
 
 STEPS = 20
@@ -108,8 +108,8 @@ def test_overlap_is_the_one_constructed(
         row[begin : begin + length] = True
     each, together = busy.sum(axis=1), busy.any(axis=0).sum()
     hidden = (each.sum() - together) / (each.sum() - each.max())
-    assert found.overlap_efficiency == pytest.approx(hidden, abs=OVERLAP_TOLERANCE)
-    assert found.in_flight_mean == pytest.approx(each.sum() / together, rel=OVERLAP_TOLERANCE)
+    assert found.overlap_efficiency.value == pytest.approx(hidden, abs=OVERLAP_TOLERANCE)
+    assert found.in_flight_mean.value == pytest.approx(each.sum() / together, rel=OVERLAP_TOLERANCE)
     assert found.busy_ms == pytest.approx((each * STEP_NS / 1e6).tolist(), rel=EXACT)
 
 
@@ -122,15 +122,15 @@ def test_no_overlap_without_a_second_busy_stream_and_no_timeline_without_kernels
     found = bench.measure(device, streams, lambda given: given[0].launch(kernel)).metrics.timeline
     assert found is not None
     assert_no_overlap_measured(found)
-    assert (found.in_flight_mean, found.in_flight_max, found.streams_used) == (1, 1, 1)
+    assert (found.in_flight_mean.value, found.in_flight_max, found.streams_used) == (1, 1, 1)
     metrics = bench.measure(device, streams, lambda given: None).metrics
     assert (metrics.timeline, metrics.ready_to_start) == (None, None)
     assert "launched no kernels" in metrics.refused["timeline"]
 
 
 def assert_no_overlap_measured(found: TimelineSummary) -> None:
-    assert found.overlap_efficiency is None
-    assert found.refused["overlap_efficiency"] == "needs at least 2 busy streams, has 1"
+    assert found.overlap_efficiency.value is None
+    assert found.overlap_efficiency.refused == "needs at least 2 busy streams, has 1"
 
 
 @settings(max_examples=12, derandomize=True)

@@ -12,13 +12,11 @@ import pytest
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.harness.summary import scaling_of
-from pytest_hwqueue.metrics.numbers import time_unit
+from pytest_hwqueue.metrics.numbers import NO_INTERVAL, milliseconds, time_unit
 from pytest_hwqueue.records.cell import RunRecord, Samples, SchedulerProof, write_record
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.tenants import write_colocation
-from pytest_hwqueue.reports.cell_rows import percentile
 from pytest_hwqueue.reports.document import Chart, Paragraph
-from pytest_hwqueue.reports.drawing import Spec
 from pytest_hwqueue.reports.page import render as needed
 from pytest_hwqueue.reports.page.cells import find_records, page_cells
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
@@ -51,7 +49,7 @@ class Parsed(HTMLParser):
         self.close()
         self.text = " ".join(" ".join(self.words).split())
         data = [each for each in self.scripts if each[0].get("type") == "application/json"]
-        self.data: dict[str, Any] = {str(given["id"]): json.loads(text) for given, text in data}
+        self.data = [json.loads(text) for _, text in data]
         # What is run, rather than read.
         self.run = [each for each in self.scripts if not each[0].get("type")]
 
@@ -77,9 +75,10 @@ class Parsed(HTMLParser):
             self.words.append(data)
 
 
-def columns(chart: Spec, name: str) -> list[Any]:
+def columns(chart: Chart, name: str) -> list[Any]:
     """Return a field of the rows that a chart consists of."""
-    layers = (layer["data"]["values"] for layer in chart["layer"])
+    assert chart.spec is not None
+    layers = (layer["data"]["values"] for layer in chart.spec["layer"])
     return next([row[name] for row in rows] for rows in layers if name in rows[0])
 
 
@@ -91,13 +90,13 @@ def test_a_row_has_the_records_figures_to_the_digit(tmp_path: Path) -> None:
     latency = record.metrics.latency
     assert latency is not None
     unit = time_unit(latency.p50 * 1e6, [latency.max * 1e6])
-    shown = details.row.figures["p99"]
-    assert f"{shown.text} {shown.interval}" == str(percentile(latency.p99, unit))
-    assert (shown.value, details.row.n) == (latency.p99.value, str(latency.n))
-    assert details.row.figures["max"].value == latency.max
-    assert details.row.throughput is not None
-    assert details.row.throughput.value == record.metrics.throughput[0].value
-    assert columns(details.charts["order"], "ns") == [record.latency_ns()]
+    (shown,) = details.row.figures["p99"]
+    assert str(shown) == f"{milliseconds(float(latency.p99), unit)} {NO_INTERVAL}"
+    assert details.row.texts["n"] == str(latency.n)
+    assert details.row.figures["max"] == [milliseconds(latency.max, unit)]
+    assert details.sorts["p99"] == latency.p99 * 1e6
+    assert details.sorts["throughput"] == record.metrics.throughput[0].value
+    assert columns(details.charts[1], "ns") == [record.latency_ns()]
     # A trace is linked where it is and named where it was.
     assert details.traces == [("profiles/there.json", True), ("profiles/gone.json", False)]
 
@@ -119,16 +118,14 @@ def test_its_words_are_as_stored_in_one_small_file_without_a_number_for_a_refusa
     assert not re.search(r"\b(NaN|null|undefined|None(?! was recorded))\b", words)
     # Nor does a chart draw a line where there is no P99, or a scaling that cannot be told.
     for details in page.details:
-        p99 = details.row.figures.get("p99")
-        drawn = "P99 " in str(details.charts.get("survival"))
-        assert drawn <= (p99 is not None and p99.value is not None), details.row.cell_id
-        assert bool(details.scaling.parts) == (details.row.cell_id[:6] in ("tiny_k", "untold"))
-    told = [each.scaling for each in page.details if each.row.cell_id.startswith("tiny")]
+        assert "P99 " not in str(details.charts) or "p99" in details.sorts
+        scaling = "scaling" in str(details.parts[-1:]).lower()
+        assert scaling == (details.cell.shown.cell_id[:6] in ("tiny_k", "untold"))
+    told = [each.parts[-1] for each in page.details if each.cell.shown.cell.name.startswith("tiny")]
     result = scaling_of(session_records[:4])
     for view in told:
         (chart,) = (part for part in view.parts if isinstance(part, Chart))
-        assert chart.spec is not None
-        assert columns(chart.spec, "y") == [[point.throughput.value for point in result.points]]
+        assert columns(chart, "y") == [[point.throughput.value for point in result.points]]
         assert Paragraph(saturation(result), "") in view.parts
     data = sum(len(body) for given, body in parsed.scripts if given.get("type"))
     packed = next(body for given, body in parsed.scripts if given.get("id") == "vega")
@@ -146,9 +143,9 @@ def test_simulated_is_written_where_a_simulated_figure_is(tmp_path: Path) -> Non
     text = html(tmp_path, make("modelled", cell={"device": "sim:h200"}, fingerprint=model))
     both = Parsed(text)
     assert "Simulated. Figures marked so are a model's" in both.text
-    drawn = [both.data[name] for name in ("cell-0-data", "cell-1-data")]
-    for name in ("survival", "order"):
-        assert sorted("SIMULATED" in str(charts[name]) for charts in drawn) == [False, True]
+    for name in ("Distributions", "Latencies"):
+        drawn = [each for each in both.data if each.get("description", "").startswith(name)]
+        assert sorted("SIMULATED" in str(chart) for chart in drawn) == [False, True]
     # Its line in the table, and its details.
     assert text.count('<span class="chip sim">simulated</span>') == 1
     assert text.count('<span class="pill simulated">simulated</span>') == 1
@@ -169,8 +166,7 @@ def test_names_that_look_like_elements_stay_text(tmp_path: Path) -> None:
     assert not parsed.open
     assert HOSTILE in parsed.text
     assert closing in parsed.text
-    drawn = [data for name, data in parsed.data.items() if data and "timelines" in data]
-    names = [param["value"] for data in drawn for each in data["timelines"]
+    names = [param["value"] for data in parsed.data if isinstance(data, list) for each in data
              for param in each["params"] if param["name"] == "names"]  # fmt: skip
     assert names == [[HOSTILE]]
 
@@ -178,20 +174,22 @@ def test_names_that_look_like_elements_stay_text(tmp_path: Path) -> None:
 def test_timelines_have_ready_start_and_end_of_each_kernel_or_say_why_not(tmp_path: Path) -> None:
     record = with_timeline(tmp_path / "session", make(), "gemm")
     (details,) = page_for(tmp_path, record).details
-    (chart,) = details.charts["timelines"]
-    (timeline,) = chart["data"]["values"]
-    assert {"name": "streams", "value": ["stream 0", "stream 1"]} in chart["params"]
+    (chart,) = details.timelines
+    assert chart.spec is not None
+    (timeline,) = chart.spec["data"]["values"]
+    assert {"name": "streams", "value": ["stream 0", "stream 1"]} in chart.spec["params"]
     assert timeline["start"] == [0, 1000, 2000, 3000]
     assert timeline["end"] == [900, 1900, 2900, 3900]
     # Enqueued 490 ns and 980 ns before the first two start; then behind the stream's one before.
     assert timeline["ready"] == [-500, -490, 900, 1900]
-    assert chart["description"] == "work on all streams (4 kernels)"
+    assert chart.spec["description"] == "work on all streams (4 kernels)"
     assert record.timelines is not None
     folder = tmp_path / "session"
     (folder / record.timelines.file).unlink()
     (details,) = page_of(find_records([folder]), tmp_path / "report.html").details
-    assert details.charts["timelines"] == []
-    assert "cannot read" in details.timelines[0][1]
+    (chart,) = details.timelines
+    assert chart.spec is None
+    assert "cannot read" in chart.note
 
 
 def test_what_was_run_again_explains_its_own_session_alone(tmp_path: Path) -> None:
@@ -226,9 +224,9 @@ def test_what_was_run_again_explains_its_own_session_alone(tmp_path: Path) -> No
 def test_runs_of_a_cell_share_a_row_and_are_pooled(tmp_path: Path) -> None:
     runs = [make(run=number, seed=number, n=400) for number in (1, 2, 3)]
     (details,) = page_for(tmp_path, *runs).details
-    assert details.row.runs == "3"
-    assert [" (shown)" in name for name in columns(details.charts["order"], "run")].count(True) == 1
-    survival = details.charts["survival"]
+    assert details.cell.runs.count == "3"
+    survival, order = details.charts
+    assert [" (shown)" in name for name in columns(order, "run")].count(True) == 1
     assert columns(survival, "legend") == ["each run (3)"] * 3 + ["all runs pooled"]
     assert columns(survival, "n")[-1] == 1200
     assert columns(survival, "ns")[-1][-1] == max(ns for run in runs for ns in run.latency_ns())

@@ -33,9 +33,9 @@ def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures(
             assert goal.value is not None
             assert row.texts[goal.goal].startswith(f"{goal.verdict} {goal.value:.2f}")
     # Each tenant's name leads to its cell.
-    rows = {details.row.key: details.row for details in page.details}
+    cells = {details.cell.key: details.cell.shown.cell_id for details in page.details}
     for row in tenants:
-        of_tenant = rows[row.links["tenant"]].cell_id.split("[")[0]
+        of_tenant = cells[row.links["tenant"]].split("[")[0]
         assert of_tenant.endswith(f".{row.texts['tenant']}")
     # The front is of modes that no other beats.
     (front,) = (part for part in document.parts if isinstance(part, Chart))

@@ -22,7 +22,6 @@ function coloured(spec) {
   const style = getComputedStyle(document.documentElement);
   return JSON.parse(JSON.stringify(spec).replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim()));
 }
-const data = (id) => JSON.parse(document.getElementById(id).textContent);
 
 // Every drawn chart, so that it is drawn again when the theme changes, and freed when it closes.
 const drawn = new Map();
@@ -30,7 +29,7 @@ async function draw(element, spec) {
   try {
     const embed = await loadCharts();
     if (!element.isConnected) return null;
-    const config = coloured(data("chart-config"));
+    const config = coloured(JSON.parse($("#chart-config").textContent));
     if (element.clientWidth < 500) config.legend.columns = 1;
     // The interpreter does without eval, which the page forbids.
     const { view, finalize } = await embed(element, coloured({ width: "container", height: "container", autosize: { type: "fit", contains: "padding" }, ...spec }), {
@@ -119,14 +118,11 @@ function drawTimelines(place, timelines) {
   choose(false);
 }
 
-function drawCell(within, charts) {
-  for (const element of $$("[data-chart]", within)) draw(element, charts[element.dataset.chart]);
-  drawShown(within);
-  const timeline = $(".timeline", within);
-  if (timeline && charts.timelines.length) drawTimelines(timeline, charts.timelines);
+// A chart's description stands behind its place.
+const description = (element) => JSON.parse(element.nextElementSibling.textContent);
+function drawWithin(place) {
+  for (const element of $$("[data-chart]", place)) draw(element, description(element));
+  for (const element of $$(".timeline", place)) drawTimelines(element, description(element));
 }
-function drawShown(within) {
-  for (const element of $$(".plot.shown", within)) draw(element, data(`${element.id}-data`));
-}
-drawShown(document);
+drawWithin(document);
 route();

@@ -34,7 +34,7 @@ if (table) {
     const compare = (a, b) => {
       const [x, y] = [key(a), key(b)];
       if (x === "" || y === "") return (x === "") - (y === "");
-      const order = numeric || buttons[at].dataset.sort === "state" ? x - y : x.localeCompare(y);
+      const order = numeric ? x - y : x.localeCompare(y, undefined, { numeric: true });
       return descending ? -order : order;
     };
     rows.sort(compare);
@@ -119,7 +119,7 @@ function route() {
   document.title = `${head.textContent} · ${title}`;
   scrollTo(0, 0);
   head.focus({ preventScroll: true });
-  drawCell(details, data(`cell-${key}-data`));
+  drawWithin(details);
 }
 addEventListener("hashchange", route);
 // Whoever points at a cell may open it: by then the charts' library is there.
