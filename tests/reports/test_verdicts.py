@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import get_args
 
 import pytest
+from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
 from pytest_hwqueue.baselines.runs import FieldDifference
@@ -15,6 +17,7 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import P95, P99, State
+from pytest_hwqueue.reports.judgement_file import json_schema, judgement_text
 from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_value
 from pytest_hwqueue.reports.verdicts import changes_of, explain, render_judgement
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -77,6 +80,15 @@ def test_an_explanation_has_the_verdicts_own_numbers() -> None:
     assert str(figure_value(P99, 41_300.0, 41_300.0)) == "41.3 µs"
     named = replace(P99, name="at.p99", label="P99 of at")
     assert str(figure_value(named, 5_610_000.0, 5_610_000.0)) == "5.61 ms"
+
+
+def test_a_run_without_a_figure_is_null_in_json() -> None:
+    text = judgement_text(judgement_of([CellVerdict(CELL, "p99", BROKEN)]), "new", 0, {})
+    content = json.loads(text)
+    Draft202012Validator(json_schema()).validate(content)
+    (verdict,) = content["verdicts"]
+    assert verdict["test"] == [asdict(BROKEN.new[0]) | {"value": None}]
+    assert verdict["baseline"] == [asdict(run) for run in BROKEN.baseline]
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 160, 250])
