@@ -182,14 +182,14 @@ class CellBaseline:
 class FieldDifference:
     """A condition that differs between two sides.
 
-    ``a`` and ``b`` are the distinct values of a side's runs; None is absent or unknown.
-    Only soft fields can have several.
+    ``a`` and ``b``, in JSON ``baseline`` and ``test``, are the distinct values of a side's runs;
+    None is absent or unknown. Only soft fields can have several.
     """
 
     field: str
     kind: Kind
-    a: tuple[Any, ...]
-    b: tuple[Any, ...]
+    a: Annotated[tuple[Any, ...], Field(serialization_alias="baseline")]
+    b: Annotated[tuple[Any, ...], Field(serialization_alias="test")]
 
     def __str__(self) -> str:
         return f"{self.field} is {_in_words(self.a)} in one and {_in_words(self.b)} in the other"

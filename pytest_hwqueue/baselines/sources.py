@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from pytest_hwqueue.baselines.cell_file import first_error
 from pytest_hwqueue.baselines.folders import cell_files, read_folder
@@ -122,7 +122,7 @@ class Source:
 class Unmatched:
     """A cell that only one side has, and why as far as known."""
 
-    cell_id: str
+    cell_id: Annotated[str, Field(serialization_alias="cell")]
     reason: str
 
 

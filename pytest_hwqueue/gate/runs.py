@@ -6,10 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PlainSerializer
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+FiniteInJson = Annotated[float, PlainSerializer(_finite, return_type=float | None)]
+"""A figure that is null in JSON, which has no NaN and no infinity, where a run has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +33,11 @@ class ProcessRun:
     be (`settings.ITERATION_TIME`); ``None`` if it is not known.
     """
 
-    value: float
+    value: FiniteInJson
     n: int
     session: str
     failed: int = 0
-    iteration_ns: float | None = None
+    iteration_ns: FiniteInJson | None = None
 
     def __post_init__(self) -> None:
         for field, count in (("n", self.n), ("failed", self.failed)):

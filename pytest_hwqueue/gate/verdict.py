@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from pytest_hwqueue.gate.runs import ProcessRun, SetAside
 
@@ -25,12 +27,12 @@ class GateSettings:
             one host, 0.01 unlocked, 0 only for interleaved runs of one session.
         session_effect: the same where the baseline cannot show it, having fewer than 4 sessions
             (`sessions`). 0 if the user vouches for ``tau``, whatever the baseline shows.
-        screen: a cell is acquitted if its t-test's p is above this and ``detect`` is excluded.
+        screen: a cell passes if its t-test's p is above this and ``detect`` is excluded.
         first_runs: new runs of every cell; the first look may be at as many.
         looks: numbers of new runs at which a flagged cell is judged again.
-        weights: the share of the error rate spent at each look; 0 may only acquit.
+        weights: the share of the error rate spent at each look; 0 finds no regression.
         floor: the smallest credible standard deviation of ln P99 between runs.
-        warn: a rise that is not convicted is a warning if the t-test's p, or the exact one, is at
+        warn: a rise that is no regression is a warning if the t-test's p, or the exact one, is at
             most this; a fall is more than luck if its p is.
         power: of detecting the minimum detectable effect.
         pairs: old and new runs each in the interleaved mode.
@@ -133,7 +135,7 @@ class Quantity:
     one stands in; the verdict is then never a pass and never a regression.
     """
 
-    name: str
+    name: Annotated[str, Field(serialization_alias="quantity")]
     label: str
     quantile: float | None
     higher_is_worse: bool = True
@@ -212,11 +214,11 @@ class Look:
     """The numbers seen when a cell was judged after so many new runs.
 
     ``ratio`` is the geometric mean of the new runs over that of the baseline. ``p_t`` is of the
-    t-test without a session term, which acquits. ``p_exact`` is of the permutation test, or
-    ``None`` if it was not computed. ``p_worse`` (main figure), ``p_companion`` (time per iteration)
-    and ``p_failures`` are what this look can convict with: corrected for the number of looks and of
-    tests, 1 if it cannot. ``upper`` is the one-sided 97.5 % upper limit of the worsening, as a
-    fraction.
+    t-test without a session term, by which a cell passes. ``p_exact`` is of the permutation test,
+    or ``None`` if it was not computed. ``p_worse`` (main figure), ``p_companion`` (time per
+    iteration) and ``p_failures`` are what a regression is found by: corrected for the number of
+    looks and of tests, 1 if this look cannot find one. ``upper`` is the one-sided 97.5 % upper
+    limit of the worsening, as a fraction.
 
     The figures are the main figure's, or the companion's if the runs lack the main figure.
     """
@@ -236,8 +238,8 @@ class Look:
 class Companion:
     """What the time per iteration shows, next to the main figure.
 
-    ``on_trial`` is whether it could convict (`cell_gate.CellGate`); otherwise it informs. The
-    other fields are those of `Verdict`.
+    ``on_trial`` is whether it alone could be a regression (`cell_gate.CellGate`); otherwise it
+    informs. The other fields are those of `Verdict`.
     """
 
     quantity: Quantity
@@ -268,7 +270,7 @@ class Verdict:
         ratio: new over baseline, of the geometric means over runs; ``None`` if not compared.
         interval: of ``ratio``: the 95 % t interval over runs with the session term, not corrected
             for having looked several times.
-        p: the p that took part in the comparison of all cells, 1 if acquitted.
+        p: the p that took part in the comparison of all cells, 1 if it passed.
         baseline: the baseline's runs.
         new: the new runs.
         sd: standard deviation of the figure's logarithm between runs, pooled within both sides.
@@ -282,8 +284,8 @@ class Verdict:
         set_aside: isolated runs that the figure was judged without; they are in ``baseline`` and
             ``new`` all the same.
         companion: what the time per iteration shows; ``None`` if unknown.
-        by: name of the quantity that convicted, which may be the companion's, or ``failures``;
-            empty if nothing did.
+        by: name of the quantity that got worse in a regression, which may be the companion's, or
+            ``failures``; else empty.
 
     States and reasons:
 
@@ -307,12 +309,12 @@ class Verdict:
     interval: tuple[float, float] | None = None
     p: float | None = None
     baseline: tuple[ProcessRun, ...] = ()
-    new: tuple[ProcessRun, ...] = ()
+    new: Annotated[tuple[ProcessRun, ...], Field(serialization_alias="test")] = ()
     sd: float | None = None
     detectable: float | None = None
     advice: str = ""
     assumes: str = ""
-    history: tuple[Look, ...] = ()
+    history: Annotated[tuple[Look, ...], Field(serialization_alias="looks")] = ()
     upper: float | None = None
     set_aside: tuple[SetAside, ...] = ()
     companion: Companion | None = None

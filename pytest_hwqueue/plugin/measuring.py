@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 import pytest
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.metrics.numbers import PrintedFigure
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.plugin.scenario_items import Runner
-    from pytest_hwqueue.reports.judgement_file import JudgementFile
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
@@ -251,7 +250,7 @@ class Measuring:
         if interrupted and self._regression is not None:
             self._regression.interrupted()
         judgements: list[Judgement] = []
-        files: list[JudgementFile] = []
+        files: list[dict[str, Any]] = []
         if self._regression is not None and self.session.records:
             judgements = self._regression.judgements()
             files = self._regression.files(self.session.id)

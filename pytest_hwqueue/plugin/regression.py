@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -45,7 +45,6 @@ from pytest_hwqueue.verdicts.stored import (
 if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.stored import StoredRecords
-    from pytest_hwqueue.reports.judgement_file import JudgementFile
 
 _SAVED_RUNS = 10
 _TAILS = ("p95", "p99", "p999")
@@ -275,7 +274,7 @@ class Regression:
         )
         return [failed_report(option, (asked, "judges nothing"), f"{option} judges no cell\n{why}")]
 
-    def files(self, session: str) -> list[JudgementFile]:
+    def files(self, session: str) -> list[dict[str, Any]]:
         """Return all verdicts as the session file of that id holds them."""
         from pytest_hwqueue.reports.judgement_file import judgement_file
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from pytest_hwqueue.records.cell import Cell, RunRecord, SessionInfo, SweepScaling
     from pytest_hwqueue.records.noise import NoiseRound, Provenance
-    from pytest_hwqueue.reports.judgement_file import JudgementFile
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
@@ -157,14 +156,13 @@ class MeasuringSession:
                 # One unreadable record must not cost the session the others.
                 problems.append(f"{report.nodeid}: {error}")
 
-    def finish(self, session: pytest.Session, judgements: Sequence[JudgementFile] = ()) -> None:
+    def finish(self, session: pytest.Session, verdicts: Sequence[dict[str, Any]] = ()) -> None:
         """Write the session file; a failure is added to `problems`, and fails pytest's session."""
         from pytest_hwqueue.records.cell import now
         from pytest_hwqueue.records.files import write_text
 
         info = self._info(now(), session.exitstatus == pytest.ExitCode.INTERRUPTED)
         scaled = self._scaled()
-        verdicts = [each.model_dump(mode="json", by_alias=True) for each in judgements]
         texts = {self.folder / "session.json": self._files}
         if self._json is not None:
             texts[self._json] = self._text

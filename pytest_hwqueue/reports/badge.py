@@ -10,19 +10,35 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import SessionFile
-from pytest_hwqueue.reports.judgement_file import SCHEMA, JudgementFile
+from pytest_hwqueue.reports.judgement_file import SCHEMA
 
 _LABEL = "tail latency"
 _SIMULATED = re.compile(r"[\[-]sim:")
 _BAD = ("failed", "timeout", "invalid")
+
+
+class JudgedCell(BaseModel):
+    """What a badge tells of a verdict."""
+
+    cell: str
+
+
+class JudgedFile(BaseModel):
+    """What a badge tells of a comparison's file; `judgement_file` writes the rest."""
+
+    schema_: Literal["pytest-hwqueue/judgement/1"] = Field(alias="schema")
+    exit_status: int
+    counts: dict[State, int]
+    missing: list[Any]
+    verdicts: list[JudgedCell]
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,7 @@ class Compared:
 
     """
 
-    judgements: tuple[JudgementFile, ...]
+    judgements: tuple[JudgedFile, ...]
     cells: tuple[str, ...]
     failed: int = 0
     finished: bool = True
@@ -57,10 +73,10 @@ def read_compared(path: Path) -> Compared:
     try:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
-            judgement = JudgementFile.model_validate(content)
+            judgement = JudgedFile.model_validate(content)
             return Compared((judgement,), tuple(each.cell for each in judgement.verdicts))
         session = SessionFile.model_validate(content)
-        judgements = tuple(map(JudgementFile.model_validate, session.judgements))
+        judgements = tuple(map(JudgedFile.model_validate, session.judgements))
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
     except ValidationError as error:

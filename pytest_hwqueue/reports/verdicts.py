@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from statistics import stdev
 
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, times
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
 from pytest_hwqueue.reports.document import (
     Column,
     Folded,
@@ -22,7 +20,6 @@ from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdict_words import (
     MOST_PASSES,
-    also_different,
     aside_lines,
     by_severity,
     change_of,
@@ -30,7 +27,6 @@ from pytest_hwqueue.reports.verdict_words import (
     different_fields,
     figure_value,
     least_detected,
-    lower_figure,
     mean_value,
     missing_by_reason,
     not_in_baseline,
@@ -38,7 +34,6 @@ from pytest_hwqueue.reports.verdict_words import (
     remarks_of,
     settings_line,
     shift_line,
-    short_words,
 )
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
@@ -65,6 +60,7 @@ _COLUMNS = (
     Column("detect", "can detect", right=True, rank=2),
 )
 _MOST_NAMES = 3
+_EXPLAINED_WIDTH = 100
 
 
 def explain(judged: CellVerdict, baseline: str, command: str) -> str:
@@ -77,28 +73,24 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
 
     """
     verdict = judged.verdict
-    lines = [f"{judged.cell_id}: {_headline(verdict, baseline)}"]
-    lower = lower_figure(judged)
-    if lower:
-        lines.append(lower)
-    if verdict.ratio is not None and verdict.reason != "worse":
-        lines.append(verdict.sentence)
-    if judged.short:
-        lines.append(short_words(judged.short))
+    label = verdict.quantity.label
+    lines = [verdict.sentence, *remarks_of(judged)]
+    earlier = [
+        f"{percent(look.ratio - 1)} after {look.new_runs} new runs" for look in verdict.history[:-1]
+    ]
+    if earlier:
+        lines.append(f"earlier looks: {', '.join(earlier)}")
+    # A blind cell's sentence says so.
+    reach = least_detected(verdict) if verdict.reason != "blind" else ""
+    noise = "" if verdict.sd is None else f"sd of {label} between runs {100 * verdict.sd:.1f} %"
+    lines.append(", ".join(filter(None, [noise, reach and f"this cell can detect {reach}"])))
+    parts: list[Part] = [Heading(f"{judged.cell_id}: {label} {_AGAINST[verdict.state]} {baseline}")]
+    parts += [Paragraph(line) for line in lines if line]
     sides = _sides(verdict)
-    if sides:
-        lines += ["", *sides]
-    if verdict.history:
-        lines += ["", *_looks(verdict)]
-    lines.append("")
-    if verdict.ratio is not None:
-        lines.append(verdict.line)
-    if judged.remark:
-        lines.append(judged.remark)
-    if judged.differences:
-        lines.append(also_different(judged.differences))
-    lines.append(f"reproduce: {command}")
-    return "\n".join(lines)
+    if sides.rows:
+        parts.append(sides)
+    # The command is copied, so it is not wrapped.
+    return f"{rendered(parts, _EXPLAINED_WIDTH, False)}\nreproduce: {command}"
 
 
 def render_judgement(judgement: Judgement, width: int, colour: bool, *, brief: bool = False) -> str:
@@ -126,64 +118,29 @@ def changes_of(judgements: Sequence[Judgement]) -> dict[str, tuple[str, str, Pri
     return found
 
 
-def _headline(verdict: Verdict, baseline: str) -> str:
-    text = f"{verdict.quantity.label} {_AGAINST[verdict.state]} {baseline}"
-    if verdict.ratio is None:
-        return f"{text}: {verdict.sentence}"
-    shown = f"{times(verdict.ratio, verdict.interval)} ({percent(verdict.ratio - 1)})"
-    p = "" if verdict.p is None else f", p = {verdict.p:.2g}"
-    return f"{text}: {shown}{p}"
-
-
-def _sides(verdict: Verdict) -> list[str]:
-    """Return a line per side: mean, runs, samples, and the spread of the runs."""
-    sides = {"baseline": verdict.baseline, "new": verdict.new}
-    means = {name: mean_value(runs) for name, runs in sides.items()}
-    like = next((value for value in means.values() if value is not None), 1.0)
+def _sides(verdict: Verdict) -> Table:
+    """Return a row for each side: mean, sessions, samples and failed requests of its runs."""
     rows = []
-    for name, runs in sides.items():
+    means = _means(verdict)
+    for name, runs in (("baseline", verdict.baseline), ("new", verdict.new)):
         if not runs:
             continue
-        mean = means[name]
-        value = REFUSED if mean is None else figure_value(verdict.quantity, mean, like)
-        counts = sorted({run.n for run in runs})
-        n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        sessions = len({run.session for run in runs})
-        parts = [
-            f"{counted(len(runs), 'run')} from {counted(sessions, 'session')}",
-            f"{n} samples each",
-        ]
-        if mean is not None and len(runs) > 1:
-            sd = stdev(math.log(run.value) for run in runs)
-            parts.append(f"sd {100 * sd:.1f} % between runs")
-        failed = sum(run.failed for run in runs)
-        if failed:
-            parts.append(counted(failed, "failed request"))
-        rows.append((name, str(value), ", ".join(parts)))
-    widest = max((len(value) for _, value, _ in rows), default=0)
-    return [f"  {name:<8}  {value:>{widest}}  {rest}" for name, value, rest in rows]
-
-
-def _looks(verdict: Verdict) -> list[str]:
-    """Return the looks as a table: the numbers after so many new runs."""
-    rows = [("runs", "ratio", "p_t", "p_exact", "decision")]
-    rows += [
-        (
-            str(look.new_runs),
-            f"{look.ratio:.3f}",
-            f"{look.p_t:.2g}",
-            str(REFUSED) if look.p_exact is None else f"{look.p_exact:.2g}",
-            look.decision,
-        )
-        for look in verdict.history
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(f"{part:>{width}}" for part, width in zip(row[:-1], widths, strict=False))
-        + f"  {row[-1]}"
-        for row in rows
-    ]
+        counts = {run.n for run in runs}
+        texts = {
+            "runs": name,
+            "sessions": str(len({run.session for run in runs})),
+            "samples": " to ".join(map(str, sorted({min(counts), max(counts)}))),
+            "failed": str(sum(run.failed for run in runs) or ""),
+        }
+        rows.append(Row(texts, {"mean": [means[name]]}))
+    columns = (
+        Column("runs", "runs"),
+        Column("mean", verdict.quantity.label, unit_in_header=False),
+        Column("sessions", "sessions", right=True),
+        Column("samples", "samples each", right=True),
+        Column("failed", "failed requests", right=True),
+    )
+    return Table(columns, rows)
 
 
 def judgement_parts(judgement: Judgement, *, brief: bool, fold: bool) -> list[Part]:
@@ -261,7 +218,14 @@ def _put_numbers(row: Row, verdict: Verdict) -> None:
         "detect": least_detected(verdict),
     }
     row.figures["change"] = [change_of(verdict)]
+    row.figures |= {side: [mean] for side, mean in _means(verdict).items()}
+
+
+def _means(verdict: Verdict) -> dict[str, PrintedFigure]:
+    """Return the figure of each side, in the unit of the baseline's."""
     means = {"baseline": mean_value(verdict.baseline), "new": mean_value(verdict.new)}
     like = means["baseline"] or means["new"] or 1.0
-    for key, mean in means.items():
-        row.figures[key] = [REFUSED if mean is None else figure_value(verdict.quantity, mean, like)]
+    return {
+        side: REFUSED if mean is None else figure_value(verdict.quantity, mean, like)
+        for side, mean in means.items()
+    }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
@@ -38,7 +41,7 @@ class CellVerdict:
 
     """
 
-    cell_id: str
+    cell_id: Annotated[str, Field(serialization_alias="cell")]
     figure: str
     verdict: Verdict
     differences: tuple[FieldDifference, ...] = ()

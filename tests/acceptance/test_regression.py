@@ -116,8 +116,8 @@ def test_a_slowdown_fails_its_test_in_the_call_phase_and_unchanged_code_passes(
     outcome, (text,), verdicts = project.junit()
     assert outcome == "1 failed, 0 in error of 2"
     assert verdicts == ["pass", "regression"]
-    for part in ("test_mine", "P99", "baseline", "new", "convicted", "reproduce: ",
-                 "--hwq-compare=main"):  # fmt: skip
+    for part in ("test_mine", "P99 is a regression", "baseline", "new", "earlier looks: ",
+                 "reproduce: ", "--hwq-compare=main"):  # fmt: skip
         assert part in text
     # The run that explains it is none of those that are judged and kept.
     assert text.splitlines()[-1] == (

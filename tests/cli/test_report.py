@@ -48,7 +48,8 @@ def test_a_baseline_is_compared_and_drawn_behind(tmp_path: Path) -> None:
     done = report(tmp_path / "new", "-o", file, "--baseline", tmp_path / "old")
     assert done.exit_code == 0, done.output
     text = file.read_text(encoding="utf-8")
-    assert f"Worse than {tmp_path / 'old'}: 1 regression" in text
+    assert f"Worse than {tmp_path / 'old'}: P99 of tiny_kernel_stress[" in text
+    assert f"Against {tmp_path / 'old'}: 1 regression" in text
     _, _, chart = text.partition('data-chart="Distribution"></div><script type="application/json">')
     drawn = json.loads(chart.partition("</script>")[0])
     behind, *_, pooled = drawn["layer"][0]["data"]["values"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text
-from pytest_hwqueue.reports.badge import Compared, badge
-from pytest_hwqueue.reports.judgement_file import JudgementFile, judgement_file, judgement_text
+from pytest_hwqueue.reports.badge import Compared, JudgedCell, JudgedFile, badge
+from pytest_hwqueue.reports.judgement_file import SCHEMA, judgement_text
 from pytest_hwqueue.verdicts.judging import Judgement
 
 CELL = "large_gemm_only[cuda-s4-native-graph]"
@@ -38,14 +37,14 @@ SIMULATED = {"cells": ("a[sim:h200-s1-native-graph]",)}
 ])  # fmt: skip
 def test_each_outcome_has_its_colour_and_what_judged_nothing_is_never_green(
     status: int, missing: int, counts: dict[str, int], more: dict[str, Any], message: str,
-    color: str, judgement: Judgement,
+    color: str,
 ) -> None:  # fmt: skip
-    file: JudgementFile = judgement_file(judgement, "session", 1, {})
-    content = {"counts": counts, "exit_status": status, "missing": file.missing[:1] * missing}
-    verdicts = file.verdicts if counts else []
-    found = Compared((file.model_copy(update={**content, "verdicts": verdicts}),), (CELL,))
+    verdicts = [JudgedCell(cell=CELL)] * len(counts)
+    file = JudgedFile(
+        schema=SCHEMA, exit_status=status, counts=counts, missing=[{}] * missing, verdicts=verdicts
+    )
     label = "tail latency (simulated)" if more is SIMULATED else "tail latency"
-    assert badge(replace(found, **more)) == {
+    assert badge(Compared(**{"judgements": (file,), "cells": (CELL,), **more})) == {
         "schemaVersion": 1, "label": label, "message": message, "color": color
     }  # fmt: skip
 

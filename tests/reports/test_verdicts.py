@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import get_args
 
 import pytest
+from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
-from pytest_hwqueue.gate.verdict import P95, P99, State
-from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, mean_value
+from pytest_hwqueue.gate.verdict import P95, P99, State, percent
+from pytest_hwqueue.reports.judgement_file import json_schema, judgement_text
+from pytest_hwqueue.reports.verdict_words import SEVERITY, figure_value, least_detected, mean_value
 from pytest_hwqueue.reports.verdicts import changes_of, explain, render_judgement
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from tests.reports.conftest import cell_id, joined, judgement_of, verdict_of
@@ -63,20 +66,31 @@ def test_explanations_are_as_stored(judgement: Judgement) -> None:
     assert_texts_are_stored("explanations.txt", texts)
 
 
-def test_an_explanation_has_the_verdicts_own_numbers() -> None:
+def test_an_explanation_has_each_of_the_verdicts_numbers_once() -> None:
     verdict = WORSE
     assert verdict.state == "regression"
+    assert verdict.ratio is not None
+    assert verdict.interval is not None
+    assert verdict.sd is not None
     text = explain(CellVerdict(CELL, "p99", verdict), "nvidia-h200/main", COMMAND)
-    assert f"p = {verdict.p:.2g}" in text.split("\n")[0]
-    for look in verdict.history:
-        exact = "—" if look.p_exact is None else f"{look.p_exact:.2g}"
-        shown = [str(look.new_runs), f"{look.ratio:.3f}", f"{look.p_t:.2g}", exact, look.decision]
-        assert shown in [line.split() for line in text.split("\n")]
+    changes = [verdict.ratio, *verdict.interval, *(each.ratio for each in verdict.history[:-1])]
+    numbers = [f"p = {verdict.p:.2g}", f" {100 * verdict.sd:.1f} %", least_detected(verdict)]
+    for number in [*numbers, *(percent(change - 1) for change in changes)]:
+        assert text.count(number) == 1, number
     mean = mean_value(verdict.baseline)
     assert mean == pytest.approx(math.prod(r.value / 1e6 for r in verdict.baseline) ** 0.1 * 1e6)
     assert str(figure_value(P99, 41_300.0, 41_300.0)) == "41.3 µs"
     named = replace(P99, name="at.p99", label="P99 of at")
     assert str(figure_value(named, 5_610_000.0, 5_610_000.0)) == "5.61 ms"
+
+
+def test_a_run_without_a_figure_is_null_in_json() -> None:
+    text = judgement_text(judgement_of([CellVerdict(CELL, "p99", BROKEN)]), "new", 0, {})
+    content = json.loads(text)
+    Draft202012Validator(json_schema()).validate(content)
+    (verdict,) = content["verdicts"]
+    assert verdict["test"] == [asdict(BROKEN.new[0]) | {"value": None}]
+    assert verdict["baseline"] == [asdict(run) for run in BROKEN.baseline]
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 160, 250])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, Run, add_runs, cell_of_r
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.judgement_file import judgement_text
+from pytest_hwqueue.reports.judgement_file import judgement_file
 from pytest_hwqueue.reports.outcome import render_markdown
 from pytest_hwqueue.reports.verdict_words import properties_of
 from pytest_hwqueue.reports.verdicts import render_judgement
@@ -82,7 +82,8 @@ def test_a_demoted_figure_has_its_own_name_everywhere(make_runs: MakeRuns) -> No
     assert names[f"{cell}.p95.verdict"] == "inconclusive"
     assert not [name for name in names if ".p99" in name]
     assert "P95" in render_judgement(judgement, 160, colour=False)
-    assert '"quantity":"p95","demoted_from":"P99"' in judgement_text(judgement, "new", 0, {})
+    (written,) = judgement_file(judgement, "new", 0, {})["verdicts"]
+    assert (written["quantity"], written["demoted_from"]) == ("p95", "P99")
 
 
 def test_one_short_run_is_set_aside_and_named(make_runs: MakeRuns) -> None:
@@ -102,7 +103,8 @@ def test_one_short_run_is_set_aside_and_named(make_runs: MakeRuns) -> None:
         render_markdown([judgement], []),
     ):
         assert words in text
-    assert '"short":[{"side":"baseline","number":10' in judgement_text(judgement, "new", 0, {})
+    (written,) = judgement_file(judgement, "new", 0, {})["verdicts"]
+    assert written["short"] == [asdict(short)]
 
 
 def test_a_short_new_run_is_replaced(make_runs: MakeRuns) -> None:

@@ -29,12 +29,8 @@ from pytest_hwqueue.reports.verdict_words import (
     SEVERITY,
     by_severity,
     change_of,
-    counts_of,
-    missing_by_reason,
-    not_in_baseline,
-    settings_line,
-    shift_line,
 )
+from pytest_hwqueue.reports.verdicts import judgement_parts
 from pytest_hwqueue.reports.which.document import which_document
 from pytest_hwqueue.reports.which.words import headlines
 from pytest_hwqueue.which.file import WhichFile
@@ -68,8 +64,7 @@ def verdict_of(
     if judgements:
         found = [_of_judgement(judgement) for judgement in judgements]
         found.sort(key=lambda each: _WORST.index(each.level))
-        more = [line for each in found for line in each.more]
-        return Verdict(found[0].level, "; ".join(each.sentence for each in found), more)
+        return Verdict(found[0].level, "; ".join(each.sentence for each in found))
     if tables:
         return _of_tables(tables)
     if capacities:
@@ -85,35 +80,23 @@ def verdict_of(
 
 
 def _of_judgement(judgement: Judgement) -> Verdict:
-    counts = counts_of(judgement)
     worse = [each for each in judgement.verdicts if each.verdict.state == "regression"]
-    more = [
-        f"missing ({reason}): {', '.join(cells)}"
-        for reason, cells in missing_by_reason(judgement).items()
-    ]
-    unknown = not_in_baseline(judgement)
-    if unknown:
-        more.append(f"no baseline: {', '.join(unknown)}")
-    if judgement.shift is not None:
-        more.append(shift_line(judgement.shift))
-    more.append(settings_line(judgement.settings, judgement.compared))
     if worse:
         first = by_severity(worse)[0]
         change = change_of(first.verdict)
-        # A failed request or a slower iteration convicts without a ratio of the figure itself.
+        # Failed requests or slower iterations can be one without a ratio of the figure itself.
         by = f" {change}" if first.verdict.ratio is not None else ""
         figure = f"{first.verdict.quantity.label} of {first.cell_id}{by}"
         among = f"{figure} among others" if len(worse) > 1 else figure
-        return Verdict("bad", f"Worse than {judgement.baseline}: {counts}; {among}.", more)
+        return Verdict("bad", f"Worse than {judgement.baseline}: {among}.")
     if not judgement.judged:
-        return Verdict("bad", f"Nothing could be compared with {judgement.baseline}.", more)
+        return Verdict("bad", f"Nothing could be compared with {judgement.baseline}.")
     undecided = judgement.count("inconclusive") + judgement.count("incomparable")
     if undecided or judgement.missing:
         return Verdict(
-            "warn", f"No regression shown against {judgement.baseline}, but not all is decided: "
-            f"{counts}.", more,
-        )  # fmt: skip
-    return Verdict("good", f"No regression against {judgement.baseline}: {counts}.", more)
+            "warn", f"No regression shown against {judgement.baseline}, but not all is decided."
+        )
+    return Verdict("good", f"No regression against {judgement.baseline}.")
 
 
 def _of_tables(tables: Sequence[WhichFile]) -> Verdict:
@@ -172,6 +155,7 @@ class Page:
     simulated: bool
     details: list[DetailsView]
     answers: list[Document]
+    comparisons: list[Document] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
 
@@ -240,6 +224,9 @@ def page_of(
         simulated=any(simulated),
         details=details,
         answers=[*answers, *map(capacity_document, results)],
+        comparisons=[
+            Document(judgement_parts(each, brief=False, fold=True)) for each in judgements
+        ],
         damaged=list(found.damaged),
         noise=[line for those in sessions.values() for line in noise_lines(those)],
     )
