@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_hwqueue.errors import BadExtension, BadOption, DeviceError
+from pytest_hwqueue.errors import BadInput, BadOption, DeviceError
 from pytest_hwqueue.extensions import Registry, load, origin
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _adopt(point: EntryPoint, found: Any) -> Capabilities:
     """Return the declared capabilities of another package's device, before it is opened."""
     can = getattr(found, "capabilities", None)
     if not callable(found) or not isinstance(can, Capabilities):
-        raise BadExtension(
+        raise BadInput(
             f"{origin(point)} names {found!r}, which is no class of a Device whose `capabilities` "
             "can be read before it is opened"
         )
@@ -135,7 +135,7 @@ def capabilities_of(device: str) -> Capabilities:
         return Capabilities()
     try:
         return KINDS[kind_of(device)]
-    except (KeyError, BadExtension):
+    except (KeyError, BadInput):
         # Whoever chooses devices refuses this one, and says why.
         return Capabilities()
 
@@ -159,10 +159,6 @@ def can_name_devices(text: str) -> bool:
 _PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
 
-class VendorError(RuntimeError):
-    """A vendor's library, its driver or the device is missing; the text says which and why."""
-
-
 @dataclass(frozen=True)
 class Vendor:
     """A vendor's open library: whoever opened it calls its shutdown function once.
@@ -184,14 +180,14 @@ def open_nvml(identifier: str) -> Vendor:
             an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
 
     Raises:
-        VendorError: without pynvml, a driver, the device, or permission to see it.
+        DeviceError: without pynvml, a driver, the device, or permission to see it.
 
     """
     pynvml = _load("pynvml", "pytest-hwqueue[nvidia]")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise VendorError(f"NVML cannot be used here: {error}") from error
+        raise DeviceError(f"NVML cannot be used here: {error}") from error
     try:
         handle = _nvml_handle(pynvml, identifier)
         gpu = handle
@@ -199,7 +195,7 @@ def open_nvml(identifier: str) -> Vendor:
             gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
-        raise VendorError(f"NVML has no device {identifier}: {error}") from error
+        raise DeviceError(f"NVML has no device {identifier}: {error}") from error
     # Process lists raise the second one where the package is newer than the driver.
     mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
     return Vendor(pynvml, handle, gpu, (pynvml.NVMLError, mismatch))
@@ -232,14 +228,14 @@ def open_amdsmi(identifier: str) -> Vendor:
         identifier: a PCI bus id, or the UUID or serial number as AMD SMI, HIP or torch give it.
 
     Raises:
-        VendorError: without amdsmi, a driver, or the device.
+        DeviceError: without amdsmi, a driver, or the device.
 
     """
     amdsmi = _load("amdsmi", "the amdsmi of the installed ROCm")
     try:
         amdsmi.amdsmi_init()
     except amdsmi.AmdSmiException as error:
-        raise VendorError(f"AMD SMI cannot be used here: {error}") from error
+        raise DeviceError(f"AMD SMI cannot be used here: {error}") from error
     wanted = {_plain(identifier)}
     try:  # torch prints the 16 letters that HIP calls the UUID as if they were its bytes
         wanted.add(_plain(bytes.fromhex(identifier.replace("-", "")).decode("ascii")))
@@ -255,12 +251,12 @@ def open_amdsmi(identifier: str) -> Vendor:
                 names[amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"]] = handle
     except (amdsmi.AmdSmiException, KeyError) as error:
         amdsmi.amdsmi_shut_down()
-        raise VendorError(f"AMD SMI does not name its devices: {error!r}") from error
+        raise DeviceError(f"AMD SMI does not name its devices: {error!r}") from error
     for name, handle in names.items():
         if _plain(name) in wanted:
             return Vendor(amdsmi, handle, handle, (amdsmi.AmdSmiException,))
     amdsmi.amdsmi_shut_down()
-    raise VendorError(f"AMD SMI has no device {identifier}, only {', '.join(names) or 'none'}")
+    raise DeviceError(f"AMD SMI has no device {identifier}, only {', '.join(names) or 'none'}")
 
 
 def _plain(name: str) -> str:
@@ -271,7 +267,7 @@ def _load(package: str, source: str) -> Any:
     try:
         return importlib.import_module(package)
     except (ImportError, OSError, KeyError) as error:  # amdsmi without its C library: KeyError
-        raise VendorError(
+        raise DeviceError(
             f"the Python package {package} cannot be imported ({error!r}); install {source}"
         ) from error
 
@@ -456,11 +452,12 @@ def _for_accelerators() -> bool:
 
 
 def _simulated(specification: str) -> DeviceChoice:
-    from pytest_hwqueue.devices.simulated.profile import BadProfile, load_profile
+    from pytest_hwqueue.devices.simulated.profile import load_profile
+    from pytest_hwqueue.errors import BadInput
 
     try:
         load_profile(specification.removeprefix(_SIMULATED))
-    except BadProfile as error:
+    except BadInput as error:
         raise BadOption("--hwq-device", specification, str(error)) from None
     return DeviceChoice(specification, "sim", 0)
 
@@ -469,7 +466,7 @@ def _added(specification: str) -> DeviceChoice:
     kind = kind_of(specification)
     try:
         _ = KINDS[kind]
-    except BadExtension as error:
+    except BadInput as error:
         raise BadOption("--hwq-device", specification, str(error)) from None
     return DeviceChoice(specification, kind, 0)
 

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
+from pytest_hwqueue.devices.kinds import open_amdsmi, open_nvml
+from pytest_hwqueue.errors import DeviceError
 
 if TYPE_CHECKING:
     pass
@@ -287,7 +288,7 @@ class NvmlReader(_Reader):
             may continue to fill it; our own process is always excluded.
 
     Raises:
-        VendorError: without pynvml, a driver, or the device.
+        DeviceError: without pynvml, a driver, or the device.
 
     """
 
@@ -378,7 +379,7 @@ class AmdSmiReader(_Reader):
         exclude_pids: processes of the measurement itself, as for `NvmlReader`.
 
     Raises:
-        VendorError: without amdsmi, a driver, or the device.
+        DeviceError: without amdsmi, a driver, or the device.
 
     """
 
@@ -507,5 +508,5 @@ def open_reader(
         if kind == "cuda":
             return NvmlReader(uuid, exclude_pids=exclude_pids)
         return AmdSmiReader(uuid, exclude_pids=exclude_pids)
-    except VendorError as error:
+    except DeviceError as error:
         return Unavailable(str(error))

@@ -219,7 +219,7 @@ def collect(folders: Sequence[Path]) -> list[Gpu]:
 
     Raises:
         RecordError: naming a folder without records, or a file that is damaged.
-        BaselineError: likewise, of a session.
+        RecordError: likewise, of a session.
 
     """
     measured: dict[str, list[RunRecord]] = {}

@@ -24,10 +24,6 @@ _HIGHEST = -20
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-class RemedyRefused(NotProven):
-    """The measured process could not be pinned or raised, or did not stay that way."""
-
-
 def chosen_cores(allowed: Collection[int]) -> list[int]:
     """Return the cores to pin to: four, or half of the allowed ones if fewer than 8.
 
@@ -94,7 +90,7 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
     """Choose cores for the measured processes, and for neighbours that this process starts.
 
     Raises:
-        RemedyRefused: if there are not enough, or a process has ended.
+        NotProven: if there are not enough, or a process has ended.
 
     """
     own = os.sched_getaffinity(0)
@@ -102,9 +98,9 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
         measured = own.intersection(*(os.sched_getaffinity(pid) for pid in pids))
         return isolated_cores(measured, own, read_hyperthreads(measured))
     except ProcessLookupError:
-        raise RemedyRefused("a measured process has ended") from None
+        raise NotProven("a measured process has ended") from None
     except ValueError as error:
-        raise RemedyRefused(str(error)) from None
+        raise NotProven(str(error)) from None
 
 
 def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
@@ -135,7 +131,7 @@ def unavailable(*, isolated: bool = False) -> str | None:
             isolation([])
         else:
             chosen_cores(os.sched_getaffinity(0))
-    except (ValueError, RemedyRefused) as error:
+    except (ValueError, NotProven) as error:
         return str(error)
     return _why_not_raised()
 
@@ -172,7 +168,7 @@ def pinned(pid: int, isolated: CoreIsolation | None = None) -> Iterator[Remedy]:
         isolated: its cores; None uses `chosen_cores`.
 
     Raises:
-        RemedyRefused: if the kernel refuses, or reading back gives different values.
+        NotProven: if the kernel refuses, or reading back gives different values.
 
     """
     before: dict[int, tuple[list[int], int]] = {}
@@ -195,7 +191,7 @@ def _apply(
         process = psutil.Process(pid)
         nice_before, cores_before = process.nice(), sorted(process.cpu_affinity())
     except psutil.NoSuchProcess:
-        raise RemedyRefused(f"the measured process {pid} has ended") from None
+        raise NotProven(f"the measured process {pid} has ended") from None
     nice = _raised(nice_before)
     try:
         record = RemedyRecord(
@@ -213,11 +209,11 @@ def _apply(
                     thread.cpu_affinity(record.cores)
                     thread.nice(nice)
                     if (reason := _differs(thread, record)) is not None:
-                        raise RemedyRefused(reason)
+                        raise NotProven(reason)
     except psutil.AccessDenied:
-        raise RemedyRefused(_refused(nice)) from None
+        raise NotProven(_refused(nice)) from None
     except ValueError as error:
-        raise RemedyRefused(str(error)) from None
+        raise NotProven(str(error)) from None
     return record
 
 

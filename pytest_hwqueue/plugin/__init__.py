@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import BadOption, RecordError, ReportFailed
+from pytest_hwqueue.errors import BadOption, HwqError, RecordError
 from pytest_hwqueue.plugin.state import (
     FORK_SERVER,
     PARAMETERS,
@@ -323,4 +323,4 @@ def pytest_hwqueue_report(
         except (RecordError, OSError) as error:
             failures.append(f"--hwq-markdown: {error}")
     if failures:
-        raise ReportFailed("; ".join(failures))
+        raise HwqError("; ".join(failures))

@@ -15,20 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from pytest_hwqueue.errors import BadInput, HwqError
 from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.bisection import GitError, commit_of, top_level
+from pytest_hwqueue.interleaved.bisection import commit_of, top_level
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.session import (
-    NothingMeasured,
-    ProcessRuns,
-    interleave,
-    session_folder,
-)
+from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
 from pytest_hwqueue.interleaved.sides import SideRequest, open_sides, with_median
-from pytest_hwqueue.interleaved.variants import SideError, SideVariant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.processes.reaper import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 # Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
 # is of this session.
@@ -112,7 +108,7 @@ class Against:
             ) as sides:  # fmt: skip
                 judgement = interleave(sides, judging, measure, self._say, only=nodeids)
                 measure.describe(sides, interrupted=False)
-        except (SideError, GitError, NothingMeasured, UnknownFigure, OSError) as error:
+        except (HwqError, BadInput, OSError) as error:
             raise pytest.UsageError(f"--hwq-against: {error}") from None
         return judgement, judging.nodes("new")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadNoise, NotProven, on_one_line
+from pytest_hwqueue.errors import BadInput, NotProven, on_one_line
 from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
@@ -129,7 +129,7 @@ class HwqNoise:
             a block whose ``round`` has the evidence once it has ended.
 
         Raises:
-            BadNoise: if there is no such noise.
+            BadInput: if there is no such noise.
             NotProven: if a neighbour cannot be started.
             RuntimeError: if a noise runs already.
 
@@ -197,7 +197,7 @@ def refusal_of_noise(test: Candidate) -> str | None:
         return reason
     try:
         return open_noise(test.noise, noise_places(test.config)).unavailable()
-    except (BadNoise, ValueError) as error:
+    except (BadInput, ValueError) as error:
         raise pytest.UsageError(f"--hwq-noise: {error}") from None
 
 

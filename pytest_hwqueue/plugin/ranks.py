@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of, visible_accelerators
-from pytest_hwqueue.errors import BadExtension, UnknownWorkload
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.plugin.state import SETTINGS, parameters_of
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank
 from pytest_hwqueue.workloads.registry import declaration
@@ -153,5 +153,5 @@ def workload_of(item: pytest.Item) -> Declaration | None:
         return None
     try:
         return declaration(*mark.args)
-    except (UnknownWorkload, BadExtension, TypeError) as error:
+    except (BadInput, TypeError) as error:
         raise pytest.UsageError(f"{item.nodeid}: mark hwq_workload: {error}") from None

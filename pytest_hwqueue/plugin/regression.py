@@ -18,7 +18,7 @@ from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.baselines.store import Store, keep_record
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
@@ -29,7 +29,6 @@ from pytest_hwqueue.verdicts.judging import (
     CellVerdict,
     Judgement,
     Judging,
-    UnknownFigure,
     judged_once,
     planned_samples,
 )
@@ -136,7 +135,7 @@ class Regression:
             if self._settings.compare:
                 try:
                     cell = cell_of_record(record, self._session)
-                except BaselineError as error:
+                except RecordError as error:
                     self._unmeasured[record.cell_id] = str(error)
                     continue
                 self._judging(cell).add(cell)
@@ -349,7 +348,7 @@ class Regression:
             ):
                 return None
             named = load_named(name, self._store)
-        except (BaselineError, ValueError) as error:
+        except (RecordError, ValueError) as error:
             raise pytest.UsageError(f"--hwq-compare: {error}") from None
         if len(named.sources) == 1:
             # Of several devices' baselines only those of the devices measured matter.
@@ -367,7 +366,7 @@ class Regression:
                 # Where a device has no baseline there is nothing to judge, nor to judge it by.
                 sentinel=settings.sentinel or None if source.cells else None,
             )
-        except (UnknownFigure, ValueError) as error:
+        except (BadInput, ValueError) as error:
             raise pytest.UsageError(f"--hwq-compare: {error}") from None
 
     def _judging(self, cell: CellBaseline) -> Judging:
@@ -386,7 +385,7 @@ class Regression:
             self._stored.add(path.parent.parent.name)
             if self._settings.save_records:
                 keep_record(path.parent, record, self._folder)
-        except (BaselineError, RecordError) as error:
+        except RecordError as error:
             self._unsaved[nodeid] = f"measured, but not stored as a baseline: {error}"
 
     def _save_passed(self) -> None:

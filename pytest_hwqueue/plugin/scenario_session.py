@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadFunction
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
 from pytest_hwqueue.plugin.selection import ScenarioCandidate, refusal_of_scenario, weights_folder
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance, report_session
@@ -168,7 +168,7 @@ class ScenarioSession:
         for file, scenario in {item.path: item.scenario for item in items}.items():
             try:
                 check_functions(scenario, file)
-            except BadFunction as error:
+            except BadInput as error:
                 raise pytest.UsageError(str(error)) from None
         for item in items:
             test = ScenarioCandidate(self._config, item.scenario, item.case, item.path.parent)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadExtension, BadOption, BadParameter, UnknownWorkload
+from pytest_hwqueue.errors import BadInput, BadOption
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.candidate import Candidate, candidate_of
 from pytest_hwqueue.plugin.cells import check_parameters, chosen_devices, only_device
@@ -345,7 +345,7 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
     for name in settings.workload:
         try:
             declaration(name)
-        except (UnknownWorkload, BadExtension) as error:
+        except BadInput as error:
             raise pytest.UsageError(f"--hwq-workload: {error}") from None
     if settings.workload or settings.priority:
         kept = [item for item in measuring if _is_asked_for(item, settings)]
@@ -383,7 +383,7 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
         names = dict.fromkeys(f.name for item in items if (f := workload_of(item)) is not None)
         try:
             check_parameters(settings, [workload_class(name) for name in names])
-        except (BadOption, BadParameter) as error:
+        except (BadOption, BadInput) as error:
             raise pytest.UsageError(str(error)) from None
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadExtension, RecordError, ReportFailed
+from pytest_hwqueue.errors import BadInput, HwqError, RecordError
 from pytest_hwqueue.extensions import load, origin
 from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS
 from pytest_hwqueue.settings.options import Settings
@@ -39,7 +39,7 @@ def add_reports(config: pytest.Config) -> None:
     """Register the reports of other packages, once each.
 
     Raises:
-        BadExtension: naming the package whose report cannot be used, and why.
+        BadInput: naming the package whose report cannot be used, and why.
 
     """
     manager = config.pluginmanager
@@ -49,7 +49,7 @@ def add_reports(config: pytest.Config) -> None:
             continue
         report = load(point)
         if not hasattr(report, _HOOK):
-            raise BadExtension(f"{origin(point)} names {report!r}, which has no {_HOOK}")
+            raise BadInput(f"{origin(point)} names {report!r}, which has no {_HOOK}")
         # One that pytest has loaded by itself reports once.
         if not manager.is_registered(report):
             manager.register(report, name)
@@ -71,7 +71,7 @@ def report_session(
             records=session.records,
             judgements=list(judgements),
         )
-    except (BadExtension, ReportFailed) as error:
+    except (BadInput, HwqError) as error:
         session.problems.append(str(error))
     # Whatever another's report raises, the session has its records and says so.
     except Exception as error:
@@ -115,7 +115,7 @@ class MeasuringSession:
 
         try:
             add_reports(self._config)
-        except BadExtension as error:
+        except BadInput as error:
             raise pytest.UsageError(str(error)) from None
         try:
             make_session_folder(self.folder)
@@ -394,12 +394,13 @@ def provenance(config: pytest.Config) -> Provenance:
         pytest.UsageError: if the commit that the user states is not the one checked out.
 
     """
-    from pytest_hwqueue.records.noise import OtherCommit, provenance_of
+    from pytest_hwqueue.errors import BadInput
+    from pytest_hwqueue.records.noise import provenance_of
 
     if PROVENANCE not in config.stash:
         try:
             config.stash[PROVENANCE] = provenance_of(config.rootpath, config.stash[SETTINGS].commit)
-        except OtherCommit as error:
+        except BadInput as error:
             raise pytest.UsageError(f"--hwq-commit: {error}") from None
     return config.stash[PROVENANCE]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import RecordError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.fingerprint import Value
@@ -113,11 +113,11 @@ def check_name(name: str) -> None:
     """Refuse an invalid baseline name.
 
     Raises:
-        BaselineError: with the rule.
+        RecordError: with the rule.
 
     """
     if not is_name(name):
-        raise BaselineError(
+        raise RecordError(
             f"{name!r} cannot name a baseline: take 1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ - that "
             "begin with a letter or digit, do not end with a dot, and have no two dots in a row"
         )
@@ -132,11 +132,11 @@ def check_device(device: str) -> None:
     """Refuse an invalid device folder; ``nvidia-h200`` is a valid one.
 
     Raises:
-        BaselineError: with the rule.
+        RecordError: with the rule.
 
     """
     if not is_device(device):
-        raise BaselineError(
+        raise RecordError(
             f"{device!r} is not the folder of a device: those are lower-case words and numbers "
             "with dashes between them, such as nvidia-h200"
         )
@@ -146,12 +146,12 @@ def check_case(name: str, present: Iterable[str]) -> None:
     """Refuse a name that differs from an existing one only in case.
 
     Raises:
-        BaselineError: naming the other; on some file systems the two would be one folder.
+        RecordError: naming the other; on some file systems the two would be one folder.
 
     """
     for other in present:
         if other != name and other.casefold() == name.casefold():
-            raise BaselineError(
+            raise RecordError(
                 f"{name!r} and {other!r}, which is there already, are the same name on file "
                 f"systems that do not tell capital letters apart: write {other!r} or take another"
             )
@@ -164,7 +164,7 @@ def device_folder(hard: Mapping[str, Value]) -> str:
         hard: the hard fields of the device's fingerprint.
 
     Raises:
-        BaselineError: if they do not name the model.
+        RecordError: if they do not name the model.
 
     """
     if capabilities_of(str(hard.get("device_kind"))).simulated:
@@ -175,7 +175,7 @@ def device_folder(hard: Mapping[str, Value]) -> str:
         model = str(hard.get("device_name") or "")
     folder = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:LONGEST_NAME].strip("-")
     if not folder:
-        raise BaselineError(
+        raise RecordError(
             "the record's fingerprint does not name the device's model, so there is no telling "
             "which baselines are its; `missing` in the record says why it could not be read"
         )

@@ -21,7 +21,7 @@ from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.files import unused, write_bytes
-from pytest_hwqueue.records.samples import BadColumns, pack, unpack
+from pytest_hwqueue.records.samples import pack, unpack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,7 +162,7 @@ def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
     path = unused(lambda number: folder / f"{stem}{number}{SUFFIX}", "-")
     try:
         data = pack({"schema": _SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
-    except BadColumns as error:
+    except RecordError as error:
         raise RecordError(f"cannot write {path}: {error}") from error
     if len(data) > MOST_FILE_BYTES:
         raise RecordError(f"cannot write {path}: {len(data)} bytes; {MOST_FILE_BYTES} are the most")
@@ -198,9 +198,9 @@ def read_kept(folder: Path, reference: TimelineFile) -> Kept:
     try:
         about, tables = unpack(data)
         if about.get("schema") != _SCHEMA:
-            raise BadColumns(f"its schema is {about.get('schema')!r}, not {_SCHEMA}")
+            raise RecordError(f"its schema is {about.get('schema')!r}, not {_SCHEMA}")
         return Kept(dict(about["parts"]), dict(tables), int(about["kernels"]))
-    except (BadColumns, KeyError, TypeError) as error:
+    except (RecordError, KeyError, TypeError) as error:
         raise RecordError(f"{path} holds no timelines: {error}; {_REPAIR}") from error
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import BadNoise, BadOption, BadScheduler
+from pytest_hwqueue.errors import BadInput, BadOption
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
@@ -144,12 +144,12 @@ def baseline_name(option: str, value: str) -> str:
     """Take a name under which a baseline can be stored, or nothing."""
     if not value:
         return value
-    from pytest_hwqueue.errors import BaselineError
+    from pytest_hwqueue.errors import RecordError
     from pytest_hwqueue.records.files import check_name
 
     try:
         check_name(value)
-    except BaselineError as error:
+    except RecordError as error:
         raise BadOption(option, value, str(error)) from None
     return value
 
@@ -225,7 +225,7 @@ def noises(option: str, value: str) -> tuple[str, ...]:
     try:
         # What is quiet alone is no comparison.
         return () if value == NONE else parse_noises(value)
-    except BadNoise as error:
+    except BadInput as error:
         raise BadOption(option, value, str(error)) from None
 
 
@@ -257,7 +257,7 @@ def schedulers(option: str, value: str) -> tuple[str, ...]:
 
     try:
         return tuple(str(mode) for mode in parse_schedulers(value))
-    except BadScheduler as error:
+    except BadInput as error:
         raise BadOption(option, value, str(error)) from None
 
 

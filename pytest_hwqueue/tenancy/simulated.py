@@ -15,7 +15,7 @@ from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, operatio
 from pytest_hwqueue.devices.simulated.costs import KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.repeats import Replay
-from pytest_hwqueue.errors import BadFunction, DeviceError, OwnCodeFailed
+from pytest_hwqueue.errors import BadInput, DeviceError, OwnCodeFailed
 from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.attribution import DeviceWork
@@ -73,7 +73,7 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
 
     Raises:
         NotModelled: if the scheduler or a tenant is not modelled.
-        BadArrival: if a tenant's arrival is not valid.
+        BadInput: if a tenant's arrival is not valid.
 
     """
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
@@ -242,7 +242,7 @@ def _tenant(
     text = json.dumps(asdict(same), sort_keys=True)
     try:
         request = _request(plan.device, text, plan.seed, plan.folder)
-    except (BadFunction, OwnCodeFailed) as error:
+    except (BadInput, OwnCodeFailed) as error:
         raise RunEnded("failed", f"tenant {spec.name}: {error}") from error
     if not request.kernels:
         raise NotModelled(

@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.errors import BadScheduler
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.interference import EffectVerdict
 from pytest_hwqueue.metrics.numbers import PlainData, counted
 from pytest_hwqueue.records.cell import Status
@@ -272,7 +272,7 @@ def _priority(proofs: Sequence[ColocationProof], ordered: bool) -> tuple[Priorit
 def _by_priority(scheduler: str) -> bool:
     try:
         return parse_scheduler(scheduler).declaration.by_priority
-    except BadScheduler:  # of a package that is not installed here
+    except BadInput:  # of a package that is not installed here
         return False
 
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise import pinning
 from pytest_hwqueue.noise.pinning import (
-    RemedyRefused,
     chosen_cores,
     isolated_cores,
     isolation,
@@ -194,12 +194,12 @@ def test_a_process_that_may_use_one_core_or_has_ended_is_refused() -> None:
     assert reasons == ["there is only one core to run on, so pinning would restrict nothing"]
     with threaded() as process:
         psutil.Process(process.pid).cpu_affinity([min(os.sched_getaffinity(0))])
-        with pytest.raises(RemedyRefused, match="only one core"):
+        with pytest.raises(NotProven, match="only one core"):
             isolation([os.getpid(), process.pid])
         process.end()
-    with pytest.raises(RemedyRefused, match="has ended"):
+    with pytest.raises(NotProven, match="has ended"):
         isolation([process.pid])
-    with pytest.raises(RemedyRefused, match=f"process {process.pid} has ended"):
+    with pytest.raises(NotProven, match=f"process {process.pid} has ended"):
         pinned(process.pid).__enter__()
 
 
