@@ -44,6 +44,11 @@ class BadInput(HwqError, ValueError):
     """Something given cannot be used; the text names it, and says why or what is valid."""
 
 
+def speaks_for_itself(error: BaseException) -> bool:
+    """Whether an error's text says all, and its class's name would say nothing."""
+    return type(error) in (HwqError, BadInput)
+
+
 class BadOption(BadInput):
     """An option's value was refused; the text names the option, the value and what is valid.
 
@@ -140,13 +145,30 @@ class RefusedFigure(HwqError, AssertionError):
 
 
 @contextmanager
-def within(place: str) -> Iterator[None]:
-    """Begin the texts of our errors with a place: a file, an option, a field."""
+def within(place: str = "", *, remedy: str = "") -> Iterator[None]:
+    """Begin our errors' texts with a place (a file, an option, a field), end them with a remedy."""
     try:
         yield
     except HwqError as error:
-        error.args = (f"{place}: {error}",)
+        said = f"{place}: {error}" if place else str(error)
+        error.args = (f"{said}; {remedy}" if remedy else said,)
         raise
+
+
+@contextmanager
+def translated(kind: type[HwqError], said: str, *foreign: type[BaseException]) -> Iterator[None]:
+    """Let other errors be ours.
+
+    Args:
+        kind: what is raised.
+        said: begins its text, which the other error's follows.
+        foreign: what is caught.
+
+    """
+    try:
+        yield
+    except foreign as error:
+        raise kind(f"{said}: {error}" if said else str(error)) from error
 
 
 @contextmanager

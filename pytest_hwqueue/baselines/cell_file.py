@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, files, within
 from pytest_hwqueue.records.files import cell_file_name, write_text
 from pytest_hwqueue.records.samples import GRID, decode_samples
 
@@ -115,13 +115,11 @@ def read_lines(path: Path, schema: str) -> list[bytes]:
         RecordError: if a byte is missing or changed, or the first line names another schema.
 
     """
-    try:
+    with files("read", path):
         # A link could lead anywhere, and reading a pipe would wait for ever.
         if not stat.S_ISREG(path.lstat().st_mode):
             raise RecordError(f"{path} is not a plain file; put the file itself there")
         data = path.read_bytes()
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
     lines = data.split(b"\n")
     found = _schema(lines[0])
     if found is not None and found != schema:
@@ -160,10 +158,8 @@ def write_whole(path: Path, text: str) -> None:
         RecordError: if that is not possible.
 
     """
-    try:
+    with within(remedy="what was stored before is still there"):
         write_text(path, text)
-    except RecordError as error:
-        raise RecordError(f"{error}; what was stored before is still there") from error
 
 
 def line_of(data: dict[str, Any]) -> str:

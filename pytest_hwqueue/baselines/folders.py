@@ -23,7 +23,7 @@ from pytest_hwqueue.baselines.cell_file import (
     write_whole,
 )
 from pytest_hwqueue.baselines.runs import CellBaseline, condition_differences
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import is_cell_file_name
 
@@ -92,11 +92,10 @@ def entries(folder: Path) -> list[str]:
 
     """
     try:
-        return os.listdir(folder)
+        with files("read", folder):
+            return os.listdir(folder)
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise RecordError(f"cannot read {folder}: {error.strerror or error}") from error
 
 
 def inside(folder: Path, root: Path) -> Path:
@@ -147,10 +146,8 @@ def remove(path: Path) -> None:
         RecordError: if that is not possible.
 
     """
-    try:
+    with files("remove", path):
         path.unlink()
-    except OSError as error:
-        raise RecordError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
 def sync(folder: Path) -> None:
@@ -160,22 +157,18 @@ def sync(folder: Path) -> None:
         RecordError: if that is not possible.
 
     """
-    try:
+    with files("synchronise", folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise RecordError(f"cannot synchronise {folder}: {error.strerror or error}") from error
 
 
 def _lock(folder: Path) -> FileLock:
     path = folder / _LOCK_FILE
-    try:
+    with files("make", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecordError(f"cannot make {folder}: {error.strerror or error}") from error
     if path.is_symlink():
         raise RecordError(f"{path} is a link; remove it: the lock of a baseline is a plain file")
     lock = FileLock(path, thread_local=False)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pytest_hwqueue.baselines.cell_file import first_error
 from pytest_hwqueue.baselines.folders import cell_files, read_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, files, within
 from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_record
 from pytest_hwqueue.records.files import is_device, is_name
 from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles, read_files
@@ -39,10 +39,8 @@ def read_session_file(path: Path) -> tuple[SessionInfo, list[RunRecord]]:
         content = _read(path, SessionFile)
         return content.session, _records_within(path, content)
     files = _read(path, SessionFiles)
-    try:
+    with within(remedy="measure again"):
         return files.session, read_files(path, files)
-    except RecordError as error:
-        raise RecordError(f"{error}; measure again") from error
 
 
 def read_session_id(path: Path) -> str:
@@ -79,9 +77,8 @@ def _names_files(path: Path) -> bool:
 
 def _read(path: Path, model: type[Model]) -> Model:
     try:
-        return model.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+        with files("read", path):
+            return model.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise RecordError(
             f"{path} is not a session file (--hwq-json writes them): {first_error(error)}"
@@ -194,10 +191,8 @@ def _load_folder(path: Path) -> Source:
     session = path.resolve().name
     if (path / _SESSION_FILE).exists():
         session = read_session_id(path / _SESSION_FILE)
-    try:
+    with within(remedy="remove it or measure again"):
         records = [read_record(file) for file in files]
-    except RecordError as error:
-        raise RecordError(f"{error}; remove it or measure again") from error
     records.sort(key=lambda record: record.started)
     return source_of(str(path), "records", [(session, record) for record in records])
 
@@ -227,9 +222,7 @@ def source_of(
         if record.status != "ok":
             left_out.append(LeftOut(cell_id, record.status, record.reason))
             continue
-        try:
+        with within(label):
             new = cell_of_record(record, session)
             cells[cell_id] = add_runs(cells[cell_id], new) if cell_id in cells else new
-        except RecordError as error:
-            raise RecordError(f"{label}: {error}") from error
     return Source(label, kind, dict(sorted(cells.items())), tuple(left_out))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.errors import BadOption, HwqError
+from pytest_hwqueue.errors import BadOption, HwqError, within
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option
 
 if TYPE_CHECKING:
@@ -189,10 +189,8 @@ def gate_settings(given: Mapping[str, Any]) -> GateSettings:
 
     fields = {name.replace("-", "_"): name for name in GATE if name.replace("-", "_") in given}
     values = {field: parsed_setting(name, given[field]) for field, name in fields.items()}
-    try:
+    with within(f"--{', --'.join(fields.values())}"):
         return GateSettings.of_options(**values)
-    except ValueError as error:
-        raise HwqError(f"--{', --'.join(fields.values())}: {error}") from None
 
 
 def open_store(given: str | None, *, packaged: bool = False) -> Store:

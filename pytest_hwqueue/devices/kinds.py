@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_hwqueue.errors import BadInput, BadOption, DeviceError
+from pytest_hwqueue.errors import BadInput, BadOption, DeviceError, refused_as, translated
 from pytest_hwqueue.extensions import Registry, load, origin
 
 if TYPE_CHECKING:
@@ -184,10 +184,8 @@ def open_nvml(identifier: str) -> Vendor:
 
     """
     pynvml = _load("pynvml", "pytest-hwqueue[nvidia]")
-    try:
+    with translated(DeviceError, "NVML cannot be used here", pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise DeviceError(f"NVML cannot be used here: {error}") from error
     try:
         handle = _nvml_handle(pynvml, identifier)
         gpu = handle
@@ -232,10 +230,8 @@ def open_amdsmi(identifier: str) -> Vendor:
 
     """
     amdsmi = _load("amdsmi", "the amdsmi of the installed ROCm")
-    try:
+    with translated(DeviceError, "AMD SMI cannot be used here", amdsmi.AmdSmiException):
         amdsmi.amdsmi_init()
-    except amdsmi.AmdSmiException as error:
-        raise DeviceError(f"AMD SMI cannot be used here: {error}") from error
     wanted = {_plain(identifier)}
     try:  # torch prints the 16 letters that HIP calls the UUID as if they were its bytes
         wanted.add(_plain(bytes.fromhex(identifier.replace("-", "")).decode("ascii")))
@@ -453,21 +449,16 @@ def _for_accelerators() -> bool:
 
 def _simulated(specification: str) -> DeviceChoice:
     from pytest_hwqueue.devices.simulated.profile import load_profile
-    from pytest_hwqueue.errors import BadInput
 
-    try:
+    with refused_as("--hwq-device", specification):
         load_profile(specification.removeprefix(_SIMULATED))
-    except BadInput as error:
-        raise BadOption("--hwq-device", specification, str(error)) from None
     return DeviceChoice(specification, "sim", 0)
 
 
 def _added(specification: str) -> DeviceChoice:
     kind = kind_of(specification)
-    try:
+    with refused_as("--hwq-device", specification):
         _ = KINDS[kind]
-    except BadInput as error:
-        raise BadOption("--hwq-device", specification, str(error)) from None
     return DeviceChoice(specification, kind, 0)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.runs import ProcessRun, SetAside
 
 LEAST_FIRST_RUNS = 2
@@ -116,7 +117,7 @@ class GateSettings:
 
 def _require(holds: bool, field: str, what: str, value: object) -> None:
     if not holds:
-        raise ValueError(f"GateSettings.{field} must be {what}, is {value!r}")
+        raise BadInput(f"GateSettings.{field} must be {what}, is {value!r}")
 
 
 _CONFIDENCE = 0.95

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.errors import HwqError, RecordError
+from pytest_hwqueue.errors import HwqError, RecordError, files
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.numbers import PlainData, counted
 from pytest_hwqueue.processes.reaper import undisturbed
@@ -342,10 +342,8 @@ def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
-    try:
+    with files("run git in", folder):
         return subprocess.run(
             ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-    except OSError as error:
-        raise HwqError(f"cannot run git in {folder}: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from typing import Any
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.errors import HwqError, RecordError
+from pytest_hwqueue.errors import HwqError, RecordError, within
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
 from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, top_level, worktree
@@ -232,10 +232,8 @@ def _find(request: SideRequest, here: Path) -> Path | str:
         return here
     folder = (here / Path(place).expanduser()).resolve()
     is_path = place in (".", "..") or place.startswith(("./", "../", "/", "~"))
-    try:
+    with within(request.name):
         commit = None if is_path or place.startswith("-") else commit_of(here, place)
-    except HwqError as error:
-        raise HwqError(f"{request.name}: {error}") from error
     if commit is not None:
         return commit
     if folder.is_dir():
@@ -255,10 +253,7 @@ def _checked_out(stack: ExitStack, here: Path, commit: str, tree: Path) -> Path:
     """Check a commit out; return the current folder's place in it."""
     top = top_level(here)
     assert top is not None
-    try:
-        stack.enter_context(worktree(top, commit, tree))
-    except HwqError as error:
-        raise HwqError(str(error)) from error
+    stack.enter_context(worktree(top, commit, tree))
     inside = here.resolve().relative_to(top.resolve())
     if not (tree / inside).is_dir():
         raise HwqError(f"commit {commit[:10]} has no folder {inside}: start from one that it has")

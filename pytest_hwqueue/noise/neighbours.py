@@ -231,8 +231,8 @@ def open_noise(name: str, places: NoisePlaces) -> Noise:
     """Open a noise: built-in, from another package, or described in a file.
 
     Raises:
-        BadInput: if it is neither declared nor described, or its description is wrong.
-        ValueError: if the size of fio's files is too small.
+        BadInput: if it is neither declared nor described, its description is wrong, or the size
+            of fio's files is too small.
 
     """
     if name not in NOISES:
@@ -375,7 +375,7 @@ def _network(places: NoisePlaces) -> Neighbour:
 def _disk(places: NoisePlaces) -> Neighbour:
     folder, size_bytes = places.folder.resolve(), places.size_bytes
     if size_bytes < LEAST_SIZE_BYTES:
-        raise ValueError(
+        raise BadInput(
             f"the size of fio's files must be {LEAST_SIZE_BYTES} bytes or more, is {size_bytes}"
         )
 
@@ -463,10 +463,7 @@ def described(name: str, folders: Sequence[Path]) -> Neighbour:
         raise BadInput(
             f"there is no noise {name!r}; there are {there_are}, or give the path of a description"
         )
-    try:
-        read = read_description(file, NoiseDescription)
-    except BadInput as error:
-        raise BadInput(str(error)) from None
+    read = read_description(file, NoiseDescription)
     folder, (first, *arguments) = file.parent.resolve(), read.command
     program = str(folder / first) if "/" in first else first
 

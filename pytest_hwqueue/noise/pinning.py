@@ -32,7 +32,7 @@ def chosen_cores(allowed: Collection[int]) -> list[int]:
 
     """
     if len(allowed) < 2:
-        raise ValueError("there is only one core to run on, so pinning would restrict nothing")
+        raise NotProven("there is only one core to run on, so pinning would restrict nothing")
     # From the end: the first core serves the interrupts that nobody distributes.
     return sorted(allowed)[-min(_MOST_CORES, len(allowed) // 2) :]
 
@@ -79,7 +79,7 @@ def isolated_cores(
             unknown = [core for core in cores if core not in hyperthreads]
             return CoreIsolation(cores, sorted(kept_free), sorted(left), unknown)
     listed = ", ".join(map(str, sorted(kept_free)))
-    raise ValueError(
+    raise NotProven(
         f"kept off core {chosen[-1]} and its hyperthreads ({listed}), neighbours are left no core: "
         "allow this process more of them (taskset, --cpuset-cpus), or ask for optimised, where "
         "neighbours may run on all"
@@ -99,8 +99,6 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
         return isolated_cores(measured, own, read_hyperthreads(measured))
     except ProcessLookupError:
         raise NotProven("a measured process has ended") from None
-    except ValueError as error:
-        raise NotProven(str(error)) from None
 
 
 def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
@@ -131,7 +129,7 @@ def unavailable(*, isolated: bool = False) -> str | None:
             isolation([])
         else:
             chosen_cores(os.sched_getaffinity(0))
-    except (ValueError, NotProven) as error:
+    except NotProven as error:
         return str(error)
     return _why_not_raised()
 

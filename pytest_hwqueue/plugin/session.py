@@ -19,7 +19,7 @@ import pytest
 
 from pytest_hwqueue.errors import BadInput, HwqError, RecordError
 from pytest_hwqueue.extensions import load, origin
-from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS
+from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, wrong_usage
 from pytest_hwqueue.settings.options import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def report_session(
             records=session.records,
             judgements=list(judgements),
         )
-    except (BadInput, HwqError) as error:
+    except HwqError as error:
         session.problems.append(str(error))
     # Whatever another's report raises, the session has its records and says so.
     except Exception as error:
@@ -113,20 +113,14 @@ class MeasuringSession:
         """
         from pytest_hwqueue.records.files import make_session_folder, write_text
 
-        try:
+        with wrong_usage():
             add_reports(self._config)
-        except BadInput as error:
-            raise pytest.UsageError(str(error)) from None
-        try:
+        with wrong_usage("--hwq-dir: cannot write records", OSError):
             make_session_folder(self.folder)
             write_text(self.folder / "session.json", self._files(self._info(None, False)))
-        except (OSError, RecordError) as error:
-            raise pytest.UsageError(f"--hwq-dir: cannot write records: {error}") from error
         if self._json is not None:
-            try:
+            with wrong_usage("--hwq-json"):
                 write_text(self._json, self._text(self._info(None, False)))
-            except RecordError as error:
-                raise pytest.UsageError(f"--hwq-json: {error}") from error
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take a report's records and return them; the session keeps only where they are."""
@@ -394,14 +388,11 @@ def provenance(config: pytest.Config) -> Provenance:
         pytest.UsageError: if the commit that the user states is not the one checked out.
 
     """
-    from pytest_hwqueue.errors import BadInput
     from pytest_hwqueue.records.noise import provenance_of
 
     if PROVENANCE not in config.stash:
-        try:
+        with wrong_usage("--hwq-commit"):
             config.stash[PROVENANCE] = provenance_of(config.rootpath, config.stash[SETTINGS].commit)
-        except BadInput as error:
-            raise pytest.UsageError(f"--hwq-commit: {error}") from None
     return config.stash[PROVENANCE]
 
 

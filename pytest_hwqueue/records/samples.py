@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import BadInput, RecordError, translated
 from pytest_hwqueue.metrics.numbers import PlainData
 
 if TYPE_CHECKING:
@@ -80,11 +80,9 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[np.
         RecordError: if they are damaged, or more than a file may hold.
 
     """
-    try:
+    with translated(RecordError, "it cannot be unpacked", lzma.LZMAError):
         unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
         plain = unpacking.decompress(data, MOST_BYTES + 1)
-    except lzma.LZMAError as error:
-        raise RecordError(f"it cannot be unpacked: {error}") from error
     if len(plain) > MOST_BYTES:
         raise RecordError(f"it holds more than {MOST_BYTES} bytes")
     if not unpacking.eof or unpacking.unused_data:
@@ -163,10 +161,8 @@ def encode_samples(samples_ns: Sequence[float] | NDArray[np.float64]) -> str:
     """
     import numpy as np
 
-    try:
+    with translated(BadInput, "samples must be numbers", TypeError, OverflowError):
         values = np.asarray(samples_ns, dtype=np.float64)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"samples must be numbers: {error}") from error
     if values.ndim != 1:
         raise ValueError(f"samples must have one dimension, have {values.ndim}")
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0) | (values != np.floor(values)))
@@ -209,13 +205,11 @@ def decode_samples(text: str, n: int) -> NDArray[np.float64]:
 
 
 def _decompressed(text: str, n: int) -> bytes:
-    try:
+    with translated(BadInput, "the samples are damaged", binascii.Error, zlib.error, ValueError):
         compressed = base64.b64decode(text, validate=True)
         # No more than n samples can fill: a small text must not become a large array.
         unpacking = zlib.decompressobj()
         packed = unpacking.decompress(compressed, _LONGEST * n + 1)
-    except (binascii.Error, zlib.error, ValueError) as error:
-        raise ValueError(f"the samples are damaged: {error}") from error
     if not unpacking.eof or unpacking.unused_data:
         raise ValueError(f"the samples are damaged: they are not {n} and nothing else")
     return packed

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import BadInput, RecordError, files, translated, within
 from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.metrics.numbers import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
@@ -91,11 +91,10 @@ class Kept:
         """
         if name not in self.about:
             return None
-        try:
+        said = f"the timeline {name} is damaged"
+        with translated(BadInput, said, KeyError, IndexError, ValidationError):
             about = _About.model_validate(self.about[name])
             return _timeline(about, self.tables[name], self.tables[f"{name} waits"])
-        except (KeyError, IndexError, ValidationError) as error:
-            raise ValueError(f"the timeline {name} is damaged: {error}") from error
 
     def add_work(self, name: str, work: Sequence[DeviceWork]) -> None:
         """Keep kernels of one owner, of a traced pass."""
@@ -160,10 +159,8 @@ def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
 
     """
     path = unused(lambda number: folder / f"{stem}{number}{SUFFIX}", "-")
-    try:
+    with within(f"cannot write {path}"):
         data = pack({"schema": _SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
-    except RecordError as error:
-        raise RecordError(f"cannot write {path}: {error}") from error
     if len(data) > MOST_FILE_BYTES:
         raise RecordError(f"cannot write {path}: {len(data)} bytes; {MOST_FILE_BYTES} are the most")
     write_bytes(path, data)
@@ -186,11 +183,8 @@ def read_kept(folder: Path, reference: TimelineFile) -> Kept:
     if _NAME.fullmatch(reference.file) is None:
         raise RecordError(f"{reference.file!r} in {folder} is not the name of a timeline file")
     path = folder / reference.file
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_FILE_BYTES + 1)
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}; {_REPAIR}") from error
+    with files("read", path, remedy=_REPAIR), open(path, "rb") as file:
+        data = file.read(MOST_FILE_BYTES + 1)
     if len(data) > MOST_FILE_BYTES:
         raise RecordError(f"{path} is larger than {MOST_FILE_BYTES} bytes, which none is")
     if sha256(data).hexdigest() != reference.sha256:

@@ -87,7 +87,8 @@ def write_markdown(
     if file is not None:
         write_text(file, text)
     if summary:
-        with files("write", f"GitHub's summary {summary}"), open(summary, "a", encoding="utf-8") as opened:
+        written = files("write", f"GitHub's summary {summary}")
+        with written, open(summary, "a", encoding="utf-8") as opened:
             opened.write(text)
 
 

@@ -343,13 +343,9 @@ def declaration(name: str) -> SchedulerDeclaration:
         BadInput: if there is no such mode, or another package adds it and it cannot be used.
 
     """
-    try:
-        if name in SCHEDULERS:
-            return SCHEDULERS[name]
-        names = ", ".join(SCHEDULERS)
-    except BadInput as error:
-        raise BadInput(str(error)) from error
-    raise BadInput(f"there is no scheduler mode {name!r}; there are {names}")
+    if name in SCHEDULERS:
+        return SCHEDULERS[name]
+    raise BadInput(f"there is no scheduler mode {name!r}; there are {', '.join(SCHEDULERS)}")
 
 
 def describe_modes() -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pytest_hwqueue.errors import BadInput, NotProven, abridged
+from pytest_hwqueue.errors import BadInput, NotProven, abridged, within
 from pytest_hwqueue.processes.services import (
     Service,
     Stop,
@@ -146,10 +146,8 @@ def load(name: str, folders: Sequence[Path]) -> tuple[Path, Description]:
             f"preload:{name}: there is no {name}.yaml in the folders of --hwq-preloads "
             f"({searched}); there are {there_are}; or give the file's path"
         )
-    try:
+    with within(f"preload:{name}"):
         return file, read_description(file, Description)
-    except BadInput as error:
-        raise BadInput(f"preload:{name}: {error}") from None
 
 
 _PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")

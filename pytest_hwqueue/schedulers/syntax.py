@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadInput, DeviceError
+from pytest_hwqueue.errors import BadInput, DeviceError, within
 from pytest_hwqueue.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -287,10 +287,8 @@ def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
     for chosen in itertools.product(*values):
         parts = zip(pairs, chosen, strict=True)
         written = ",".join(f"{key}{equals}{value}" for (key, equals, _), value in parts)
-        try:
+        with within(repr(text)):
             mode = parse_scheduler(f"{name}:{written}")
-        except BadInput as error:
-            raise BadInput(f"{text!r}: {error}") from None
         if str(mode) in read:
             raise BadInput(f"{text!r} stands for {mode} twice")
         read[str(mode)] = mode

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Literal, get_args
 
-from pytest_hwqueue.errors import BadInput, shortened
+from pytest_hwqueue.errors import BadInput, shortened, translated
 
 ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace"]
 
@@ -154,10 +154,8 @@ def _random(arrival: Arrival, seed: int) -> Iterator[int]:
 
 def _read_trace(file: Path) -> list[int]:
     """Return the offsets in a file in ns; empty lines are skipped, but count as lines."""
-    try:
+    with translated(BadInput, f"the trace {file} cannot be read", OSError, ValueError):
         lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:  # no such file; not UTF-8, or not even a file's name
-        raise BadInput(f"the trace {file} cannot be read: {error}") from error
     times: list[int] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

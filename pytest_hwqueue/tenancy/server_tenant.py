@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.kinds import kind_of
-from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.errors import HwqError, translated
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window
 from pytest_hwqueue.processes.channel import Message
@@ -161,18 +161,13 @@ async def _live(
     window = WindowPlan(plan, spec)
     async with Client(server, url, spec.concurrency) as client:
         link.enter("wait for the server")
-        try:
-            await client.wait_until_ready()
-        except HwqError as error:
-            raise HwqError(str(error)) from None
+        await client.wait_until_ready()
         link.send("set up")
         # Elsewhere, so that the connections are looked after meanwhile.
         await asyncio.to_thread(link.wait_for, "warm up")
         link.enter("warm-up")
-        try:
+        with translated(HwqError, f"the first request to {url} failed", RequestFailed):
             await client.request()
-        except RequestFailed as failed:
-            raise HwqError(f"the first request to {url} failed: {failed}") from None
         begin_ns = time.monotonic_ns() + _AHEAD_NS
         warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
         await generate(client.request, None, warm_up, spec.concurrency)

@@ -121,7 +121,7 @@ class Judging:
                     f"{', '.join(known)}"
                 )
         if sentinel is not None and sentinel not in baseline.cells:
-            raise ValueError(f"the sentinel {sentinel!r} is no cell of {baseline.label}")
+            raise BadInput(f"the sentinel {sentinel!r} is no cell of {baseline.label}")
         self._baseline = baseline
         self._figures = tuple(dict.fromkeys(figures))
         self._settings = settings

@@ -11,7 +11,7 @@ from statistics import stdev
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs
 from pytest_hwqueue.baselines.sources import Source, load_source
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import BadInput, RecordError
+from pytest_hwqueue.errors import BadInput, RecordError, within
 from pytest_hwqueue.gate.calibrate import (
     LEAST_SESSIONS,
     Calibration,
@@ -88,10 +88,8 @@ def _joined(sources: Sequence[Source]) -> dict[str, CellBaseline]:
                     f"{source.label}: {cell_id} was measured with planted faults "
                     f"({', '.join(cell.faults)}), which say nothing of the machine's noise"
                 )
-            try:
+            with within(source.label):
                 cells[cell_id] = add_runs(cells[cell_id], cell) if cell_id in cells else cell
-            except RecordError as error:
-                raise RecordError(f"{source.label}: {error}") from error
     return dict(sorted(cells.items()))
 
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.errors import BadInput, DeviceError, abridged
+from pytest_hwqueue.errors import BadInput, DeviceError, abridged, translated
 
 
 @dataclass(frozen=True)
@@ -297,10 +297,8 @@ def load_profile(specification: str) -> Profile:
             f"{specification!r}: no such profile; there are {', '.join(BUILT_IN)}, "
             "or name a file that ends in .yaml"
         )
-    try:
+    with translated(BadInput, f"{specification}: cannot be read", OSError, UnicodeDecodeError):
         text = Path(specification).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{specification}: cannot be read: {error}") from None
     return _parse(specification, text)
 
 

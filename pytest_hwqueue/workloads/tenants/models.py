@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.errors import BadInput, CheckFailed
+from pytest_hwqueue.errors import BadInput, CheckFailed, translated
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, transformers
 from pytest_hwqueue.workloads.tenants.shapes import (
@@ -106,13 +106,12 @@ def loaded_model(
     with _one_at_a_time:
         if not values:
             return model_class.from_config(configuration, dtype=dtype)
-        try:
+        said = f"{folder}: the weights cannot be loaded"
+        with translated(BadInput, said, OSError, ValueError, RuntimeError, broken):
             model, found = model_class.from_pretrained(
                 folder, config=configuration, dtype=dtype, local_files_only=True,
                 use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
-        except (OSError, ValueError, RuntimeError, broken) as error:
-            raise BadInput(f"{folder}: the weights cannot be loaded: {error}") from error
     missing = sorted(found["missing_keys"])
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
