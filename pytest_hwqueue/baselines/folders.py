@@ -91,11 +91,9 @@ def entries(folder: Path) -> list[str]:
         RecordError: if it cannot be read.
 
     """
-    try:
-        with files("read", folder):
-            return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+    with files("read", folder), contextlib.suppress(FileNotFoundError):
+        return os.listdir(folder)
+    return []
 
 
 def inside(folder: Path, root: Path) -> Path:

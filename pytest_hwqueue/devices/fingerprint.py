@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_hwqueue.devices.kinds import open_amdsmi, open_nvml
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
 
 Value: TypeAlias = "str | int | float | bool | None"
 
@@ -63,7 +62,7 @@ HIP_QUEUE_SETTINGS = (
 )
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.kinds import DeviceKind
+    from pytest_hwqueue.devices.kinds import DeviceKind, VendorError
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
     def driver_version() -> str:
         version = str(ask("driver_info")["driver_version"])
         if version == "N/A":
-            raise DeviceError("AMD SMI gives no driver version")
+            raise VendorError("AMD SMI gives no driver version")
         return version
 
     fields.hard("driver_major", lambda: int(driver_version().split(".")[0]))
@@ -279,7 +278,7 @@ def _torch() -> Any:
 def _properties(kind: Literal["cuda", "hip"], index: int) -> Any:
     torch = _torch()
     if (torch.version.hip is not None) != (kind == "hip"):
-        raise DeviceError(f"torch {torch.__version__} is not built for {kind}")
+        raise VendorError(f"torch {torch.__version__} is not built for {kind}")
     return torch.cuda.get_device_properties(index)
 
 

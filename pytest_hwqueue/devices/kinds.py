@@ -172,6 +172,10 @@ class Vendor:
     errors: tuple[type[Exception], ...]
 
 
+class VendorError(DeviceError):
+    """A vendor's library, its driver or the device is missing; the text says which and why."""
+
+
 def open_nvml(identifier: str) -> Vendor:
     """Open NVML for a GPU or a MIG slice; call ``library.nvmlShutdown`` when done.
 
@@ -180,11 +184,11 @@ def open_nvml(identifier: str) -> Vendor:
             an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
 
     Raises:
-        DeviceError: without pynvml, a driver, the device, or permission to see it.
+        VendorError: without pynvml, a driver, the device, or permission to see it.
 
     """
     pynvml = _load("pynvml", "pytest-hwqueue[nvidia]")
-    with translated(DeviceError, "NVML cannot be used here", pynvml.NVMLError):
+    with translated(VendorError, "NVML cannot be used here", pynvml.NVMLError):
         pynvml.nvmlInit()
     try:
         handle = _nvml_handle(pynvml, identifier)
@@ -193,7 +197,7 @@ def open_nvml(identifier: str) -> Vendor:
             gpu = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
-        raise DeviceError(f"NVML has no device {identifier}: {error}") from error
+        raise VendorError(f"NVML has no device {identifier}: {error}") from error
     # Process lists raise the second one where the package is newer than the driver.
     mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
     return Vendor(pynvml, handle, gpu, (pynvml.NVMLError, mismatch))
@@ -226,11 +230,11 @@ def open_amdsmi(identifier: str) -> Vendor:
         identifier: a PCI bus id, or the UUID or serial number as AMD SMI, HIP or torch give it.
 
     Raises:
-        DeviceError: without amdsmi, a driver, or the device.
+        VendorError: without amdsmi, a driver, or the device.
 
     """
     amdsmi = _load("amdsmi", "the amdsmi of the installed ROCm")
-    with translated(DeviceError, "AMD SMI cannot be used here", amdsmi.AmdSmiException):
+    with translated(VendorError, "AMD SMI cannot be used here", amdsmi.AmdSmiException):
         amdsmi.amdsmi_init()
     wanted = {_plain(identifier)}
     try:  # torch prints the 16 letters that HIP calls the UUID as if they were its bytes
@@ -247,12 +251,12 @@ def open_amdsmi(identifier: str) -> Vendor:
                 names[amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"]] = handle
     except (amdsmi.AmdSmiException, KeyError) as error:
         amdsmi.amdsmi_shut_down()
-        raise DeviceError(f"AMD SMI does not name its devices: {error!r}") from error
+        raise VendorError(f"AMD SMI does not name its devices: {error!r}") from error
     for name, handle in names.items():
         if _plain(name) in wanted:
             return Vendor(amdsmi, handle, handle, (amdsmi.AmdSmiException,))
     amdsmi.amdsmi_shut_down()
-    raise DeviceError(f"AMD SMI has no device {identifier}, only {', '.join(names) or 'none'}")
+    raise VendorError(f"AMD SMI has no device {identifier}, only {', '.join(names) or 'none'}")
 
 
 def _plain(name: str) -> str:
@@ -263,7 +267,7 @@ def _load(package: str, source: str) -> Any:
     try:
         return importlib.import_module(package)
     except (ImportError, OSError, KeyError) as error:  # amdsmi without its C library: KeyError
-        raise DeviceError(
+        raise VendorError(
             f"the Python package {package} cannot be imported ({error!r}); install {source}"
         ) from error
 

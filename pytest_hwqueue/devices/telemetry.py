@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pytest_hwqueue.devices.kinds import open_amdsmi, open_nvml
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
 
 if TYPE_CHECKING:
     pass
@@ -288,7 +287,7 @@ class NvmlReader(_Reader):
             may continue to fill it; our own process is always excluded.
 
     Raises:
-        DeviceError: without pynvml, a driver, or the device.
+        VendorError: without pynvml, a driver, or the device.
 
     """
 
@@ -379,7 +378,7 @@ class AmdSmiReader(_Reader):
         exclude_pids: processes of the measurement itself, as for `NvmlReader`.
 
     Raises:
-        DeviceError: without amdsmi, a driver, or the device.
+        VendorError: without amdsmi, a driver, or the device.
 
     """
 
@@ -508,5 +507,5 @@ def open_reader(
         if kind == "cuda":
             return NvmlReader(uuid, exclude_pids=exclude_pids)
         return AmdSmiReader(uuid, exclude_pids=exclude_pids)
-    except DeviceError as error:
+    except VendorError as error:
         return Unavailable(str(error))

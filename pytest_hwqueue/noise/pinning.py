@@ -28,7 +28,7 @@ def chosen_cores(allowed: Collection[int]) -> list[int]:
     """Return the cores to pin to: four, or half of the allowed ones if fewer than 8.
 
     Raises:
-        ValueError: if fewer than two are allowed, so that pinning would restrict nothing.
+        NotProven: if fewer than two are allowed, so that pinning would restrict nothing.
 
     """
     if len(allowed) < 2:
@@ -68,7 +68,7 @@ def isolated_cores(
         hyperthreads: all hyperthreads of the same physical core, by core, as far as known.
 
     Raises:
-        ValueError: if every choice leaves the neighbours none.
+        NotProven: if every choice leaves the neighbours none.
 
     """
     chosen = chosen_cores(measured)

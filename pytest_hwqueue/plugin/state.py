@@ -34,9 +34,10 @@ def wrong_usage(place: str = "", *others: type[Exception]) -> Iterator[None]:
         pytest.UsageError: for those, with their text.
 
     """
+    caught: tuple[type[Exception], ...] = (HwqError, *others)
     try:
         yield
-    except (HwqError, *others) as error:
+    except caught as error:
         raise pytest.UsageError(f"{place}: {error}" if place else str(error)) from None
 
 

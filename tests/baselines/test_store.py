@@ -27,7 +27,7 @@ from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
 from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.devices.fingerprint import Value
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.records.files import cell_file_name
 from tests.baselines.run_with import with_samples
@@ -334,7 +334,7 @@ def test_names_that_lead_elsewhere_are_refused_everywhere(store: Checked, name: 
         lambda: store.read("main", name + "X"),
     ]
     for call in calls:
-        with pytest.raises(RecordError, match=r"cannot name a baseline|not the folder"):
+        with pytest.raises(BadInput, match=r"cannot name a baseline|not the folder"):
             call()
     assert not store.root.exists()
 

@@ -57,7 +57,7 @@ print(pinning.unavailable())
 try:
     with pinning.pinned(os.getpid()):
         print("pinned")
-except pinning.RemedyRefused as refused:
+except pinning.NotProven as refused:
     print(refused)
 print(os.sched_getaffinity(0) == before, os.getpriority(os.PRIO_PROCESS, 0))
 """
@@ -158,7 +158,7 @@ def test_both_sides_have_cores_and_share_no_physical_one(
     allowed, hyperthreads = processor
     try:
         found = isolated_cores(allowed, allowed, hyperthreads)
-    except ValueError:
+    except NotProven:
         last = max(allowed)
         assert len(allowed) == 1 or allowed <= hyperthreads[last]
         return
@@ -179,7 +179,7 @@ def test_both_sides_have_cores_and_share_no_physical_one(
 
 
 def test_a_process_that_may_use_one_core_or_has_ended_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"core 1 and its hyperthreads \(0, 1\).*more of them"):
+    with pytest.raises(NotProven, match=r"core 1 and its hyperthreads \(0, 1\).*more of them"):
         isolated_cores({0, 1}, {0, 1}, grouped({0, 1}))
     reasons: list[str | None] = []
 

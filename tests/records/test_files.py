@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.records.files import (
     RECORDS_FOLDER,
     cell_file_name,
@@ -44,10 +44,10 @@ def test_names() -> None:
     for device in ("nvidia-h200", "sim-h200", "x"):
         check_device(device)
     for name in BAD_NAMES:
-        with pytest.raises(RecordError, match="cannot name a baseline: take"):
+        with pytest.raises(BadInput, match="cannot name a baseline: take"):
             check_name(name)
     for device in BAD_DEVICES:
-        with pytest.raises(RecordError, match="is not the folder of a device"):
+        with pytest.raises(BadInput, match="is not the folder of a device"):
             check_device(device)
     # Capital letters tell no names apart.
     check_case("main", ["main", "other"])

@@ -233,7 +233,7 @@ class Unproven(Native):
         (Dying, _STEADY, "warm-up", "xserver died by SIGKILL"),
         (
             Deserted, TenantSpec("lost", workload="no_such_workload"), "open device",
-            "xserver ended by itself (tenant lost: UnknownWorkload",
+            "xserver ended by itself (tenant lost: no workload",
         ),
         (Unproven, _GREEDY, "proof", "nobody schedules"),
     ],

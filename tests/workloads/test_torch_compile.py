@@ -83,7 +83,7 @@ def test_compile_failure_is_a_failed_cell_with_its_message(
     record = measured(TorchCompile, 2, given={**CASES[NAME].small, "mode": "default"})
     assert (record.status, record.stage) == ("failed", "set-up")
     assert record.reason.startswith(
-        "CompileFailed: mode=default: torch.compile failed: RuntimeError: no C++ compiler found x"
+        "mode=default: torch.compile failed: RuntimeError: no C++ compiler found x"
     )
     assert len(record.reason) < 3000
 
