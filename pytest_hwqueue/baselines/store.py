@@ -69,8 +69,8 @@ class Store:
         packaged: a folder of read-only baselines, such as those shipped with the plugin; one of the
             same device and name under ``root`` takes precedence.
 
-    Every method raises RecordError, naming the file, for what is damaged or cannot be written,
-    and its subclass RecordError if there is no baseline of that name.
+    Every method raises RecordError, naming the file, for what is damaged or cannot be written, or
+    if there is no baseline of that name, and BadInput for what cannot be a name.
 
     """
 

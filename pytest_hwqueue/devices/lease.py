@@ -125,8 +125,7 @@ def keep(key: str) -> None:
     """Take a device for this process's session, which keeps it; see `session_leases`.
 
     Raises:
-        LeaseError: if another session still holds it after the session's time.
-        LeaseError: as `lease` does.
+        LeaseError: as `lease` does; again at once for a device that was refused before.
 
     """
     session, path = _sessions[-1], lock_path(key)
@@ -164,8 +163,8 @@ def lease(
         timeout_s: how long to wait, in seconds; None waits without a limit, 0 does not wait.
 
     Raises:
-        LeaseError: if the device is still held after ``timeout_s``.
-        LeaseError: if the lock file cannot be opened or its file system has no locks.
+        LeaseError: if the device is still held after ``timeout_s``, the lock file cannot be
+            opened, or its file system has no locks.
         ValueError: if the key is empty, or the timeout negative or not a number.
 
     """

@@ -125,7 +125,7 @@ class Kept:
             ValueError: if they are damaged.
 
         """
-        try:
+        with translated(BadInput, f"the kernels of {name} are damaged", KeyError, IndexError):
             table, names = self.tables[f"{name} work"], self.about[f"{name} work"]
             duration = _summed(table["duration"], table["name"])
             end = _summed(table["gap"] + duration, table["stream"])
@@ -142,8 +142,6 @@ class Kept:
                  for each, at in zip(kept["lead"], ready.tolist(), strict=True)),
             )  # fmt: skip
             return [DeviceWork(*values) for values in zip(*columns, strict=False)]
-        except (KeyError, IndexError) as error:
-            raise ValueError(f"the kernels of {name} are damaged: {error}") from error
 
 
 def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of, open_device
-from pytest_hwqueue.errors import BadInput, DeviceError
+from pytest_hwqueue.errors import BadInput, DeviceError, translated
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import worker_environment
@@ -180,7 +180,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Colocation:
         BadInput: if it is not a valid plan.
 
     """
-    try:
+    with translated(BadInput, "not a plan of a co-location", TypeError, KeyError):
         tenants = tuple(
             TenantSpec(
                 **{
@@ -194,8 +194,6 @@ def plan_from_json(data: Mapping[str, Any]) -> Colocation:
         return Colocation(
             **{**data, "tenants": tenants, "goals": tuple(data.get("goals", ()))},
         )
-    except (TypeError, KeyError) as error:
-        raise BadInput(f"not a plan of a co-location: {error}") from None
 
 
 _OPENING_S = 180.0

@@ -218,11 +218,9 @@ def open_work(
         folder: where a function's module is.
 
     Raises:
-        BadInput: if there is none of this name.
-        BadInput: likewise.
-        BadInput: if a function cannot be found or called.
-        OwnCodeFailed: if it raises.
-        BadInput: naming a parameter.
+        BadInput: if there is none of this name, a function cannot be found or called, or a
+            parameter is wrong.
+        OwnCodeFailed: if a function raises.
         NotApplicable: if the work cannot use so many streams.
 
     """

@@ -145,8 +145,7 @@ def declaration(name: str) -> Declaration:
     """Return the declaration of the workload called ``name``, importing no built-in workload.
 
     Raises:
-        BadInput: listing the existing names.
-        BadInput: if another package adds it, and it cannot be used.
+        BadInput: listing the existing names, or if the package that adds it cannot be used.
 
     """
     if name not in WORKLOADS:

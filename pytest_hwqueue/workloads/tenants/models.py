@@ -255,10 +255,9 @@ def open_models(
         parameters: of the model's class in `shapes`, over those of the size.
 
     Raises:
-        BadInput: if batch, size or a parameter is not valid.
-        BadInput: naming the folder and what is missing or wrong in it.
+        BadInput: if there is no model of that name, batch, size or a parameter is not valid, or
+            the folder lacks something.
         HwqError: if transformers is not installed.
-        BadInput: listing the names there are.
 
     """
     family = model_family(name)
