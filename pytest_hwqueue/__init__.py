@@ -17,24 +17,18 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.kinds import Capabilities, open_device
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
-        BadBound,
-        BadExtension,
-        BadFunction,
-        BadNoise,
+        BadInput,
         BadOption,
-        BadParameter,
-        BadScheduler,
         BoundMissed,
         CheckFailed,
         DeviceError,
+        HwqError,
         InvalidMeasurement,
         NotApplicable,
         NotProven,
         OwnCodeFailed,
         RecordError,
         RefusedFigure,
-        ReportFailed,
-        UnknownWorkload,
     )
     from pytest_hwqueue.gate.verdict import Verdict
     from pytest_hwqueue.metrics.estimate import Estimate
@@ -79,19 +73,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "BadBound", "BadExtension", "BadFunction", "BadNoise", "BadOption", "BadParameter",
-    "BadScheduler", "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed",
+    "BadInput", "BadOption", "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed",
     "ColocationRecord", "Device", "DeviceError", "Estimate", "Event", "Fingerprint", "Hwq",
-    "HwqNoise", "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio",
+    "HwqError", "HwqNoise", "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio",
     "LatencySummary", "LoadEvidence", "MakeStep", "Metrics", "Neighbour", "NeighbourOrder",
     "NeighbourProgram", "NeighbourRound", "Noise", "NoisePlaces", "NoiseRound", "NotApplicable",
     "NotProven", "OwnCodeFailed", "Parameters", "Partition", "Preemption", "PrimaryLatency",
-    "Proof", "RecordError", "RefusedFigure", "ReportFailed", "RunRecord", "Samples",
-    "Scheduler", "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths",
-    "SchedulerSpec", "Setup", "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange",
-    "TenantRequest", "TenantResult", "UnknownWorkload", "Verdict", "Where", "Workload",
-    "__version__", "open_device", "read_colocation", "read_record", "require_close",
-    "run_service", "service_environment",
+    "Proof", "RecordError", "RefusedFigure", "RunRecord", "Samples", "Scheduler",
+    "SchedulerDeclaration", "SchedulerParameter", "SchedulerPaths", "SchedulerSpec", "Setup",
+    "SimulatedSharing", "Stop", "Stream", "StreamPool", "StreamRange", "TenantRequest",
+    "TenantResult", "Verdict", "Where", "Workload", "__version__", "open_device", "read_colocation",
+    "read_record", "require_close", "run_service", "service_environment",
 ]  # fmt: skip
 
 # Where each is defined, errors aside.

@@ -1,12 +1,17 @@
-"""Errors that users may catch: about options and files, devices and modes, and records."""
+"""Errors: one base, which faces show, and subclasses where somebody tells them apart.
+
+Texts say where (a file, an option, a field), what is wrong, and what to do. They travel to the
+face, which shows them: `hwq`'s group of commands, or pytest's hooks (`plugin/refusals.py`).
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from pytest_hwqueue.scenarios.located_yaml import Problem
@@ -24,8 +29,35 @@ _LONG_WORD = re.compile(rf"\S{{{_SHOWN + 1},}}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class BadOption(ValueError):
-    """An option's value was refused; the text names the option, the value and what is valid."""
+class HwqError(Exception):
+    """What a person is to know: where, what is wrong, and what to do.
+
+    Attributes:
+        exit_status: of `hwq`, if a command ends with it; commands that compare have their own.
+
+    """
+
+    exit_status: ClassVar[int] = 4
+
+
+class BadInput(HwqError, ValueError):
+    """Something given cannot be used; the text names it, and says why or what is valid."""
+
+
+def speaks_for_itself(error: BaseException) -> bool:
+    """Whether an error's text says all, and its class's name would say nothing."""
+    return type(error) in (HwqError, BadInput)
+
+
+class BadOption(BadInput):
+    """An option's value was refused; the text names the option, the value and what is valid.
+
+    Args:
+        option: as it was written; faces spell ``--hwq-x`` their own way.
+        value: what was given.
+        valid: what may be given, or what to do.
+
+    """
 
     def __init__(self, option: str, value: str, valid: str) -> None:
         self.option, self.value, self.valid = option, value, valid
@@ -35,12 +67,142 @@ class BadOption(ValueError):
         super().__init__(f"{option}: {shortened(value)!r} is not valid; {valid}")
 
 
-class BadCombination(BadOption):
-    """An option cannot be followed together with another; its value is not to blame."""
+class BadScenario(BadInput):
+    """A scenario file was refused; the text has one line per error."""
 
-    def __init__(self, option: str, value: str, valid: str) -> None:
-        super().__init__(option, value, valid)
-        self.args = (f"{option}={shortened(value)} cannot be followed here: {valid}",)
+    def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
+        self.file = file
+        self.problems = tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.line))
+        lines = []
+        for problem in self.problems[:_SHOWN_LINES]:
+            field = f"{problem.field}: " if problem.field else ""
+            lines.append(printable(f"{file}:{problem.line}: ") + abridged(field + problem.reason))
+        more = len(self.problems) - _SHOWN_LINES
+        if more > 0:
+            lines.append(printable(f"{file}: {more} more problems"))
+        super().__init__("\n".join(lines))
+
+
+class NotApplicable(HwqError):
+    """A workload cannot run with a setting; the text says which and why."""
+
+
+class OwnCodeFailed(HwqError):
+    """A user's own function raised; the text has the traceback of its own frames.
+
+    Its ``__cause__`` is what was raised.
+    """
+
+
+class DeviceError(HwqError, RuntimeError):
+    """The device or its runtime refused or failed; as torch's own errors, a RuntimeError."""
+
+
+class LeaseError(HwqError):
+    """The lease could not be taken; the text says why and what to do."""
+
+
+class NotProven(HwqError):
+    """A requested mode could not be shown to be active; the text says what was seen."""
+
+
+class InvalidMeasurement(HwqError):
+    """What was measured is not what the cell says; the text says what was measured."""
+
+
+class RecordError(HwqError):
+    """A record or a baseline cannot be read, used or written; the text names file and cause."""
+
+
+class GitHubError(HwqError):
+    """GitHub refused a request or did not answer; the text says why and what to do.
+
+    Attributes:
+        status: of the HTTP answer; None if there was none.
+        retry_s: seconds after which the same request may succeed; None if it will not.
+
+    """
+
+    exit_status = 1
+
+    def __init__(
+        self, text: str, *, status: int | None = None, retry_s: float | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status, self.retry_s = status, retry_s
+
+
+class CheckFailed(HwqError, AssertionError):
+    """A workload's result differs from its plain single-stream reference."""
+
+
+class BoundMissed(HwqError, AssertionError):
+    """A latency is not below its bound; the text has the figure, its interval and the bound."""
+
+
+class RefusedFigure(HwqError, AssertionError):
+    """A refused figure was used in a comparison; the text says what it lacks and how to get it."""
+
+
+@contextmanager
+def within(place: str = "", *, remedy: str = "") -> Iterator[None]:
+    """Begin our errors' texts with a place (a file, an option, a field), end them with a remedy."""
+    try:
+        yield
+    except HwqError as error:
+        said = f"{place}: {error}" if place else str(error)
+        error.args = (f"{said}; {remedy}" if remedy else said,)
+        raise
+
+
+@contextmanager
+def translated(kind: type[HwqError], said: str, *foreign: type[BaseException]) -> Iterator[None]:
+    """Let other errors be ours.
+
+    Args:
+        kind: what is raised.
+        said: begins its text, which the other error's follows.
+        foreign: what is caught.
+
+    """
+    try:
+        yield
+    except foreign as error:
+        raise kind(f"{said}: {error}" if said else str(error)) from error
+
+
+@contextmanager
+def refused_as(option: str, value: str) -> Iterator[None]:
+    """Let bad input be an option's value, which `BadOption` names.
+
+    Raises:
+        BadOption: for bad input.
+
+    """
+    try:
+        yield
+    except BadInput as error:
+        raise BadOption(option, value, str(error)) from None
+
+
+@contextmanager
+def files(doing: str, path: object, *, remedy: str = "") -> Iterator[None]:
+    """Let what the system refuses be an error that names the file.
+
+    Args:
+        doing: what is done to the file, such as "read".
+        path: of the file.
+        remedy: what to do, if it can be said.
+
+    Raises:
+        RecordError: if the system refuses.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        said = f"cannot {doing} {path}: {error.strerror or error}"
+        raise RecordError(f"{said}; {remedy}" if remedy else said) from error
 
 
 def shortened(text: str) -> str:
@@ -62,134 +224,3 @@ def on_one_line(error: object) -> str:
 def abridged(error: object) -> str:
     """Return an error's words on one line, of long ones (which users wrote) the beginning."""
     return printable(_LONG_WORD.sub(lambda found: shortened(found[0]), on_one_line(error)))
-
-
-class BadNoise(ValueError):
-    """A noise was refused; the text names what was wrong and what is valid."""
-
-
-class BadScheduler(ValueError):
-    """A scheduler mode was refused; the text names the part that was wrong and what is valid."""
-
-
-class BadDescription(ValueError):
-    """A file was refused; the text names it, and the field that is wrong."""
-
-
-class BadParameter(ValueError):
-    """A workload's parameter was refused; the text names it, its value and what is valid."""
-
-
-class BadFunction(ValueError):
-    """A user's own function cannot be used; the text names it, says why and what is valid."""
-
-
-class OwnCodeFailed(RuntimeError):
-    """A user's own function raised; the text has the traceback of its own frames.
-
-    Its ``__cause__`` is what was raised.
-    """
-
-
-class UnknownWorkload(ValueError):
-    """No workload has this name; the text lists the existing ones."""
-
-
-class BadExtension(ValueError):
-    """Another package's addition cannot be used; the text names package, entry point, cause."""
-
-
-class ReportFailed(RuntimeError):
-    """A report could not be written; the session continues and shows the text, which says why."""
-
-
-class BadScenario(ValueError):
-    """A scenario file was refused; the text has one line per error."""
-
-    def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
-        self.file = file
-        self.problems = tuple(sorted(dict.fromkeys(problems), key=lambda problem: problem.line))
-        lines = []
-        for problem in self.problems[:_SHOWN_LINES]:
-            field = f"{problem.field}: " if problem.field else ""
-            lines.append(printable(f"{file}:{problem.line}: ") + abridged(field + problem.reason))
-        more = len(self.problems) - _SHOWN_LINES
-        if more > 0:
-            lines.append(printable(f"{file}: {more} more problems"))
-        super().__init__("\n".join(lines))
-
-
-class BadGoal(ValueError):
-    """A goal was refused; the text says which part and what is valid."""
-
-
-class BadArrival(ValueError):
-    """An arrival was refused; the text says which part and what is valid."""
-
-
-class NotApplicable(ValueError):
-    """A workload cannot run with a setting; the text says which and why."""
-
-
-class DeviceError(RuntimeError):
-    """The device or its runtime refused or failed; the text says what and what to do."""
-
-
-class ServerUnusable(RuntimeError):
-    """A tenant's server does not answer as it should before the window; the text says how."""
-
-
-class GitHubError(RuntimeError):
-    """GitHub refused a request or did not answer; the text says why and what to do.
-
-    Attributes:
-        status: of the HTTP answer; None if there was none.
-        retry_s: seconds after which the same request may succeed; None if it will not.
-
-    """
-
-    def __init__(
-        self, text: str, *, status: int | None = None, retry_s: float | None = None
-    ) -> None:
-        super().__init__(text)
-        self.status, self.retry_s = status, retry_s
-
-
-class LeaseError(RuntimeError):
-    """The lease could not be taken; the text says why and what to do."""
-
-
-class NotProven(RuntimeError):
-    """A requested mode could not be shown to be active; the text says what was seen."""
-
-
-class CheckFailed(AssertionError):
-    """A workload's result differs from its plain single-stream reference."""
-
-
-class InvalidMeasurement(RuntimeError):
-    """What was measured is not what the cell says; the text says what was measured."""
-
-
-class RecordError(ValueError):
-    """A record could not be read or written; the text names the file and the cause."""
-
-
-class BaselineError(ValueError):
-    """A baseline cannot be used or changed; the text names the file, the reason and what to do."""
-
-
-class NoBaseline(BaselineError):
-    """There is no baseline of that name: none has been stored, and nothing is damaged."""
-
-
-class BadBound(ValueError):
-    """A bound was refused; the text says what is valid."""
-
-
-class BoundMissed(AssertionError):
-    """A latency is not below its bound; the text has the figure, its interval and the bound."""
-
-
-class RefusedFigure(AssertionError):
-    """A refused figure was used in a comparison; the text says what it lacks and how to get it."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from pytest_hwqueue.errors import BadExtension
+from pytest_hwqueue.errors import BadInput
 
 Thing = TypeVar("Thing")
 
@@ -21,7 +21,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
     Args:
         group: of the entry points by which other packages add their own, each under its name.
         built_in: ours.
-        adopt: makes an extension from an entry point and the object it names; raises BadExtension
+        adopt: makes an extension from an entry point and the object it names; raises BadInput
             if that is wrong.
 
     """
@@ -42,21 +42,21 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         """The entry points of other packages by name, in alphabetical order; none is loaded.
 
         Raises:
-            BadExtension: if one has the name of a built-in extension, or two have the same name.
+            BadInput: if one has the name of a built-in extension, or two have the same name.
 
         """
         found: dict[str, EntryPoint] = {}
         for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
             if point.name in self.built_in:
-                raise BadExtension(f"{origin(point)} takes a name that is built in")
+                raise BadInput(f"{origin(point)} takes a name that is built in")
             other = found.setdefault(point.name, point)
             # A package that is on the path twice is listed twice.
             if other.value != point.value:
-                raise BadExtension(f"{origin(point)} takes the name of {origin(other)}")
+                raise BadInput(f"{origin(point)} takes the name of {origin(other)}")
         return found
 
     def __getitem__(self, name: str) -> Thing:
-        """Return an extension by name; KeyError if there is none, BadExtension if unusable."""
+        """Return an extension by name; KeyError if there is none, BadInput if unusable."""
         if name in self.built_in:
             return self.built_in[name]
         if name not in self._adopted:
@@ -79,14 +79,14 @@ def load(point: EntryPoint) -> Any:
     """Import the object that an entry point names.
 
     Raises:
-        BadExtension: naming the package, and why it cannot be imported.
+        BadInput: naming the package, and why it cannot be imported.
 
     """
     try:
         return point.load()
     # Whatever another package's module raises is a reason why it cannot be used.
     except Exception as error:
-        raise BadExtension(
+        raise BadInput(
             f"{origin(point)} cannot be loaded: {type(error).__name__}: {error}; repair that "
             "package, or uninstall it"
         ) from error

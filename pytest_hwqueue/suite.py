@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.workloads.registry import ahead
@@ -38,10 +39,6 @@ except KeyboardInterrupt:
 _FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_XDIST_")
 
 
-class SuiteNotFound(FileNotFoundError):
-    """The benchmark files are not where an installation or a clone keeps them."""
-
-
 def suite_path(package: Path = _PACKAGE) -> Path:
     """Return the folder of benchmarks: inside an installed package, next to it in a clone.
 
@@ -49,7 +46,7 @@ def suite_path(package: Path = _PACKAGE) -> Path:
         package: the folder of the package ``pytest_hwqueue``.
 
     Raises:
-        SuiteNotFound: if it is in neither place; the text names both.
+        HwqError: if it is in neither place; the text names both.
 
     """
     installed, cloned = package / "benchmarks", package.parent / "benchmarks"
@@ -58,7 +55,7 @@ def suite_path(package: Path = _PACKAGE) -> Path:
     # Next to an installed package, a folder of that name would be some other project's.
     if cloned.is_dir() and (package.parent / "pyproject.toml").is_file():
         return cloned
-    raise SuiteNotFound(
+    raise HwqError(
         f"the benchmark suite is missing: there is neither {installed} (an installation) nor "
         f"{cloned} next to a pyproject.toml (a clone); install pytest-hwqueue again"
     )
@@ -84,7 +81,7 @@ def pytest_command(options: Sequence[str], extra: Sequence[str] = ()) -> list[st
         extra: arguments for pytest itself; they come last and so take precedence.
 
     Raises:
-        SuiteNotFound: if there is no suite.
+        HwqError: if there is no suite.
 
     """
     suite = suite_path()

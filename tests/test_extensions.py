@@ -20,7 +20,7 @@ from pytest_hwqueue.devices.kinds import (
     choose_devices,
     open_device,
 )
-from pytest_hwqueue.errors import BadExtension, BadNoise, BadOption
+from pytest_hwqueue.errors import BadInput, BadOption
 from pytest_hwqueue.extensions import Registry
 from pytest_hwqueue.noise.names import NOISES
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
@@ -82,7 +82,7 @@ def test_what_a_package_adds_is_listed_behind_ours_and_imported_when_asked_for(
 def test_a_package_that_cannot_be_imported_is_named_with_the_cause(install: Install) -> None:
     install("added_two", _GROUP, "broken = added_two:it", "raise OSError('no library')")
     with pytest.raises(
-        BadExtension,
+        BadInput,
         match=r"added_two 1\.0: entry point broken = added_two:it of pytest_hwqueue\.things cannot "
         r"be loaded: OSError: no library; repair that package, or uninstall it",
     ):
@@ -91,10 +91,10 @@ def test_a_package_that_cannot_be_imported_is_named_with_the_cause(install: Inst
 
 def test_a_name_is_taken_once(install: Install) -> None:
     install("added_three", _GROUP, "ours = added_three:it", "it = 1")
-    with pytest.raises(BadExtension, match=r"added_three 1\.0: .* takes a name that is built in"):
+    with pytest.raises(BadInput, match=r"added_three 1\.0: .* takes a name that is built in"):
         list(things())
     install("added_four", _GROUP, "ours = added_four:it", "it = 1")
-    with pytest.raises(BadExtension, match=r"takes the name of added_\w+ 1\.0"):
+    with pytest.raises(BadInput, match=r"takes the name of added_\w+ 1\.0"):
         list(things({"other": ""}))
 
 
@@ -136,7 +136,7 @@ def test_what_is_no_workload_is_refused(install: Install, point: str, said: str)
     package = f"workload_{zlib.crc32(said.encode())}"
     install(package, WORKLOADS.group, point.format(package), _WORKLOAD)
     found = anew(WORKLOADS)
-    with pytest.raises(BadExtension, match=said):
+    with pytest.raises(BadInput, match=said):
         found[next(iter(found.added))]
 
 
@@ -196,7 +196,7 @@ def test_a_noise_opens_by_its_name(
     monkeypatch.setattr(NOISES, "_adopted", {})
     assert NOISES["hum"].help == "Hums."
     assert open_noise("hum", NoisePlaces(tmp_path)).name == "hum"
-    with pytest.raises(BadExtension, match="names 11, which is no function"):
+    with pytest.raises(BadInput, match="names 11, which is no function"):
         open_noise("loud", NoisePlaces(tmp_path))
-    with pytest.raises(BadNoise, match=r"there is no noise 'him'; there are none, .*hum, loud"):
+    with pytest.raises(BadInput, match=r"there is no noise 'him'; there are none, .*hum, loud"):
         open_noise("him", NoisePlaces(tmp_path))

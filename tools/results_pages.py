@@ -34,7 +34,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from pytest_hwqueue.cli.main import main as hwq
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import RecordError
 
 RESULTS = Path("docs/results")
 NO_RECORDS = "**No records:**"
@@ -158,7 +158,7 @@ def _printed(run: Callable[[], object], where: str) -> str:
     try:
         with redirect_stdout(printed), patch.dict(os.environ, COLUMNS=_COLUMNS, NO_COLOR="1"):
             run()
-    except (BaselineError, RecordError) as error:
+    except RecordError as error:
         raise PageError(f"{where}: its command failed: {error}") from None
     except SystemExit as ended:
         if ended.code not in (None, 0):

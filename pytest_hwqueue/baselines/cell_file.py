@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import RecordError, files, within
 from pytest_hwqueue.records.files import cell_file_name, write_text
 from pytest_hwqueue.records.samples import GRID, decode_samples
 
@@ -42,7 +42,7 @@ def read_cell(path: Path) -> CellBaseline:
     """Read a cell's file. Samples stay encoded, but figures are checked to be theirs.
 
     Raises:
-        BaselineError: naming the file if it is damaged, cut off, of another version, or another
+        RecordError: naming the file if it is damaged, cut off, of another version, or another
             cell's, with the reason and what to do.
 
     """
@@ -101,7 +101,7 @@ def write_cell(path: Path, cell: CellBaseline) -> None:
     """Replace a cell's file; the old one stays intact if that fails.
 
     Raises:
-        BaselineError: if it cannot be written.
+        RecordError: if it cannot be written.
 
     """
     header = cell.header.model_dump(mode="json", by_alias=True)
@@ -112,20 +112,18 @@ def read_lines(path: Path, schema: str) -> list[bytes]:
     """Return the lines of a sealed file without its trailer.
 
     Raises:
-        BaselineError: if a byte is missing or changed, or the first line names another schema.
+        RecordError: if a byte is missing or changed, or the first line names another schema.
 
     """
-    try:
+    with files("read", path):
         # A link could lead anywhere, and reading a pipe would wait for ever.
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise BaselineError(f"{path} is not a plain file; put the file itself there")
+            raise RecordError(f"{path} is not a plain file; put the file itself there")
         data = path.read_bytes()
-    except OSError as error:
-        raise BaselineError(f"cannot read {path}: {error.strerror or error}") from error
     lines = data.split(b"\n")
     found = _schema(lines[0])
     if found is not None and found != schema:
-        raise BaselineError(
+        raise RecordError(
             f"{path} is of schema {found!r}, and this version of pytest-hwqueue reads {schema!r}: "
             "use the version that wrote it, or remove the file and store its runs again"
         )
@@ -146,7 +144,7 @@ def write_lines(path: Path, lines: list[str]) -> None:
     """Write lines and their trailer atomically.
 
     Raises:
-        BaselineError: if that is not possible.
+        RecordError: if that is not possible.
 
     """
     body = "".join(f"{line}\n" for line in lines)
@@ -157,13 +155,11 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file atomically.
 
     Raises:
-        BaselineError: if that is not possible.
+        RecordError: if that is not possible.
 
     """
-    try:
+    with within(remedy="what was stored before is still there"):
         write_text(path, text)
-    except RecordError as error:
-        raise BaselineError(f"{error}; what was stored before is still there") from error
 
 
 def line_of(data: dict[str, Any]) -> str:
@@ -171,9 +167,9 @@ def line_of(data: dict[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
 
-def damaged(path: Path, reason: str) -> BaselineError:
+def damaged(path: Path, reason: str) -> RecordError:
     """Return the error for a file that does not hold what was stored."""
-    return BaselineError(f"{path} is damaged: {reason}; {_REPAIR}")
+    return RecordError(f"{path} is damaged: {reason}; {_REPAIR}")
 
 
 def first_error(error: ValidationError) -> str:
@@ -195,7 +191,7 @@ def _header(path: Path, line: bytes) -> CellHeader:
     except ValidationError as error:
         raise damaged(path, f"line 1 is not a header: {first_error(error)}") from error
     if path.name != cell_file_name(header.cell.id):
-        raise BaselineError(
+        raise RecordError(
             f"{path} holds the cell {header.cell.id}, whose file is "
             f"{cell_file_name(header.cell.id)}: give it its name back, or remove it"
         )

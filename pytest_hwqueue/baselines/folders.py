@@ -23,7 +23,7 @@ from pytest_hwqueue.baselines.cell_file import (
     write_whole,
 )
 from pytest_hwqueue.baselines.runs import CellBaseline, condition_differences
-from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import is_cell_file_name
 
@@ -58,7 +58,7 @@ def read_folder(folder: Path) -> dict[str, CellBaseline]:
     """Read the cells of a baseline's folder, by id and in the order of the ids; {} if none.
 
     Raises:
-        BaselineError: naming the file that is damaged or not a cell's.
+        RecordError: naming the file that is damaged or not a cell's.
 
     """
     cells = [read_cell(path) for path in cell_files(folder)]
@@ -69,13 +69,13 @@ def cell_files(folder: Path) -> list[Path]:
     """Return the files of cells in a folder; none if it does not exist.
 
     Raises:
-        BaselineError: if a file there ends like a cell's and is none, or the folder is unreadable.
+        RecordError: if a file there ends like a cell's and is none, or the folder is unreadable.
 
     """
     found = [name for name in entries(folder) if name.endswith(".jsonl") and name[0] != "."]
     for name in found:
         if name != HISTORY_FILE and not is_cell_file_name(name):
-            raise BaselineError(f"{folder / name} is not the file of a cell; move it elsewhere")
+            raise RecordError(f"{folder / name} is not the file of a cell; move it elsewhere")
     return [folder / name for name in sorted(found) if name != HISTORY_FILE]
 
 
@@ -88,30 +88,27 @@ def entries(folder: Path) -> list[str]:
     """Return what is in a folder; nothing if it does not exist.
 
     Raises:
-        BaselineError: if it cannot be read.
+        RecordError: if it cannot be read.
 
     """
-    try:
+    with files("read", folder), contextlib.suppress(FileNotFoundError):
         return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise BaselineError(f"cannot read {folder}: {error.strerror or error}") from error
+    return []
 
 
 def inside(folder: Path, root: Path) -> Path:
     """Return the folder if no link leads out of the root.
 
     Raises:
-        BaselineError: naming the link.
+        RecordError: naming the link.
 
     """
     try:
         if folder.resolve().is_relative_to(root.resolve()):
             return folder
     except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links, before 3.13
-        raise BaselineError(f"cannot use {folder}: {error}") from error
-    raise BaselineError(
+        raise RecordError(f"cannot use {folder}: {error}") from error
+    raise RecordError(
         f"{folder} is a link that leads out of {root}, where nothing is read or written: remove "
         "the link, or name the other folder as the root"
     )
@@ -124,7 +121,7 @@ def writing(folder: Path) -> Iterator[None]:
     On leaving the block, what was written is on disk.
 
     Raises:
-        BaselineError: if the folder cannot be made, locked or synchronised.
+        RecordError: if the folder cannot be made, locked or synchronised.
 
     """
     lock = _lock(folder)
@@ -144,54 +141,48 @@ def remove(path: Path) -> None:
     """Remove a file.
 
     Raises:
-        BaselineError: if that is not possible.
+        RecordError: if that is not possible.
 
     """
-    try:
+    with files("remove", path):
         path.unlink()
-    except OSError as error:
-        raise BaselineError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
 def sync(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a replaced file stays replaced.
 
     Raises:
-        BaselineError: if that is not possible.
+        RecordError: if that is not possible.
 
     """
-    try:
+    with files("synchronise", folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise BaselineError(f"cannot synchronise {folder}: {error.strerror or error}") from error
 
 
 def _lock(folder: Path) -> FileLock:
     path = folder / _LOCK_FILE
-    try:
+    with files("make", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BaselineError(f"cannot make {folder}: {error.strerror or error}") from error
     if path.is_symlink():
-        raise BaselineError(f"{path} is a link; remove it: the lock of a baseline is a plain file")
+        raise RecordError(f"{path} is a link; remove it: the lock of a baseline is a plain file")
     lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=LONGEST_WAIT_S)
     except Timeout as error:
-        raise BaselineError(
+        raise RecordError(
             f"another process has been writing to {folder} for {LONGEST_WAIT_S:g} s (it holds "
             f"{path}): wait for it to end, or stop it"
         ) from error
     except (OSError, NotImplementedError) as error:
-        raise BaselineError(f"cannot lock {path}: {error}; the folder must be writable") from error
+        raise RecordError(f"cannot lock {path}: {error}; the folder must be writable") from error
     if isinstance(lock, SoftFileLock):
         # filelock falls back to a marker file there, which outlives a killed process.
         lock.release()
-        raise BaselineError(
+        raise RecordError(
             f"the file system of {folder} has no flock, so two writers could lose each other's "
             "runs; keep baselines on a local directory"
         )
@@ -276,7 +267,7 @@ def read_history(path: Path) -> list[Move]:
     """Read a history, oldest first; a missing file is an empty history.
 
     Raises:
-        BaselineError: naming the file if it is damaged.
+        RecordError: naming the file if it is damaged.
 
     """
     if not os.path.lexists(path):
@@ -294,7 +285,7 @@ def add_move(path: Path, move: Move) -> None:
     """Add a line to a history.
 
     Raises:
-        BaselineError: if it is damaged or cannot be written.
+        RecordError: if it is damaged or cannot be written.
 
     """
     moves = [*read_history(path), move]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.fingerprint import Value
-from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.records.files import device_folder
@@ -122,14 +122,14 @@ class Run:
         """Decode the latency samples in ns, shape (n,), in order, each exact to 5e-4 of itself.
 
         Raises:
-            BaselineError: if they are damaged.
+            RecordError: if they are damaged.
 
         """
         try:
             return decode_samples(self.samples, self.n)
         except ValueError as error:
             where = f"the run of {self.when} in session {self.session}"
-            raise BaselineError(f"{where}: {error}; remove it, and store it again") from error
+            raise RecordError(f"{where}: {error}; remove it, and store it again") from error
 
 
 @dataclass(frozen=True)
@@ -203,26 +203,26 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
         session: id of the session that measured it.
 
     Raises:
-        BaselineError: if the status is not ok, or samples or fingerprint are missing or wrong.
+        RecordError: if the status is not ok, or samples or fingerprint are missing or wrong.
 
     """
     where = f"{record.cell.id}, measured {record.started}"
     if record.status != "ok":
         reason = f": {record.reason}" if record.reason else ""
-        raise BaselineError(
+        raise RecordError(
             f"{where}: its status is {record.status}{reason}; only runs that went well (ok) have "
             "figures to compare: measure it again"
         )
     if record.fingerprint is None or record.samples is None:
         absent = "fingerprint" if record.fingerprint is None else "samples"
-        raise BaselineError(f"{where}: the record has no {absent}; measure it again")
+        raise RecordError(f"{where}: the record has no {absent}; measure it again")
     definition, latency_ns = _definition(record), record.latency_ns()
     if not latency_ns:
-        raise BaselineError(f"{where}: the record has no latency samples; measure it again")
+        raise RecordError(f"{where}: the record has no latency samples; measure it again")
     try:
         run = _run(record, latency_ns, session)
     except ValueError as error:
-        raise BaselineError(f"{where}: {error}; measure it again") from error
+        raise RecordError(f"{where}: {error}; measure it again") from error
     header = CellHeader(
         schema=SCHEMA,
         # As it will be read again: JSON has lists and no tuples.
@@ -240,13 +240,13 @@ def add_runs(cell: CellBaseline, new: CellBaseline) -> CellBaseline:
     Every run's soft fields are restated relative to the first header.
 
     Raises:
-        BaselineError: if the conditions are not the same, naming every field that differs.
+        RecordError: if the conditions are not the same, naming every field that differs.
 
     """
     different = condition_differences(cell.header, new.header)
     if different:
         listed = "; ".join(map(str, different))
-        raise BaselineError(
+        raise RecordError(
             f"{cell.header.cell.id}: all runs of a cell share their conditions, but {listed}"
         )
     added = tuple(rebase(run, new.header, cell.header) for run in new.runs)

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from pytest_hwqueue.baselines.cell_file import first_error
 from pytest_hwqueue.baselines.folders import cell_files, read_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import RecordError, files, within
 from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_record
 from pytest_hwqueue.records.files import is_device, is_name
 from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles, read_files
@@ -32,17 +32,15 @@ def read_session_file(path: Path) -> tuple[SessionInfo, list[RunRecord]]:
         path: of a file that ``--hwq-json`` wrote, or of the ``session.json`` of any version.
 
     Raises:
-        BaselineError: naming the file, or the record, that cannot be read or is damaged.
+        RecordError: naming the file, or the record, that cannot be read or is damaged.
 
     """
     if not _names_files(path):
         content = _read(path, SessionFile)
         return content.session, _records_within(path, content)
     files = _read(path, SessionFiles)
-    try:
+    with within(remedy="measure again"):
         return files.session, read_files(path, files)
-    except RecordError as error:
-        raise BaselineError(f"{error}; measure again") from error
 
 
 def read_session_id(path: Path) -> str:
@@ -62,7 +60,7 @@ def _records_within(path: Path, content: SessionFile) -> list[RunRecord]:
             records.append(RunRecord.model_validate(renamed))
         except (KeyError, ValidationError) as error:
             said = first_error(error) if isinstance(error, ValidationError) else f"{error} missing"
-            raise BaselineError(
+            raise RecordError(
                 f"{path} is damaged: records[{number}] is not a record: {said}; measure again"
             ) from error
     return records
@@ -79,11 +77,10 @@ def _names_files(path: Path) -> bool:
 
 def _read(path: Path, model: type[Model]) -> Model:
     try:
-        return model.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BaselineError(f"cannot read {path}: {error.strerror or error}") from error
+        with files("read", path):
+            return model.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise BaselineError(
+        raise RecordError(
             f"{path} is not a session file (--hwq-json writes them): {first_error(error)}"
         ) from error
 
@@ -138,7 +135,7 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
             devices that these were measured on.
 
     Raises:
-        BaselineError: if there is no such thing, or it cannot be read, or a name stands for the
+        RecordError: if there is no such thing, or it cannot be read, or a name stands for the
             baselines of several devices, or runs of one cell differ in their conditions.
 
     """
@@ -151,7 +148,7 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
             devices = _of_devices(name, devices, of)
         if len(devices) > 1 and not device:
             listed = " or ".join(f"{each}/{name}" for each in devices)
-            raise BaselineError(f"{name!r} is a baseline of several devices: write {listed}")
+            raise RecordError(f"{name!r} is a baseline of several devices: write {listed}")
         if devices and device in ("", *devices):
             cells = store.read(name, devices[0]).cells
             return Source(f"{devices[0]}/{name}", "baseline", cells)
@@ -161,7 +158,7 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
     if text and path.is_dir():
         return _load_folder(path)
     known = [f"{each}/{name}" for each in store.devices() for name in store.names(each)]
-    raise BaselineError(
+    raise RecordError(
         f"{text!r} is neither a baseline nor a file nor a folder. Baselines in {store.root}: "
         f"{', '.join(known) or 'none'}; files of sessions are written with --hwq-json"
     )
@@ -172,7 +169,7 @@ def _of_devices(name: str, devices: Sequence[str], of: Source) -> list[str]:
     measured = sorted({cell.device for cell in of.cells.values()})
     found = [device for device in devices if device in measured]
     if measured and not found:
-        raise BaselineError(
+        raise RecordError(
             f"there is no baseline {name!r} of {' or '.join(measured)}, on which {of.label} was "
             f"measured; name {' or '.join(f'{each}/{name}' for each in devices)} in full to "
             "compare with another device"
@@ -190,14 +187,12 @@ def _load_folder(path: Path) -> Source:
         return Source(str(path), "baseline", read_folder(path))
     files = sorted(file for file in path.glob("*.json") if file.name != _SESSION_FILE)
     if not files:
-        raise BaselineError(f"the folder {path} has neither records (*.json) nor cells (*.jsonl)")
+        raise RecordError(f"the folder {path} has neither records (*.json) nor cells (*.jsonl)")
     session = path.resolve().name
     if (path / _SESSION_FILE).exists():
         session = read_session_id(path / _SESSION_FILE)
-    try:
+    with within(remedy="remove it or measure again"):
         records = [read_record(file) for file in files]
-    except RecordError as error:
-        raise BaselineError(f"{error}; remove it or measure again") from error
     records.sort(key=lambda record: record.started)
     return source_of(str(path), "records", [(session, record) for record in records])
 
@@ -215,11 +210,11 @@ def source_of(
         records: at least one, each behind the id of its session, in the order measured.
 
     Raises:
-        BaselineError: if there is none, or runs of one cell differ in their conditions.
+        RecordError: if there is none, or runs of one cell differ in their conditions.
 
     """
     if not records:
-        raise BaselineError(f"{label} holds no record: that session measured nothing, or not yet")
+        raise RecordError(f"{label} holds no record: that session measured nothing, or not yet")
     cells: dict[str, CellBaseline] = {}
     left_out = []
     for session, record in records:
@@ -227,9 +222,7 @@ def source_of(
         if record.status != "ok":
             left_out.append(LeftOut(cell_id, record.status, record.reason))
             continue
-        try:
+        with within(label):
             new = cell_of_record(record, session)
             cells[cell_id] = add_runs(cells[cell_id], new) if cell_id in cells else new
-        except BaselineError as error:
-            raise BaselineError(f"{label}: {error}") from error
     return Source(label, kind, dict(sorted(cells.items())), tuple(left_out))

@@ -35,7 +35,7 @@ from pytest_hwqueue.baselines.runs import (
     cell_of_record,
     condition_differences,
 )
-from pytest_hwqueue.errors import BaselineError, NoBaseline
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import RunRecord, write_record
 from pytest_hwqueue.records.files import (
     cell_file_name,
@@ -69,8 +69,8 @@ class Store:
         packaged: a folder of read-only baselines, such as those shipped with the plugin; one of the
             same device and name under ``root`` takes precedence.
 
-    Every method raises BaselineError, naming the file, for what is damaged or cannot be written,
-    and its subclass NoBaseline if there is no baseline of that name.
+    Every method raises RecordError, naming the file, for what is damaged or cannot be written, or
+    if there is no baseline of that name, and BadInput for what cannot be a name.
 
     """
 
@@ -118,7 +118,7 @@ class Store:
             session: id of the session that measured them.
 
         Raises:
-            BaselineError: also if a record cannot be stored, or its conditions are not those of the
+            RecordError: also if a record cannot be stored, or its conditions are not those of the
                 runs stored before; every field that differs is named.
 
         """
@@ -147,7 +147,7 @@ class Store:
         follows its newest runs moves unseen.
         """
         if keep < 1:
-            raise BaselineError(f"keep must be at least 1 run, is {keep}")
+            raise RecordError(f"keep must be at least 1 run, is {keep}")
         removed = 0
         with self._writing(name, device, existing=True) as folder:
             stored = read_folder(folder)
@@ -183,18 +183,18 @@ class Store:
             commit: of the code that is the norm from now on.
 
         Raises:
-            BaselineError: also if a cell is not this device's, has planted faults, or is not the
+            RecordError: also if a cell is not this device's, has planted faults, or is not the
                 same measurement as the stored cell of that id.
 
         """
         if not reason.strip():
-            raise BaselineError("moving a baseline needs a reason: it is all that history can tell")
+            raise RecordError("moving a baseline needs a reason: it is all that history can tell")
         if not cells:
-            raise BaselineError(f"there is no cell to move the baseline {name!r} to")
+            raise RecordError(f"there is no cell to move the baseline {name!r} to")
         for cell in cells.values():
             _refuse_faults(cell)
             if cell.device != device:
-                raise BaselineError(
+                raise RecordError(
                     f"{cell.header.cell.id} was measured on {cell.device} and cannot be accepted "
                     f"for {device}"
                 )
@@ -236,7 +236,7 @@ class Store:
                 return packaged
         if not cell_files(folder):
             there = ", ".join(self.names(device))
-            raise NoBaseline(
+            raise RecordError(
                 f"there is no baseline {name!r} for {device} in {self.root}: "
                 + (f"there are {there}" if there else "none was stored yet for that device")
             )
@@ -252,7 +252,7 @@ class Store:
     def _writing(self, name: str, device: str, *, existing: bool = False) -> Iterator[Path]:
         folder = self._folder(name, device)
         if existing and self._existing(name, device) != folder:
-            raise BaselineError(
+            raise RecordError(
                 f"{device}/{name} comes with the plugin and is only read: store one of your own "
                 f"under that name in {self.root}, which then goes before it"
             )
@@ -298,7 +298,7 @@ def _join(path: Path, new: CellBaseline) -> CellBaseline | None:
 
 def _refuse_faults(cell: CellBaseline) -> None:
     if cell.faults:
-        raise BaselineError(
+        raise RecordError(
             f"{cell.header.cell.id} was measured with planted faults ({', '.join(cell.faults)}), "
             "which say nothing of the device; measure it again without them"
         )
@@ -311,7 +311,7 @@ def _refuse_other_measurements(
         differ = condition_differences(stored[cell_id].header, cells[cell_id].header)
         identity = [str(each) for each in differ if each.kind == "identity"]
         if identity:
-            raise BaselineError(
+            raise RecordError(
                 f"{cell_id} is not what was measured for the baseline: {'; '.join(identity)}. "
                 "Accept it under another name; or, to begin this cell anew, remove the files "
                 f"{cell_file_name(cell_id)} there and in {_ANCHOR}/"

@@ -23,15 +23,15 @@ import click
 
 from pytest_hwqueue.cli.options import (
     UNDECIDED,
-    InputRefused,
     OwnStatus,
+    as_typed,
     comparison_status,
     gate_settings,
     gated_figures,
     parsed_setting,
     with_options,
 )
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.settings.options import BY_NAME
 
 if TYPE_CHECKING:
@@ -102,16 +102,11 @@ def ab(
     Exit status: 1 after a regression, 2 if something cannot be compared or the input is wrong,
     3 if a verdict listed in an --on-... option is set to fail, and 0 otherwise.
     """
-    from pytest_hwqueue.interleaved.bisection import GitError
-    from pytest_hwqueue.interleaved.session import NothingMeasured
-    from pytest_hwqueue.interleaved.variants import SideError
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
     try:
         with signals_interrupt():
             status = _compare(ctx, places, (variant_a, variant_b), pairs, setup, given)
-    except (SideError, GitError, NothingMeasured, OSError) as error:
-        raise InputRefused(str(error).replace("--hwq-", "--")) from None
     except KeyboardInterrupt as interrupt:
         click.echo("interrupted", err=True)
         status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
@@ -172,7 +167,7 @@ def _compare(
     console = make_console()
     text = render_judgement(judgement, console.width, console.color_system is not None)
     click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
-    click.echo(text.replace("--hwq-", "--"))
+    click.echo(as_typed(text))
     return comparison_status(judgement, policies)
 
 
@@ -227,16 +222,11 @@ def bisect(
     Exit status: 0 one commit is named, 1 several remain because those between cannot be measured,
     2 wrong usage or input, 3 BAD is not shown to be worse or the commit found is not confirmed.
     """
-    from pytest_hwqueue.interleaved.bisection import CannotBisect, GitError
-    from pytest_hwqueue.interleaved.session import NothingMeasured
-    from pytest_hwqueue.interleaved.variants import SideError
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
     try:
         with signals_interrupt():
             status = _bisect(ctx, name, good, bad, pairs, setup, given)
-    except (CannotBisect, SideError, GitError, NothingMeasured, OSError) as error:
-        raise InputRefused(str(error).replace("--hwq-", "--")) from None
     except KeyboardInterrupt as interrupt:
         click.echo("interrupted: the same command continues", err=True)
         status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
@@ -287,7 +277,6 @@ def _bisect(
 
 def _variant(name: str, here: Path, given: dict[str, Any], extra: tuple[str, ...]) -> SideVariant:
     """Return how both sides are measured: a workload of the suite, or a test."""
-    from pytest_hwqueue.interleaved.bisection import CannotBisect
     from pytest_hwqueue.interleaved.variants import SideVariant
     from pytest_hwqueue.workloads.registry import WORKLOADS
 
@@ -296,20 +285,19 @@ def _variant(name: str, here: Path, given: dict[str, Any], extra: tuple[str, ...
         return SideVariant({**options, "workload": (name,)}, {}, extra)
     if (here / name.partition("::")[0]).exists():
         return SideVariant(options, {}, (name, *extra))
-    raise CannotBisect(f"{name!r} is neither a workload (see `hwq list`) nor a test in {here}")
+    raise HwqError(f"{name!r} is neither a workload (see `hwq list`) nor a test in {here}")
 
 
 def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectState:
     """Return the state of a search that has not begun.
 
     Raises:
-        CannotBisect: if there is no commit between GOOD and BAD.
+        HwqError: if there is no commit between GOOD and BAD.
 
     """
     from pytest_hwqueue.interleaved.bisection import (
         SCHEMA,
         BisectState,
-        CannotBisect,
         Listed,
         commit_of,
         commits_between,
@@ -320,13 +308,13 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
     for which, text in (("GOOD", good), ("BAD", bad)):
         commit = None if text.startswith("-") else commit_of(here, text)
         if commit is None:
-            raise CannotBisect(f"{which}: {text!r} is no commit, branch or tag of {here}")
+            raise HwqError(f"{which}: {text!r} is no commit, branch or tag of {here}")
         ends.append(commit)
     if not is_ancestor(here, ends[0], ends[1]):
         base = f"git merge-base {good} {bad}"
-        raise CannotBisect(f"GOOD: {good} is no ancestor of {bad}: name one, such as `{base}`")
+        raise HwqError(f"GOOD: {good} is no ancestor of {bad}: name one, such as `{base}`")
     between = commits_between(here, ends[0], ends[1], first_parent=True)
     if not between:
-        raise CannotBisect(f"GOOD and BAD are the same commit, {ends[0][:10]}")
+        raise HwqError(f"GOOD and BAD are the same commit, {ends[0][:10]}")
     commits = [Listed(commit=each.hash, subject=each.subject) for each in between]
     return BisectState(schema=SCHEMA, name=name, good=ends[0], commits=commits, rate=rate)

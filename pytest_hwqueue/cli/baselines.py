@@ -22,8 +22,8 @@ import click
 from pytest_hwqueue.cli.options import (
     GATE,
     SOURCE,
-    InputRefused,
     OwnStatus,
+    as_typed,
     comparison_status,
     gate_settings,
     gated_figures,
@@ -31,6 +31,7 @@ from pytest_hwqueue.cli.options import (
     parsed_setting,
     with_options,
 )
+from pytest_hwqueue.errors import HwqError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.runs import CellBaseline
@@ -124,7 +125,7 @@ def accept(
     cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
     device, name, cells = _target(name, cells, source.label)
     if source.label == f"{device}/{name}":
-        raise InputRefused(f"--from: {source.label} is the baseline itself")
+        raise HwqError(f"--from: {source.label} is the baseline itself")
     commits = {run.commit for cell in cells.values() for run in cell.runs}
     commit = commits.pop() if len(commits) == 1 else None
     move = store.accept(name, device, cells, reason, commit)
@@ -173,18 +174,15 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     runs each: `hwq run P0 --runs 3 --save aa`, five times.
     """
     from pytest_hwqueue.baselines.sources import load_source
-    from pytest_hwqueue.reports.baselines import HOW_TO_RECORD, calibration_document
+    from pytest_hwqueue.reports.baselines import calibration_document
     from pytest_hwqueue.reports.grid import print_document
-    from pytest_hwqueue.verdicts.stored import NothingToCalibrate, calibrate_sources
+    from pytest_hwqueue.verdicts.stored import calibrate_sources
 
     store = open_store(baselines)
     settings = gate_settings(given)
     figures = gated_figures(given)
     loaded = [load_source(text, store) for text in sources]
-    try:
-        found, left_out = calibrate_sources(loaded, figures, settings)
-    except NothingToCalibrate as error:
-        raise InputRefused(f"{error}. {HOW_TO_RECORD}") from None
+    found, left_out = calibrate_sources(loaded, figures, settings)
     print_document(calibration_document(found, settings, left_out))
 
 
@@ -199,7 +197,7 @@ def _find(store: Store, text: str) -> tuple[str, str]:
     if devices:
         raise _ambiguous(f"{name!r} is a baseline of several devices", name, devices)
     known = [f"{each}/{other}" for each in store.devices() for other in store.names(each)]
-    raise InputRefused(
+    raise HwqError(
         f"there is no baseline {name!r} in {store.root}: there are {', '.join(known) or 'none'}"
     )
 
@@ -211,11 +209,11 @@ def _target(
     device, _, name = text.rpartition("/")
     devices = sorted({cell.device for cell in cells.values()})
     if not devices:
-        raise InputRefused(f"{label} has no cell that went well: nothing to accept")
+        raise HwqError(f"{label} has no cell that went well: nothing to accept")
     if not device and len(devices) > 1:
         raise _ambiguous(f"{label} has cells of several devices", name, devices)
     if device and device not in devices:
-        raise InputRefused(f"{label} has no cell of {device}; it has cells of {', '.join(devices)}")
+        raise HwqError(f"{label} has no cell of {device}; it has cells of {', '.join(devices)}")
     device = device or devices[0]
     return device, name, {key: cell for key, cell in cells.items() if cell.device == device}
 
@@ -225,15 +223,15 @@ def _chosen(
 ) -> dict[str, CellBaseline]:
     unknown = [cell_id for cell_id in wanted if cell_id not in cells]
     if unknown:
-        raise InputRefused(
+        raise HwqError(
             f"{label} has no cell {unknown[0]!r}; its cells are:\n  " + "\n  ".join(cells)
         )
     return {cell_id: cells[cell_id] for cell_id in wanted}
 
 
-def _ambiguous(what: str, name: str, devices: list[str]) -> InputRefused:
+def _ambiguous(what: str, name: str, devices: list[str]) -> HwqError:
     listed = " or ".join(f"{device}/{name}" for device in devices)
-    return InputRefused(f"{what}: write {listed}")
+    return HwqError(f"{what}: write {listed}")
 
 
 _COMPARE = (
@@ -289,21 +287,21 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():
         ours, theirs = ([cell.header.cell for cell in side.cells.values()] for side in (old, new))
-        raise InputRefused(f"nothing to compare\n{nothing_in_common(old.label, ours, theirs)}")
+        raise HwqError(f"nothing to compare\n{nothing_in_common(old.label, ours, theirs)}")
     if sentinel is not None and sentinel not in old.cells:
-        raise InputRefused(f"--sentinel: {sentinel!r} is no cell of {old.label}")
+        raise HwqError(f"--sentinel: {sentinel!r} is no cell of {old.label}")
     judgement = compare_sources(
         old, new, figures, settings,
         allow_environment=parsed_setting("allow-env", given["allow_env"]), sentinel=sentinel,
     )  # fmt: skip
     if not judgement.verdicts:
-        raise InputRefused(
+        raise HwqError(
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
     status = comparison_status(judgement, _policies(given))
     hard = hard_differences(old, new)
-    parts = [render_judgement(judgement, *_terminal()).replace("--hwq-", "--")]
+    parts = [as_typed(render_judgement(judgement, *_terminal()))]
     parts += filter(None, [render_differences(hard)])
     if not judgement.judged:
         parts.append("no cell was judged: that is an error, whatever --on-... says")
@@ -311,10 +309,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     _echo("\n".join(parts))
     if given["json_file"]:
         write_text(Path(given["json_file"]), judgement_text(judgement, new.label, status, hard))
-    try:
-        write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
-    except OSError as error:
-        raise InputRefused(f"cannot write GitHub's summary: {error}") from None
+    write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
     return status
 
 

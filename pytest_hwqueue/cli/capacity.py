@@ -19,7 +19,6 @@ from pytest_hwqueue.cli.scenario import (
     MEASURING_OPTIONS,
     OUT_FILE,
     USAGE,
-    Refused,
     check_outputs,
     interrupts,
     seconds,
@@ -27,7 +26,7 @@ from pytest_hwqueue.cli.scenario import (
     wanted_cases,
     which_settings,
 )
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, HwqError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.capacity.result import CapacityFile
@@ -87,28 +86,18 @@ def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
     Exit status: 0 if the table was printed, 1 if no rate could be judged, 2 if interrupted, 4 for
     wrong usage or input, also if a scheduler could not be opened, and 5 if no case was selected.
     """
-    from pytest_hwqueue.errors import BadScenario, RecordError
     from pytest_hwqueue.scenarios.file import read_scenario
 
-    try:
-        scenario = read_scenario(file)
-        if scenario.noise:
-            raise Refused(f"{file}: noise: capacity is searched in the quiet; leave the field out")
-        wanted = wanted_cases(ctx, scenario, given)
-        check_outputs(
-            given, "the same command draws where the records are and vl-convert-python is"
-        )
-        settings = which_settings(
-            scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
-        )
-        looks, grids = planned(scenario, wanted, given)
-        with session_devices("capacity", settings.folder, given):
-            found, interrupted, bad = searched(scenario, given["tenant"], grids, looks, settings)
-        _report(found, settings.folder, given)
-    except (BadScenario, RecordError, OSError) as error:
-        raise Refused(str(error)) from None
-    except BadOption as error:
-        raise Refused(str(error).replace("--hwq-", "--")) from None
+    scenario = read_scenario(file)
+    if scenario.noise:
+        raise HwqError(f"{file}: noise: capacity is searched in the quiet; leave the field out")
+    wanted = wanted_cases(ctx, scenario, given)
+    check_outputs(given, "the same command draws where the records are and vl-convert-python is")
+    settings = which_settings(scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}")
+    looks, grids = planned(scenario, wanted, given)
+    with session_devices("capacity", settings.folder, given):
+        found, interrupted, bad = searched(scenario, given["tenant"], grids, looks, settings)
+    _report(found, settings.folder, given)
     if interrupted:
         ctx.exit(INTERRUPTED)
     judged = any(rate.verdict for case in found.cases for rate in case.rates)
@@ -124,7 +113,7 @@ def planned_in_which(
     """
     rated = [each for each in scenario.tenants if each.arrival.text != "closed"]
     if not rated:
-        raise Refused("--capacity: no tenant has an arrival rate that could be searched")
+        raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
     tenant = max(rated, key=lambda each: each.priority).name
     return tenant, *planned(scenario, wanted, {**_DEFAULTS, "tenant": tenant})
 
@@ -141,7 +130,7 @@ def planned(
     grids = []
     for case in wanted:
         if not scenario.goals_of(case.variant, case.placement):
-            raise Refused(f"{case.id} has no goals, so any rate would do; give it some")
+            raise HwqError(f"{case.id} has no goals, so any rate would do; give it some")
         own_rate = _own_rate(scenario, case, given["tenant"])
         arrival_of(scenario, case, given["tenant"])
         if own_rate is None and bounds is None:
@@ -176,7 +165,7 @@ def searched(
 
     bad = unopened(dict.fromkeys(case.scheduler for case, _ in grids), settings.scheduler_paths)
     if all(case.scheduler in bad for case, _ in grids):
-        raise Refused("; ".join(bad.values()))
+        raise HwqError("; ".join(bad.values()))
     settings.folder.mkdir(parents=True, exist_ok=True)
     kept = KeptWindows(settings.folder)
     reused = f", {counted(len(kept), 'window')} of it reused" if len(kept) else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_hwqueue.errors import BadOption, GitHubError, RecordError
+from pytest_hwqueue.errors import GitHubError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.pulls.comment import PullRequest
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     "-o", "--output", metavar="BADGE", type=click.Path(dir_okay=False, path_type=Path),
     help="the file to write, instead of the standard output",
 )  # fmt: skip
-@click.pass_context
-def badge(ctx: click.Context, /, file: Path, output: Path | None) -> None:
+def badge(file: Path, output: Path | None) -> None:
     """Write the verdict as a badge: the JSON for an endpoint badge of shields.io.
 
     FILE is a session's JSON file (--hwq-json) or one that `hwq compare --json` wrote. The badge is
@@ -41,17 +40,13 @@ def badge(ctx: click.Context, /, file: Path, output: Path | None) -> None:
     from pytest_hwqueue.reports.badge import badge as badge_of
     from pytest_hwqueue.reports.badge import read_compared
 
-    try:
-        text = json.dumps(badge_of(read_compared(file)), ensure_ascii=False) + "\n"
-        if output is None:
-            click.echo(text, nl=False)
-        else:
-            write_text(output, text)
-    except RecordError as error:
-        raise click.UsageError(str(error), ctx) from None
+    text = json.dumps(badge_of(read_compared(file)), ensure_ascii=False) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(output, text)
 
 
-_REFUSED = 1
 _FORK = (
     "the pull request comes from a fork, so GitHub lets the job's token only read: no comment was "
     "posted. The job's summary has the verdicts; docs/pull-requests.md shows a second workflow "
@@ -108,14 +103,12 @@ def comment(
             click.echo(text, nl=False)
             return
         url = _publish(found, name, text)
-    except BadOption as error:
-        raise click.UsageError(str(error), ctx) from None
     except GitHubError as error:
         if error.status == 403 and error.retry_s is None and found.fork:
             _warn(f"{_FORK} ({error})")
             return
         click.echo(f"hwq comment: {error}", err=True)
-        ctx.exit(_REFUSED)
+        ctx.exit(error.exit_status)
     click.echo(url)
 
 
@@ -199,9 +192,6 @@ def init(ctx: click.Context, /, folder: Path, ci: str, *, force: bool) -> None:
         )
     starter = files(__package__) / "starter"
     for name, source in wanted.items():
-        try:
-            write_text(folder / name, (starter / source).read_text(encoding="utf-8"))
-        except RecordError as error:
-            raise click.UsageError(str(error), ctx) from None
+        write_text(folder / name, (starter / source).read_text(encoding="utf-8"))
         click.echo(f"wrote {folder / name}")
     click.echo(_NEXT)

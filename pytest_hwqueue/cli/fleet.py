@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from pytest_hwqueue.cli.options import with_options
-from pytest_hwqueue.cli.scenario import INTERRUPTED, OUT_FILE, Refused
+from pytest_hwqueue.cli.scenario import INTERRUPTED, OUT_FILE
+from pytest_hwqueue.errors import HwqError
 
 _NAMED = 1
 
@@ -53,7 +54,6 @@ def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> Non
 
 def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
-    from pytest_hwqueue.errors import BaselineError, RecordError
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
     from pytest_hwqueue.fleet.outliers import judge_fleet
     from pytest_hwqueue.records.files import write_text
@@ -61,18 +61,15 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
     from pytest_hwqueue.reports.grid import print_document
 
-    try:
-        found = judge_fleet(collect(folders))
-        document = fleet_document(found)
-        print_document(document)
-        for name, text in (
-            ("json_file", fleet_json), ("markdown", lambda _: markdown(document)),
-            ("prometheus", prometheus_text),
-        ):  # fmt: skip
-            if given[name]:
-                write_text(Path(given[name]), text(found))
-    except (BaselineError, RecordError) as error:
-        raise Refused(str(error)) from None
+    found = judge_fleet(collect(folders))
+    document = fleet_document(found)
+    print_document(document)
+    for name, text in (
+        ("json_file", fleet_json), ("markdown", lambda _: markdown(document)),
+        ("prometheus", prometheus_text),
+    ):  # fmt: skip
+        if given[name]:
+            write_text(Path(given[name]), text(found))
     if given["drain"]:
         for command in drain_commands(found, given["drain"]):
             click.echo(command)
@@ -108,12 +105,11 @@ def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: A
     """
     from pytest_hwqueue.cli.measuring import plugin_arguments
     from pytest_hwqueue.devices.kinds import choose_devices
-    from pytest_hwqueue.errors import BadOption, RecordError
     from pytest_hwqueue.fleet.check import check_devices, names_of
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
     if out.exists() and any(out.iterdir()):
-        raise Refused(
+        raise HwqError(
             f"--out: {out} is not empty; name another, or judge it: hwq fleet merge {out}"
         )
     try:
@@ -122,10 +118,6 @@ def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: A
         options = [*plugin_arguments(given), f"--hwq-runs={given['repeats']}"]
         with signals_interrupt():
             check_devices(named, out, options)
-    except BadOption as error:
-        raise Refused(str(error).replace("--hwq-", "--")) from None
-    except (OSError, RecordError) as error:
-        raise Refused(str(error)) from None
     except KeyboardInterrupt:
         click.echo(f"interrupted: what was measured is in {out}", err=True)
         ctx.exit(INTERRUPTED)

@@ -27,12 +27,12 @@ from pytest_hwqueue.cli.measuring import (
     sweep,
     with_parameters,
 )
-from pytest_hwqueue.cli.options import setting, with_options
+from pytest_hwqueue.cli.options import refusal, setting, with_options
 from pytest_hwqueue.cli.report import history, report
 from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.trace import trace
 from pytest_hwqueue.cli.which import which
-from pytest_hwqueue.errors import BadExtension, BadOption
+from pytest_hwqueue.errors import HwqError, within
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, PRIORITIES, TOPICS, Option
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
@@ -159,10 +159,10 @@ class _Commands(click.Group):
         except click.UsageError as error:
             error.exit_code = _USAGE  # type: ignore[misc]
             raise
-        except BadExtension as error:
-            refused = click.UsageError(str(error), ctx)
-            refused.exit_code = _USAGE  # type: ignore[misc]
-            raise refused from None
+        except BrokenPipeError:
+            raise  # click ends without a word
+        except (HwqError, OSError) as error:
+            raise refusal(error, getattr(error, "exit_status", _USAGE)) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -231,7 +231,6 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
     """
     from pytest_hwqueue.doctor import as_json, diagnose
     from pytest_hwqueue.doctor.checks import describe_machine
-    from pytest_hwqueue.errors import LeaseError, RecordError
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import diagnosis_document, machine_document
     from pytest_hwqueue.reports.grid import print_document
@@ -246,13 +245,8 @@ def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: s
         )
         print_document(diagnosis_document(diagnosis))
         if json_file is not None:
-            write_text(Path(json_file), as_json(diagnosis))
-    except BadOption as error:
-        raise click.UsageError(str(error).replace("--hwq-", "--"), ctx) from None
-    except LeaseError as error:
-        raise click.UsageError(str(error), ctx) from None
-    except RecordError as error:
-        raise click.UsageError(f"--json: {error}", ctx) from None
+            with within("--json"):
+                write_text(Path(json_file), as_json(diagnosis))
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         ctx.exit(_INTERRUPTED)

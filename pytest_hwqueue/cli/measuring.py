@@ -95,19 +95,11 @@ def run_suite(
         environment: variables to add to this process's.
 
     """
-    from pytest_hwqueue.suite import (
-        SuiteNotFound,
-        pytest_command,
-        pytest_environment,
-        run_pytest,
-    )
+    from pytest_hwqueue.suite import pytest_command, pytest_environment, run_pytest
 
     extra = ctx.meta[_EXTRA]
-    try:
-        shown = ["-v"] if ctx.meta[_VERBOSE] else []
-        command = pytest_command([*arguments, *shown], extra)
-    except SuiteNotFound as error:
-        raise click.UsageError(str(error), ctx) from None
+    shown = ["-v"] if ctx.meta[_VERBOSE] else []
+    command = pytest_command([*arguments, *shown], extra)
     around = {**pytest_environment(plugins=bool(extra)), **(environment or {})}
     return run_pytest([*before, *command], around)
 
@@ -232,13 +224,9 @@ def with_parameters(
             f"--param {name}.{first}={value}",
             ctx,
         )
-    from pytest_hwqueue.errors import BadParameter
     from pytest_hwqueue.workloads.workload import parameters_for
 
-    try:
-        parameters_for(_class(name), "full", own)
-    except BadParameter as error:
-        raise click.UsageError(str(error), ctx) from None
+    parameters_for(_class(name), "full", own)
     # Behind those of --param: what is said in the shorter way wins.
     named = tuple(f"{name}.{parameter}={value}" for parameter, value in own.items())
     return {**given, "param": (*(given["param"] or ()), *named)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, HwqError, within
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option
         text += f" [{default}]"
     return click.Option(
         names,
-        help=text.replace("--hwq-", "--"),
+        help=as_typed(text),
         metavar=option.metavar or None,
         multiple=option.repeatable,
         is_flag=option.flag,
@@ -98,15 +99,24 @@ def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option
     )
 
 
+_OF_PYTEST = re.compile(r"(\bpytest\s[^`\n]*)|--hwq-")
+
+
+def as_typed(text: object) -> str:
+    """Spell options as `hwq` does, ``--x`` instead of ``--hwq-x``, but for pytest's commands."""
+    return _OF_PYTEST.sub(lambda found: found[1] or "--", str(text))
+
+
+def refusal(error: Exception, status: int) -> click.ClickException:
+    """Return what click shows of an error before it exits with a status."""
+    refused = click.ClickException(as_typed(error))
+    refused.exit_code = status  # type: ignore[misc]
+    return refused
+
+
 REGRESSION, REFUSED, UNDECIDED = 1, 2, 3
 GATE = ("rate", "min-effect", "detect", "tau")
 SOURCE = "a baseline (NAME or DEVICE/NAME), a session's JSON file, or a folder of records"
-
-
-class InputRefused(click.ClickException):
-    """Something the user named cannot be used."""
-
-    exit_code = REFUSED
 
 
 class OwnStatus(click.Command):
@@ -126,15 +136,12 @@ class OwnStatus(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; wrong input and failures end with a refusal."""
-        from pytest_hwqueue.errors import BaselineError, RecordError
-        from pytest_hwqueue.verdicts.judging import UnknownFigure
-
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
             error.show()
-        except (BaselineError, RecordError, UnknownFigure, BadOption) as error:
-            raise InputRefused(str(error).replace("--hwq-", "--")) from None
+        except (HwqError, OSError) as error:
+            raise refusal(error, REFUSED) from None
         except (click.Abort, KeyboardInterrupt):
             click.echo("aborted", err=True)
         except (click.ClickException, click.exceptions.Exit):
@@ -182,10 +189,8 @@ def gate_settings(given: Mapping[str, Any]) -> GateSettings:
 
     fields = {name.replace("-", "_"): name for name in GATE if name.replace("-", "_") in given}
     values = {field: parsed_setting(name, given[field]) for field, name in fields.items()}
-    try:
+    with within(f"--{', --'.join(fields.values())}"):
         return GateSettings.of_options(**values)
-    except ValueError as error:
-        raise InputRefused(f"--{', --'.join(fields.values())}: {error}") from None
 
 
 def open_store(given: str | None, *, packaged: bool = False) -> Store:

@@ -15,7 +15,6 @@ import click
 from pytest_hwqueue.cli.options import (
     GATE,
     SOURCE,
-    InputRefused,
     OwnStatus,
     gate_settings,
     gated_figures,
@@ -24,7 +23,7 @@ from pytest_hwqueue.cli.options import (
     setting,
     with_options,
 )
-from pytest_hwqueue.errors import BadOption, BaselineError, RecordError
+from pytest_hwqueue.errors import HwqError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.sources import Source
@@ -66,24 +65,17 @@ def report(
     written, whatever it says; 4 for wrong usage or input. `hwq compare` is the gate.
     """
     from pytest_hwqueue.reports.page.render import cannot_write
-    from pytest_hwqueue.verdicts.judging import UnknownFigure
 
     reason = cannot_write(output)
     if reason is not None:
         raise click.UsageError(reason, ctx)
-    try:
-        _write(list(paths) or [_newest_session(ctx, given["dir"])], output, baseline, given)
-    except (BaselineError, RecordError, UnknownFigure, BadOption) as error:
-        raise click.UsageError(str(error).replace("--hwq-", "--"), ctx) from None
+    _write(list(paths) or [_newest_session(ctx, given["dir"])], output, baseline, given)
     click.echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
 
 
 def _newest_session(ctx: click.Context, given: str | None) -> Path:
     """Return the folder of the newest session in --dir; refuse if there is none."""
-    try:
-        root = Path(setting("dir", given))
-    except BadOption as error:
-        raise click.UsageError(str(error).replace("--hwq-", "--"), ctx) from None
+    root = Path(setting("dir", given))
     files = [file for name in _SESSION_FILES for file in root.glob(f"*/{name}")]
     if not files:
         raise click.UsageError(f"{root} has no session: name a folder of records", ctx)
@@ -178,7 +170,8 @@ def history(
 
     Exit status: 0 whatever is found, 2 for wrong usage or input.
     """
-    from pytest_hwqueue.history.analysis import LEAST_P, OtavaMissing, analyse
+    from pytest_hwqueue.errors import HwqError
+    from pytest_hwqueue.history.analysis import LEAST_P, analyse
     from pytest_hwqueue.history.series import arrange
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.document import markdown as as_markdown
@@ -190,7 +183,7 @@ def history(
     settings = gate_settings(given)
     accepted = share(_MOST_RATE)("--rate", rate)
     if accepted < LEAST_P:
-        raise InputRefused(f"--rate: {rate} is below {LEAST_P:.2%}, the least p there can be")
+        raise HwqError(f"--rate: {rate} is below {LEAST_P:.2%}, the least p there can be")
     sources = [source for text in (name, *more) for source in _sources(text, store)]
     _refuse_unknown(sources, figures, chosen)
     series = [
@@ -199,13 +192,10 @@ def history(
         if not chosen or each.cell_id in chosen
     ]
     labels = list(dict.fromkeys(source.label for source in sources))
-    try:
-        found = analyse(
-            series, labels, _lookup(Path(repository)), settings,
-            rate=accepted, pool_machines=pool_machines,
-        )  # fmt: skip
-    except OtavaMissing as error:
-        raise InputRefused(str(error)) from None
+    found = analyse(
+        series, labels, _lookup(Path(repository)), settings,
+        rate=accepted, pool_machines=pool_machines,
+    )  # fmt: skip
     document = history_document(found)
     print_document(document)
     if json_file is not None:
@@ -235,13 +225,13 @@ def _refuse_unknown(
     cells = {cell_id: cell for source in sources for cell_id, cell in source.cells.items()}
     unknown = [cell_id for cell_id in chosen if cell_id not in cells]
     if unknown:
-        raise InputRefused(
+        raise HwqError(
             f"--cell: no cell is {unknown[0]!r}; the cells are:\n  " + "\n  ".join(sorted(cells))
         )
     names = known_names([cell.runs[0] for cell in cells.values()])
     missing = [figure for figure in figures if figure not in names]
     if missing:
-        raise InputRefused(
+        raise HwqError(
             f"--figure: no cell has a figure {missing[0]!r}; there are {', '.join(names)}"
         )
 

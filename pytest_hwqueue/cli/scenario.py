@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.cli.options import parsed_setting
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, HwqError, refused_as, within
 
 if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.file import Scenario
@@ -74,12 +74,6 @@ INTERRUPTED, USAGE, _NOTHING_SELECTED = 2, 4, 5
 OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-class Refused(click.ClickException):
-    """Something the user named cannot be used."""
-
-    exit_code = USAGE
-
-
 def wanted_cases(
     ctx: click.Context, scenario: Scenario, given: dict[str, Any], always: Sequence[str] = ()
 ) -> list[Case]:
@@ -92,7 +86,6 @@ def wanted_cases(
         always: modes that the command measures even if the scenario does not list them.
 
     """
-    from pytest_hwqueue.errors import BadScheduler
     from pytest_hwqueue.scenarios.planned_runs import cases
     from pytest_hwqueue.schedulers.syntax import parse_schedulers
 
@@ -105,10 +98,8 @@ def wanted_cases(
         found = [case for case in found if case.variant and case.variant.name == given["variant"]]
     if given["schedulers"] is None:
         return found
-    try:
+    with within("--schedulers"):
         modes = [str(mode) for mode in parse_schedulers(given["schedulers"])]
-    except BadScheduler as error:
-        raise Refused(f"--schedulers: {error}") from None
     # One without parameters stands for any.
     kinds = [{case.scheduler, case.scheduler.partition(":")[0]} for case in found]
     wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
@@ -118,7 +109,7 @@ def wanted_cases(
         ctx.exit(_NOTHING_SELECTED)
     unlisted = [mode for mode in modes if not any(mode in each for each in (*kinds, always))]
     if unlisted:
-        raise Refused(
+        raise HwqError(
             f"--schedulers: the scenario does not list {', '.join(unlisted)}: leave it out, or add "
             f"it to the schedulers of the file, which has {there}"
         )
@@ -130,12 +121,12 @@ def check_outputs(given: dict[str, Any], elsewhere: str) -> None:
     from pytest_hwqueue.reports.drawing import INSTALL, can_plot
 
     if given.get("svg") is not None and not can_plot():
-        raise Refused(f"--svg: {INSTALL}; {elsewhere}")
+        raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
     for name in ("json_file", "markdown", "svg"):
         path = given.get(name)
         if path is not None and not path.absolute().parent.is_dir():
             option = name.removesuffix("_file")
-            raise Refused(f"--{option}: {path}: there is no folder {path.parent}")
+            raise HwqError(f"--{option}: {path}: there is no folder {path.parent}")
 
 
 @contextmanager
@@ -169,7 +160,7 @@ def which_settings(
     """Return how runs are measured; records go to this folder in --dir."""
     from pytest_hwqueue.devices.kinds import choose_devices
     from pytest_hwqueue.plugin.cells import resolve_size
-    from pytest_hwqueue.records.noise import OtherCommit, provenance_of
+    from pytest_hwqueue.records.noise import provenance_of
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
     from pytest_hwqueue.schedulers.syntax import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
@@ -188,12 +179,10 @@ def which_settings(
         weights = here / weights
         lacking = missing_weights(scenario.tenants, weights)
         if lacking is not None:
-            raise Refused(lacking)
+            raise HwqError(lacking)
     commit = parsed_setting("commit", given["commit"])
-    try:
+    with refused_as("--commit", commit):
         provenance = provenance_of(file.absolute().parent, commit)
-    except OtherCommit as error:
-        raise BadOption("--commit", commit, str(error)) from None
     return WhichSettings(
         device=devices[0].label,
         size=size,

@@ -22,7 +22,7 @@ from pytest_hwqueue.cli.measuring import (
 from pytest_hwqueue.cli.options import setting, with_options
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.launches import NAMED_RANGES, PICTURES, WITH_CSV, rank_of_process
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.settings.options import DISPATCHES, SIZES, SYNC_MODES
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
@@ -40,10 +40,6 @@ _CELL = re.compile(
 _RANKS = re.compile(r"(\d+)ranks")
 
 
-class _NotACell(ValueError):
-    """Text in brackets is not a cell's id; the message says why."""
-
-
 class _Tracing(MeasuringWorkloads):
     """Accepts a cell's id in place of a workload's name and options."""
 
@@ -51,10 +47,7 @@ class _Tracing(MeasuringWorkloads):
         """Put an id's options before all others, which override them."""
         at = next((index for index, each in enumerate(args) if each.endswith("]")), None)
         if at is not None and "--" not in args[:at]:
-            try:
-                name, options = words_of_cell(args[at])
-            except _NotACell as error:
-                raise click.UsageError(str(error), ctx) from None
+            name, options = words_of_cell(args[at])
             args = [name, *options, *args[:at], *args[at + 1 :]]
         return super().parse_args(ctx, args)
 
@@ -122,11 +115,8 @@ def trace(ctx: click.Context, /, name: str, tool: str, csv: bool, **given: Any) 
     P95 and P99 show their cause. In a vendor's trace, tagged launches (see `hwq list`) are ranges
     of that name, and each rank started by torchrun writes its own file.
     """
-    try:
-        folder = Path(setting("profile-dir", given["profile_dir"]))
-        device = setting("device", given["device"])
-    except BadOption as error:
-        raise click.UsageError(str(error), ctx) from None
+    folder = Path(setting("profile-dir", given["profile_dir"]))
+    device = setting("device", given["device"])
     given = {**with_parameters(ctx, [name], given), "workload": name}
     vendor = _TOOLS.get(tool)
     began = time.time()
@@ -191,16 +181,16 @@ def words_of_cell(text: str) -> tuple[str, list[str]]:
     """Return a cell id's workload, and the options that measure the cell.
 
     Raises:
-        _NotACell: if it is no id, or names what no option of this command sets.
+        HwqError: if it is no id, or names what no option of this command sets.
 
     """
     found = _CELL.fullmatch(text)
     if found is None:
-        raise _NotACell(
+        raise HwqError(
             f"{text!r} is no cell's id; such as hetero_kernels[cuda-s8-native-eager], in quotes"
         )
     if found["name"] not in WORKLOADS:
-        raise _NotACell(
+        raise HwqError(
             f"{found['name']!r} is no workload of the suite (see `hwq list`); trace a test of your "
             "own with `pytest TEST --hwq-causes=always`"
         )
@@ -228,7 +218,7 @@ def _of_variant(text: str) -> list[str]:
             # A value with a hyphen, such as 1e-3.
             options[-1] += f"-{part}"
         else:
-            raise _NotACell(f"what {part!r} in the cell's id asks for is to be given as options")
+            raise HwqError(f"what {part!r} in the cell's id asks for is to be given as options")
     return options
 
 

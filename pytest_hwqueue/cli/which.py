@@ -22,14 +22,13 @@ from pytest_hwqueue.cli.scenario import (
     MEASURING_OPTIONS,
     OUT_FILE,
     USAGE,
-    Refused,
     check_outputs,
     interrupts,
     session_devices,
     wanted_cases,
     which_settings,
 )
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import HwqError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.capacity.result import CapacityFile
@@ -80,33 +79,27 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
     table so far is printed, and measurements are on disk), 4 for wrong usage or input, also if a
     scheduler could not be opened, and 5 if no case was selected.
     """
-    from pytest_hwqueue.errors import BadFunction, BadScenario, RecordError
     from pytest_hwqueue.scenarios.file import read_scenario
     from pytest_hwqueue.scenarios.own_functions import check_functions
     from pytest_hwqueue.schedulers.declaration import NATIVE
 
-    try:
-        scenario = read_scenario(file)
-        if scenario.noise:
-            raise Refused(
-                f"{file}: noise: this command compares schedulers in the quiet; leave the field "
-                f"out of a copy, or measure under noise with `pytest {file}`"
-            )
-        wanted = wanted_cases(ctx, scenario, given, always=(NATIVE.name,))
-        check_outputs(given, "--from draws from records measured elsewhere")
-        if given["folders"] and given["causes"]:
-            raise Refused("--causes: runs the cases once more; --from runs nothing: leave out one")
-        if given["folders"] and given["capacity"]:
-            raise Refused("--capacity: measures, and --from does not; see `hwq capacity --help`")
-        if given["folders"]:
-            status = _again(scenario, wanted, given)
-        else:
-            check_functions(scenario, file)
-            status = _measured(scenario, wanted, file, given)
-    except (BadFunction, BadScenario, RecordError, OSError) as error:
-        raise Refused(str(error)) from None
-    except BadOption as error:
-        raise Refused(str(error).replace("--hwq-", "--")) from None
+    scenario = read_scenario(file)
+    if scenario.noise:
+        raise HwqError(
+            f"{file}: noise: this command compares schedulers in the quiet; leave the field "
+            f"out of a copy, or measure under noise with `pytest {file}`"
+        )
+    wanted = wanted_cases(ctx, scenario, given, always=(NATIVE.name,))
+    check_outputs(given, "--from draws from records measured elsewhere")
+    if given["folders"] and given["causes"]:
+        raise HwqError("--causes: runs the cases once more; --from runs nothing: leave out one")
+    if given["folders"] and given["capacity"]:
+        raise HwqError("--capacity: measures, and --from does not; see `hwq capacity --help`")
+    if given["folders"]:
+        status = _again(scenario, wanted, given)
+    else:
+        check_functions(scenario, file)
+        status = _measured(scenario, wanted, file, given)
     ctx.exit(status)
 
 
@@ -129,12 +122,12 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
-        raise Refused(MISSING_TRANSFORMERS)
+        raise HwqError(MISSING_TRANSFORMERS)
     plan = planned_in_which(scenario, wanted) if given["capacity"] else None
     settings = which_settings(scenario, file, given, f"which-{session_id(now())}")
     bad = unopened(dict.fromkeys(case.scheduler for case in wanted), settings.scheduler_paths)
     if all(case.scheduler in bad for case in wanted):
-        raise Refused("; ".join(bad.values()))
+        raise HwqError("; ".join(bad.values()))
     make_session_folder(settings.folder)
     click.echo(f"hwq which: records are kept in {settings.folder}", err=True)
     for window in planned_windows(scenario, wanted):

@@ -62,7 +62,7 @@ HIP_QUEUE_SETTINGS = (
 )
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.kinds import DeviceKind
+    from pytest_hwqueue.devices.kinds import DeviceKind, VendorError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.errors import DeviceError, translated
 
 if TYPE_CHECKING:
     import torch
@@ -257,10 +257,8 @@ def _call(name: str, *arguments: Any) -> Any:
 
     """
     driver = _driver()
-    try:
+    with translated(DeviceError, f"{name} cannot be called", AttributeError, RuntimeError):
         status, *results = getattr(driver, name)(*arguments)
-    except (AttributeError, RuntimeError) as error:
-        raise DeviceError(f"{name} cannot be called: {error}") from error
     if status.value:
         raise DeviceError(f"{name} failed with error {status.value}: {status.name}")
     return results[0] if len(results) == 1 else tuple(results)

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_hwqueue.errors import BadExtension, BadOption, DeviceError
+from pytest_hwqueue.errors import BadInput, BadOption, DeviceError, refused_as, translated
 from pytest_hwqueue.extensions import Registry, load, origin
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _adopt(point: EntryPoint, found: Any) -> Capabilities:
     """Return the declared capabilities of another package's device, before it is opened."""
     can = getattr(found, "capabilities", None)
     if not callable(found) or not isinstance(can, Capabilities):
-        raise BadExtension(
+        raise BadInput(
             f"{origin(point)} names {found!r}, which is no class of a Device whose `capabilities` "
             "can be read before it is opened"
         )
@@ -135,7 +135,7 @@ def capabilities_of(device: str) -> Capabilities:
         return Capabilities()
     try:
         return KINDS[kind_of(device)]
-    except (KeyError, BadExtension):
+    except (KeyError, BadInput):
         # Whoever chooses devices refuses this one, and says why.
         return Capabilities()
 
@@ -159,10 +159,6 @@ def can_name_devices(text: str) -> bool:
 _PCI_BUS_ID = re.compile(r"([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
 
-class VendorError(RuntimeError):
-    """A vendor's library, its driver or the device is missing; the text says which and why."""
-
-
 @dataclass(frozen=True)
 class Vendor:
     """A vendor's open library: whoever opened it calls its shutdown function once.
@@ -174,6 +170,10 @@ class Vendor:
     handle: Any
     gpu: Any
     errors: tuple[type[Exception], ...]
+
+
+class VendorError(DeviceError):
+    """A vendor's library, its driver or the device is missing; the text says which and why."""
 
 
 def open_nvml(identifier: str) -> Vendor:
@@ -188,10 +188,8 @@ def open_nvml(identifier: str) -> Vendor:
 
     """
     pynvml = _load("pynvml", "pytest-hwqueue[nvidia]")
-    try:
+    with translated(VendorError, "NVML cannot be used here", pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise VendorError(f"NVML cannot be used here: {error}") from error
     try:
         handle = _nvml_handle(pynvml, identifier)
         gpu = handle
@@ -236,10 +234,8 @@ def open_amdsmi(identifier: str) -> Vendor:
 
     """
     amdsmi = _load("amdsmi", "the amdsmi of the installed ROCm")
-    try:
+    with translated(VendorError, "AMD SMI cannot be used here", amdsmi.AmdSmiException):
         amdsmi.amdsmi_init()
-    except amdsmi.AmdSmiException as error:
-        raise VendorError(f"AMD SMI cannot be used here: {error}") from error
     wanted = {_plain(identifier)}
     try:  # torch prints the 16 letters that HIP calls the UUID as if they were its bytes
         wanted.add(_plain(bytes.fromhex(identifier.replace("-", "")).decode("ascii")))
@@ -456,21 +452,17 @@ def _for_accelerators() -> bool:
 
 
 def _simulated(specification: str) -> DeviceChoice:
-    from pytest_hwqueue.devices.simulated.profile import BadProfile, load_profile
+    from pytest_hwqueue.devices.simulated.profile import load_profile
 
-    try:
+    with refused_as("--hwq-device", specification):
         load_profile(specification.removeprefix(_SIMULATED))
-    except BadProfile as error:
-        raise BadOption("--hwq-device", specification, str(error)) from None
     return DeviceChoice(specification, "sim", 0)
 
 
 def _added(specification: str) -> DeviceChoice:
     kind = kind_of(specification)
-    try:
+    with refused_as("--hwq-device", specification):
         _ = KINDS[kind]
-    except BadExtension as error:
-        raise BadOption("--hwq-device", specification, str(error)) from None
     return DeviceChoice(specification, kind, 0)
 
 

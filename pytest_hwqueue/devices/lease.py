@@ -50,10 +50,6 @@ _BARE_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNOREC
 _held: dict[tuple[int, int, Path], int] = {}
 
 
-class LeaseTimeout(LeaseError, TimeoutError):
-    """Another session held the lease for longer than the caller's time limit."""
-
-
 def lock_path(key: str) -> Path:
     """Return the lock file of a device.
 
@@ -85,7 +81,7 @@ class _Session:
         self.timeout_s = timeout_s
         self.kept: tuple[Path, FileLock] | None = None
         # Devices that were not free in time: nobody waits for them once more.
-        self.refused: dict[Path, LeaseTimeout] = {}
+        self.refused: dict[Path, LeaseError] = {}
 
     def give_back(self) -> None:
         """Free the device that is kept."""
@@ -129,8 +125,7 @@ def keep(key: str) -> None:
     """Take a device for this process's session, which keeps it; see `session_leases`.
 
     Raises:
-        LeaseTimeout: if another session still holds it after the session's time.
-        LeaseError: as `lease` does.
+        LeaseError: as `lease` does; again at once for a device that was refused before.
 
     """
     session, path = _sessions[-1], lock_path(key)
@@ -142,7 +137,7 @@ def keep(key: str) -> None:
     session.give_back()
     try:
         lock = _acquire(key, path, session.on_wait, session.timeout_s, os.environ[_IDENTITY])
-    except LeaseTimeout as error:
+    except LeaseError as error:
         session.refused[path] = error
         raise
     if lock is not None:
@@ -168,8 +163,8 @@ def lease(
         timeout_s: how long to wait, in seconds; None waits without a limit, 0 does not wait.
 
     Raises:
-        LeaseTimeout: if the device is still held after ``timeout_s``.
-        LeaseError: if the lock file cannot be opened or its file system has no locks.
+        LeaseError: if the device is still held after ``timeout_s``, the lock file cannot be
+            opened, or its file system has no locks.
         ValueError: if the key is empty, or the timeout negative or not a number.
 
     """
@@ -227,7 +222,7 @@ def _acquire(
                 on_wait(text)
             say_at = now + _SAY_AGAIN_S
         if timeout_s is not None and now - began >= timeout_s:
-            raise LeaseTimeout(
+            raise LeaseError(
                 f"{key} was not free within {timeout_s:g} s: {_holder(note)} is measuring on it. "
                 "Wait for it to end, stop it, or measure on another device."
             )

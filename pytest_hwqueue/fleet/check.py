@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.baselines.sources import read_session_file
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.fleet.outliers import NAMED, FleetVerdict, Gpu, comparable_conditions
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import RunRecord, now
@@ -68,9 +68,8 @@ def read_check(path: Path) -> CheckRecord:
 
     """
     try:
-        return CheckRecord.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+        with files("read", path):
+            return CheckRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
         said = error.errors()[0]["msg"]
         raise RecordError(f"{path} is not the record of a check ({said}): check again") from error
@@ -219,7 +218,7 @@ def collect(folders: Sequence[Path]) -> list[Gpu]:
 
     Raises:
         RecordError: naming a folder without records, or a file that is damaged.
-        BaselineError: likewise, of a session.
+        RecordError: likewise, of a session.
 
     """
     measured: dict[str, list[RunRecord]] = {}

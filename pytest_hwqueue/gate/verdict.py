@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.runs import ProcessRun, SetAside
 
 LEAST_FIRST_RUNS = 2
@@ -118,7 +119,7 @@ class GateSettings:
 
 def _require(holds: bool, field: str, what: str, value: object) -> None:
     if not holds:
-        raise ValueError(f"GateSettings.{field} must be {what}, is {value!r}")
+        raise BadInput(f"GateSettings.{field} must be {what}, is {value!r}")
 
 
 _CONFIDENCE = 0.95

@@ -14,11 +14,13 @@ import torch
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import (
     INTERRUPTED,
+    HwqError,
     InvalidMeasurement,
     OwnCodeFailed,
     RecordError,
     on_one_line,
     printable,
+    speaks_for_itself,
 )
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import NoiseRound
@@ -39,7 +41,7 @@ _LONGEST_TEXT = 4000
 Problem = Literal["failed", "timeout", "invalid", "skipped"]
 
 
-class RunEnded(Exception):
+class RunEnded(HwqError):
     """The run has ended early; the text says why."""
 
     def __init__(self, status: Problem, reason: str) -> None:
@@ -84,7 +86,8 @@ def _described(error: Exception, *verbatim: type[Exception]) -> Failure:
         lost = " (the device disappeared)" if any(word in text for word in _LOST) else ""
         # Such an error stays with the process: every later call would report it again.
         return Failure(f"device error{lost}: {text}", retire_process=True)
-    return Failure(f"{type(error).__name__}: {text}", retire_process=False)
+    kind = "" if speaks_for_itself(error) else f"{type(error).__name__}: "
+    return Failure(f"{kind}{text}", retire_process=False)
 
 
 def _text_of(error: Exception) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 
 # A sleep ends late by the kernel's timer slack (50 µs) and the time to wake up: on an otherwise
@@ -208,7 +209,7 @@ class RequestLog:
         return len(self.scheduled_ns) - len(self.failed)
 
 
-class StoppedServing(RuntimeError):
+class StoppedServing(HwqError):
     """The tenant cannot continue; the cause is the request's error, ``log`` has earlier ones."""
 
     def __init__(self, reason: str, log: RequestLog) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.errors import DeviceError, translated
 from pytest_hwqueue.harness.closed_loop import (
     ONE_RANK,
     LoopPlan,
@@ -185,11 +185,9 @@ def timeline_pass(
     collapsed = [streams[0]] * len(streams)
     many = pool.held_timeline(_repeat(lambda: enqueue(streams), repeats))
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))
-    try:
+    with translated(DeviceError, "the timeline cannot be read", ValueError):
         summary, switch = summarise_timeline(many), queue_switch(many, one)
         return TimelinePass(summary, switch, len(once.kernels), many, one)
-    except ValueError as error:
-        raise DeviceError(f"the timeline cannot be read: {error}") from error
 
 
 def probe_queue_switch(device: Device, pool: StreamPool) -> Probe:

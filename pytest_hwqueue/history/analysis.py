@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.gate.calibrate import DRIFT_CORRELATION, DRIFT_RUNS, detectable_effect
 from pytest_hwqueue.gate.verdict import GateSettings, percent
 from pytest_hwqueue.history.series import (
@@ -49,10 +50,6 @@ _SEED = 0
 _CONFIDENCE = 0.95
 
 
-class OtavaMissing(RuntimeError):
-    """apache-otava is not installed; the text says how to get it."""
-
-
 @dataclass(frozen=True)
 class ChangePoint:
     """A place where a series changed.
@@ -81,7 +78,7 @@ def find_change_points(
         rate: share of flat series that may have a change point.
 
     Raises:
-        OtavaMissing: if apache-otava is not installed.
+        HwqError: if apache-otava is not installed.
         ValueError: if a value is not finite and above 0.
 
     """
@@ -116,7 +113,7 @@ def _proposed(logs: NDArray[np.float64]) -> list[int]:
         # Only NumPy and SciPy are imported with this module, none of otava's data bases.
         from otava.analysis import compute_change_points
     except ModuleNotFoundError as error:
-        raise OtavaMissing(
+        raise HwqError(
             "change points are found by apache-otava, which is not installed "
             f"({error.name} is missing): pip install 'pytest-hwqueue[history]', or, to keep your "
             "NumPy and SciPy, pip install --no-deps apache-otava"
@@ -358,7 +355,7 @@ def analyse(
         pool_machines: as the series were arranged; for the file.
 
     Raises:
-        OtavaMissing: if apache-otava is not installed.
+        HwqError: if apache-otava is not installed.
 
     """
     cells = len({(each.cell_id, each.wanted) for each in series})

@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import HwqError, RecordError, files
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.numbers import counted
@@ -37,10 +37,6 @@ Ending = Literal["found", "range", "not-worse", "not-confirmed"]
 _DIGITS = 10
 # An undecided comparison is made once more with this many times the pairs.
 _MORE_PAIRS = 2
-
-
-class CannotBisect(RuntimeError):
-    """There is nothing to search; the text says why and what to do."""
 
 
 class Listed(PlainData):
@@ -269,10 +265,6 @@ def _finding(
     )
 
 
-class GitError(RuntimeError):
-    """A git command failed; the text says which, where, and what git wrote."""
-
-
 def commit_of(folder: Path, name: str = "HEAD") -> str | None:
     """Return the commit that a name refers to in a folder's repository, or None."""
     done = _git(folder, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
@@ -331,13 +323,13 @@ def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
     """Check a commit out into a new folder for the length of the ``with`` block.
 
     Raises:
-        GitError: if it cannot be checked out.
+        HwqError: if it cannot be checked out.
 
     """
     try:
         done = _git(repository, "worktree", "add", "--detach", "--quiet", str(folder), commit)
         if done.returncode != 0:
-            raise GitError(
+            raise HwqError(
                 f"git cannot check out {commit[:12]} of {repository}: {done.stderr.strip()}"
             )
         yield
@@ -351,10 +343,8 @@ def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
-    try:
+    with files("run git in", folder):
         return subprocess.run(
             ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-    except OSError as error:
-        raise GitError(f"cannot run git in {folder}: {error.strerror or error}") from error

@@ -21,6 +21,7 @@ from pytest_hwqueue.baselines.runs import (
     soft_differences,
 )
 from pytest_hwqueue.baselines.sources import Unmatched
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
@@ -36,7 +37,7 @@ from pytest_hwqueue.verdicts.figures import (
     prepare,
     seen_by_others,
 )
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure, judged_once
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, judged_once
 
 ABSide = Literal["old", "new"]
 # Simulated noise has a seed of its own in each run.
@@ -104,7 +105,7 @@ class InterleavedJudging:
             problem: how it ended, if not normally.
 
         Raises:
-            UnknownFigure: if no cell has a figure to be gated.
+            BadInput: if no cell has a figure to be gated.
 
         """
         self._sides[side].add(records)
@@ -114,7 +115,7 @@ class InterleavedJudging:
         known = known_names(runs)
         for name in self._figures:
             if runs and name not in known:
-                raise UnknownFigure(
+                raise BadInput(
                     f"no cell of {self._labels[side]} has a figure {name!r}; there are "
                     f"{', '.join(known)}"
                 )

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.errors import RecordError, on_one_line
+from pytest_hwqueue.errors import HwqError, RecordError, on_one_line
 from pytest_hwqueue.gate.calibrate import MOST_RUNS
 from pytest_hwqueue.gate.statistics import turns
 from pytest_hwqueue.gate.verdict import ITERATION_TIME, GateSettings
 from pytest_hwqueue.interleaved.bisection import Compared, Outcome, Tracked
 from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, looks, open_sides
-from pytest_hwqueue.interleaved.variants import SideError, SideVariant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import RunRecord, now, read_record
 from pytest_hwqueue.records.files import make_session_folder, write_text
@@ -31,10 +31,6 @@ _WENT_TO_ITS_END = (0, 1)
 _SESSION_FILE = "session.json"
 # Fewer decimal digits than a number on the command line may have.
 _SEED_BITS = 48
-
-
-class NothingMeasured(RuntimeError):
-    """There is nothing to compare; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ def interleave(
         only: node ids of the tests to measure; None for all that were collected.
 
     Raises:
-        NothingMeasured: if a side's first run measures nothing, or both have no cell in common.
+        HwqError: if a side's first run measures nothing, or both have no cell in common.
 
     """
     by_name: dict[ABSide, Side] = {"old": sides[0], "new": sides[1]}
@@ -149,7 +145,7 @@ def interleave(
     }
     for name, chosen in nodes.items():
         if chosen == []:
-            raise NothingMeasured(f"{by_name[name].label} has none of the tests to be measured")
+            raise HwqError(f"{by_name[name].label} has none of the tests to be measured")
     # A test has a cell or more; how many is known after the first pair.
     tests = max(len(chosen or by_name[name].collected) for name, chosen in nodes.items())
     pairs = _planned(judging, tests, say)
@@ -164,12 +160,12 @@ def interleave(
         say(f"run {number} of {planned}, {side.name}: {len(measured.records)} cells, "
             f"{seconds:.0f} s{problem}")  # fmt: skip
         if number <= 2 and not judging.measured(name):
-            raise NothingMeasured(f"{side.name} ({side.label}) measured nothing: " + (
+            raise HwqError(f"{side.name} ({side.label}) measured nothing: " + (
                 measured.problem or "; ".join(f"{r.cell_id}: {r.reason}" for r in measured.records)
                 or "all its tests were skipped"
             ))  # fmt: skip
         if number == 2 and not judging.matched():
-            raise NothingMeasured(
+            raise HwqError(
                 "no cell of A is one of B, so there is nothing to compare. A has "
                 f"{', '.join(judging.measured('old'))}; B has {', '.join(judging.measured('new'))}"
             )
@@ -284,8 +280,8 @@ class CommitComparison:
         """Compare two commits; see `bisection.Compare`.
 
         Raises:
-            SideError: if the old commit cannot be measured, which is GOOD, or was good before.
-            NothingMeasured: likewise; or, in the opening, if either measures nothing.
+            HwqError: if the old commit cannot be measured, which is GOOD, or was good before.
+            HwqError: likewise; or, in the opening, if either measures nothing.
 
         """
         requests = (
@@ -301,7 +297,7 @@ class CommitComparison:
                 judging = self._judging(old, new, pairs, tracked, folder.name)
                 measure = self.measuring(folder, earlier)
                 judgement = self._measured(sides, judging, tracked, measure)
-        except (SideError, NothingMeasured) as error:
+        except HwqError as error:
             # Whose fault it is stands first. GOOD worked in the opening: if it no longer does,
             # neither would any other commit.
             if tracked is None or str(error).startswith("A"):

@@ -21,17 +21,11 @@ from typing import Any
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.errors import HwqError, RecordError, within
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
-from pytest_hwqueue.interleaved.bisection import (
-    GitError,
-    commit_of,
-    is_changed,
-    top_level,
-    worktree,
-)
-from pytest_hwqueue.interleaved.variants import SideError, SideVariant, set_up, side_environment
+from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, top_level, worktree
+from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
 from pytest_hwqueue.records.cell import Cell, RunRecord
@@ -164,7 +158,7 @@ def open_sides(
         say: receives progress messages.
 
     Raises:
-        SideError: if a side cannot be measured. Nothing has been measured then.
+        HwqError: if a side cannot be measured. Nothing has been measured then.
 
     """
     places = [_find(request, here) for request in requests]
@@ -238,20 +232,18 @@ def _find(request: SideRequest, here: Path) -> Path | str:
         return here
     folder = (here / Path(place).expanduser()).resolve()
     is_path = place in (".", "..") or place.startswith(("./", "../", "/", "~"))
-    try:
+    with within(request.name):
         commit = None if is_path or place.startswith("-") else commit_of(here, place)
-    except GitError as error:
-        raise SideError(f"{request.name}: {error}") from error
     if commit is not None:
         return commit
     if folder.is_dir():
         return folder
     if top_level(here) is None:
-        raise SideError(
+        raise HwqError(
             f"{request.name}: {place!r} is no folder, and {here} is in no git repository, where it "
             "could name a commit"
         )
-    raise SideError(
+    raise HwqError(
         f"{request.name}: {place!r} is neither a commit, branch or tag of the repository of {here} "
         "nor a folder"
     )
@@ -261,13 +253,10 @@ def _checked_out(stack: ExitStack, here: Path, commit: str, tree: Path) -> Path:
     """Check a commit out; return the current folder's place in it."""
     top = top_level(here)
     assert top is not None
-    try:
-        stack.enter_context(worktree(top, commit, tree))
-    except GitError as error:
-        raise SideError(str(error)) from error
+    stack.enter_context(worktree(top, commit, tree))
     inside = here.resolve().relative_to(top.resolve())
     if not (tree / inside).is_dir():
-        raise SideError(f"commit {commit[:10]} has no folder {inside}: start from one that it has")
+        raise HwqError(f"commit {commit[:10]} has no folder {inside}: start from one that it has")
     return tree / inside
 
 
@@ -288,7 +277,7 @@ def _split(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
 def _refuse_absolute(request: SideRequest, tests: Sequence[str]) -> None:
     absolute = next((test for test in tests if Path(test).is_absolute()), None)
     if absolute is not None:
-        raise SideError(
+        raise HwqError(
             f"{request.name}: {absolute} is the same file for every side; write tests relative to "
             "the current folder, so that each side has its own"
         )
@@ -322,7 +311,7 @@ def _probe(
     what = "suite" if suite_only else "tests"
     status = run([python, "-c", _PROBE, what], folder, environment, log)
     if status != 0:
-        raise SideError(
+        raise HwqError(
             f"{request.name}: pytest-hwqueue cannot be used in {folder}:\n{last_lines(log)}"
         )
     found: dict[str, Any] = json.loads(last_lines(log, 1))
@@ -336,12 +325,12 @@ def _collect(side: Side, logs: Path) -> list[str]:
     command = side.pytest_command(["--collect-only", "--verbosity=-1", f"--hwq-dir={logs}"], None)
     status = run(command, side.folder, side.environment, log)
     if status == _NO_TESTS:
-        raise SideError(
+        raise HwqError(
             f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
             f"{last_lines(log)}"
         )
     if status != 0:
-        raise SideError(f"{side.name}: pytest cannot collect the tests:\n{last_lines(log, 30)}")
+        raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{last_lines(log, 30)}")
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line for line in lines if "::" in line]
 
@@ -394,7 +383,7 @@ class SideRuns:
             new = cell_of_record(record, self._session)
             known = self.runs.get(cell_id)
             self.runs[cell_id] = new if known is None else add_runs(known, new)
-        except BaselineError as error:
+        except RecordError as error:
             self._fails(cell_id, str(error))
 
     def _fails(self, cell_id: str, reason: str) -> None:

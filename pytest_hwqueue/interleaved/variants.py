@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.settings.options import OPTIONS
 
@@ -161,10 +161,6 @@ def _parameters(values: Sequence[str]) -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in pairs}
 
 
-class SideError(RuntimeError):
-    """A side cannot be measured; the text says which, why, and what to do."""
-
-
 def side_environment(variant: SideVariant, folder: Path, venv: Path | None) -> dict[str, str]:
     """Return the environment of a side's processes.
 
@@ -206,7 +202,7 @@ def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str
         log: receives the output.
 
     Raises:
-        SideError: if the environment cannot be made, or the command fails.
+        HwqError: if the environment cannot be made, or the command fails.
 
     """
     made = run(
@@ -214,7 +210,7 @@ def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str
         suite.pytest_environment(), log,
     )  # fmt: skip
     if made != 0:
-        raise SideError(
+        raise HwqError(
             f"{name}: no virtual environment could be made (python -m venv ended with "
             f"status {made}):\n{last_lines(log)}"
         )
@@ -228,7 +224,7 @@ def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str
     (packages / "hwq_behind.pth").write_text("\n".join(behind) + "\n", encoding="utf-8")
     status = run(["/bin/sh", "-c", setup], folder, side_environment(variant, folder, venv), log)
     if status != 0:
-        raise SideError(
+        raise HwqError(
             f"{name}: --setup ended with status {status} in {folder}:\n{last_lines(log)}\n"
             f"all of it: {log}"
         )

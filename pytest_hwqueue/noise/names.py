@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_hwqueue.errors import BadExtension, BadNoise
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.extensions import Registry, origin
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class NoiseDeclaration(NamedTuple):
 def _adopt(point: EntryPoint, found: Any) -> NoiseDeclaration:
     """Declare another package's factory; the first line of its docstring is the help."""
     if not callable(found):
-        raise BadExtension(f"{origin(point)} names {found!r}, which is no function")
+        raise BadInput(f"{origin(point)} names {found!r}, which is no function")
     help_line = (found.__doc__ or point.value).partition("\n")[0]
     return NoiseDeclaration(help_line, factory=point.value)
 
@@ -93,10 +93,10 @@ def parse_noises(text: str) -> tuple[str, ...]:
     A name that is not built in refers to a description, which `neighbours.open_noise` looks up.
 
     Raises:
-        BadNoise: if there is no name at all.
+        BadInput: if there is no name at all.
 
     """
     names = [name for name in (part.strip() for part in text.split(",")) if name]
     if not names:
-        raise BadNoise(f"give one or more of {', '.join(NOISES)}, or a description's name or file")
+        raise BadInput(f"give one or more of {', '.join(NOISES)}, or a description's name or file")
     return tuple(dict.fromkeys((NONE, *names)))

@@ -23,7 +23,7 @@ from typing import Literal
 import psutil
 from pydantic import Field
 
-from pytest_hwqueue.errors import BadDescription, BadNoise
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.noise import pinning
 from pytest_hwqueue.noise.names import NOISES
 from pytest_hwqueue.processes.services import (
@@ -231,8 +231,8 @@ def open_noise(name: str, places: NoisePlaces) -> Noise:
     """Open a noise: built-in, from another package, or described in a file.
 
     Raises:
-        BadNoise: if it is neither declared nor described, or its description is wrong.
-        ValueError: if the size of fio's files is too small.
+        BadInput: if it is neither declared nor described, its description is wrong, or the size
+            of fio's files is too small.
 
     """
     if name not in NOISES:
@@ -375,7 +375,7 @@ def _network(places: NoisePlaces) -> Neighbour:
 def _disk(places: NoisePlaces) -> Neighbour:
     folder, size_bytes = places.folder.resolve(), places.size_bytes
     if size_bytes < LEAST_SIZE_BYTES:
-        raise ValueError(
+        raise BadInput(
             f"the size of fio's files must be {LEAST_SIZE_BYTES} bytes or more, is {size_bytes}"
         )
 
@@ -454,19 +454,16 @@ def described(name: str, folders: Sequence[Path]) -> Neighbour:
     """Find a description by name in ``folders`` or by path, and read it.
 
     Raises:
-        BadNoise: if there is none, or if it is wrong, naming the file and the field.
+        BadInput: if there is none, or if it is wrong, naming the file and the field.
 
     """
     file = find_description(name, folders)
     if file is None:
         there_are = ", ".join([*NOISES, *described_in(folders)])
-        raise BadNoise(
+        raise BadInput(
             f"there is no noise {name!r}; there are {there_are}, or give the path of a description"
         )
-    try:
-        read = read_description(file, NoiseDescription)
-    except BadDescription as error:
-        raise BadNoise(str(error)) from None
+    read = read_description(file, NoiseDescription)
     folder, (first, *arguments) = file.parent.resolve(), read.command
     program = str(folder / first) if "/" in first else first
 

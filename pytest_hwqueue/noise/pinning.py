@@ -24,19 +24,15 @@ _HIGHEST = -20
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-class RemedyRefused(NotProven):
-    """The measured process could not be pinned or raised, or did not stay that way."""
-
-
 def chosen_cores(allowed: Collection[int]) -> list[int]:
     """Return the cores to pin to: four, or half of the allowed ones if fewer than 8.
 
     Raises:
-        ValueError: if fewer than two are allowed, so that pinning would restrict nothing.
+        NotProven: if fewer than two are allowed, so that pinning would restrict nothing.
 
     """
     if len(allowed) < 2:
-        raise ValueError("there is only one core to run on, so pinning would restrict nothing")
+        raise NotProven("there is only one core to run on, so pinning would restrict nothing")
     # From the end: the first core serves the interrupts that nobody distributes.
     return sorted(allowed)[-min(_MOST_CORES, len(allowed) // 2) :]
 
@@ -72,7 +68,7 @@ def isolated_cores(
         hyperthreads: all hyperthreads of the same physical core, by core, as far as known.
 
     Raises:
-        ValueError: if every choice leaves the neighbours none.
+        NotProven: if every choice leaves the neighbours none.
 
     """
     chosen = chosen_cores(measured)
@@ -83,7 +79,7 @@ def isolated_cores(
             unknown = [core for core in cores if core not in hyperthreads]
             return CoreIsolation(cores, sorted(kept_free), sorted(left), unknown)
     listed = ", ".join(map(str, sorted(kept_free)))
-    raise ValueError(
+    raise NotProven(
         f"kept off core {chosen[-1]} and its hyperthreads ({listed}), neighbours are left no core: "
         "allow this process more of them (taskset, --cpuset-cpus), or ask for optimised, where "
         "neighbours may run on all"
@@ -94,7 +90,7 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
     """Choose cores for the measured processes, and for neighbours that this process starts.
 
     Raises:
-        RemedyRefused: if there are not enough, or a process has ended.
+        NotProven: if there are not enough, or a process has ended.
 
     """
     own = os.sched_getaffinity(0)
@@ -102,9 +98,7 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
         measured = own.intersection(*(os.sched_getaffinity(pid) for pid in pids))
         return isolated_cores(measured, own, read_hyperthreads(measured))
     except ProcessLookupError:
-        raise RemedyRefused("a measured process has ended") from None
-    except ValueError as error:
-        raise RemedyRefused(str(error)) from None
+        raise NotProven("a measured process has ended") from None
 
 
 def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
@@ -135,7 +129,7 @@ def unavailable(*, isolated: bool = False) -> str | None:
             isolation([])
         else:
             chosen_cores(os.sched_getaffinity(0))
-    except (ValueError, RemedyRefused) as error:
+    except NotProven as error:
         return str(error)
     return _why_not_raised()
 
@@ -172,7 +166,7 @@ def pinned(pid: int, isolated: CoreIsolation | None = None) -> Iterator[Remedy]:
         isolated: its cores; None uses `chosen_cores`.
 
     Raises:
-        RemedyRefused: if the kernel refuses, or reading back gives different values.
+        NotProven: if the kernel refuses, or reading back gives different values.
 
     """
     before: dict[int, tuple[list[int], int]] = {}
@@ -195,7 +189,7 @@ def _apply(
         process = psutil.Process(pid)
         nice_before, cores_before = process.nice(), sorted(process.cpu_affinity())
     except psutil.NoSuchProcess:
-        raise RemedyRefused(f"the measured process {pid} has ended") from None
+        raise NotProven(f"the measured process {pid} has ended") from None
     nice = _raised(nice_before)
     try:
         record = RemedyRecord(
@@ -213,11 +207,11 @@ def _apply(
                     thread.cpu_affinity(record.cores)
                     thread.nice(nice)
                     if (reason := _differs(thread, record)) is not None:
-                        raise RemedyRefused(reason)
+                        raise NotProven(reason)
     except psutil.AccessDenied:
-        raise RemedyRefused(_refused(nice)) from None
+        raise NotProven(_refused(nice)) from None
     except ValueError as error:
-        raise RemedyRefused(str(error)) from None
+        raise NotProven(str(error)) from None
     return record
 
 

@@ -170,7 +170,7 @@ def running(
 
     Raises:
         ServiceFailed: if a program cannot be started, or has ended before it settled.
-        RemedyRefused: if the measured process could not be pinned or raised, or no core is left
+        NotProven: if the measured process could not be pinned or raised, or no core is left
             for neighbours that must stay off it.
 
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import BadOption, RecordError, ReportFailed
+from pytest_hwqueue.errors import HwqError, RecordError
 from pytest_hwqueue.plugin.state import (
     FORK_SERVER,
     PARAMETERS,
@@ -26,6 +26,7 @@ from pytest_hwqueue.plugin.state import (
     hwq_streams,
     is_scenario,
     isolates,
+    wrong_usage,
 )
 from pytest_hwqueue.settings.reading import (
     add_options,
@@ -91,11 +92,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register markers and check the settings."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
-    try:
+    with wrong_usage():
         config.stash[SETTINGS] = read_settings(config)
         check_combinations(config, config.stash[SETTINGS])
-    except BadOption as error:
-        raise pytest.UsageError(str(error)) from None
     if config.option.help:
         hide_ini_keys(config)
     if config.stash[SETTINGS].report is not None:
@@ -121,10 +120,8 @@ def _launched(config: pytest.Config) -> LaunchedRank | None:
         return None
     from pytest_hwqueue.ranks.launched import launched_rank
 
-    try:
+    with wrong_usage():
         return launched_rank(os.environ)
-    except BadOption as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 class _LateMeasuring:
@@ -320,7 +317,7 @@ def pytest_hwqueue_report(
         file = config.stash[SETTINGS].markdown
         try:
             write_markdown(file and config.invocation_params.dir / file, judgements, records)
-        except (RecordError, OSError) as error:
+        except RecordError as error:
             failures.append(f"--hwq-markdown: {error}")
     if failures:
-        raise ReportFailed("; ".join(failures))
+        raise HwqError("; ".join(failures))

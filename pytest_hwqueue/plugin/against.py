@@ -16,19 +16,15 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.bisection import GitError, commit_of, top_level
+from pytest_hwqueue.interleaved.bisection import commit_of, top_level
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.session import (
-    NothingMeasured,
-    ProcessRuns,
-    interleave,
-    session_folder,
-)
+from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
 from pytest_hwqueue.interleaved.sides import SideRequest, open_sides, with_median
-from pytest_hwqueue.interleaved.variants import SideError, SideVariant
+from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.plugin.state import wrong_usage
 from pytest_hwqueue.processes.reaper import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 # Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
 # is of this session.
@@ -93,7 +89,7 @@ class Against:
         settings, ref = self._settings, self._ref
         root = os.path.relpath(self._config.rootpath, self._here)
         tests = tuple(_from(self._here, argument) for argument in self._config.args)
-        try:
+        with wrong_usage("--hwq-against", OSError):
             folder = session_folder(self._here / settings.dir)
             variant = SideVariant(words=(*self._words(), *self._own_basetemp(folder)))
             requests = (
@@ -112,8 +108,6 @@ class Against:
             ) as sides:  # fmt: skip
                 judgement = interleave(sides, judging, measure, self._say, only=nodeids)
                 measure.describe(sides, interrupted=False)
-        except (SideError, GitError, NothingMeasured, UnknownFigure, OSError) as error:
-            raise pytest.UsageError(f"--hwq-against: {error}") from None
         return judgement, judging.nodes("new")
 
     def _own_basetemp(self, folder: Path) -> list[str]:

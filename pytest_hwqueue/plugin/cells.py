@@ -97,7 +97,7 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
 
     Raises:
         BadOption: naming the parameter and the valid names.
-        BadParameter: naming the parameter, its value and what is valid.
+        BadInput: naming the parameter, its value and what is valid.
 
     """
     from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class

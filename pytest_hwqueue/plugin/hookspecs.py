@@ -28,7 +28,7 @@ def pytest_hwqueue_report(
     name the module with this function in an entry point of the group ``pytest_hwqueue.reports``; it
     is imported only if something is measured.
 
-    Raise `ReportFailed` to tell the user what went wrong. Any other exception is shown with its
+    Raise `HwqError` to tell the user what went wrong. Any other exception is shown with its
     type. Neither changes the session's outcome.
 
     Args:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadNoise, NotProven, on_one_line
+from pytest_hwqueue.errors import NotProven, on_one_line
 from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.plugin.state import SETTINGS, SINK, WORKER_KEY
+from pytest_hwqueue.plugin.state import SETTINGS, SINK, WORKER_KEY, wrong_usage
 from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class HwqNoise:
             a block whose ``round`` has the evidence once it has ended.
 
         Raises:
-            BadNoise: if there is no such noise.
+            BadInput: if there is no such noise.
             NotProven: if a neighbour cannot be started.
             RuntimeError: if a noise runs already.
 
@@ -195,10 +195,8 @@ def refusal_of_noise(test: Candidate) -> str | None:
     reason = why_noise_is_impossible(test.noise, test.device, test.ranked)
     if reason is not None or test.in_worker:
         return reason
-    try:
+    with wrong_usage("--hwq-noise"):
         return open_noise(test.noise, noise_places(test.config)).unavailable()
-    except (BadNoise, ValueError) as error:
-        raise pytest.UsageError(f"--hwq-noise: {error}") from None
 
 
 def why_noise_is_impossible(name: str, device: str, ranked: bool) -> str | None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of, visible_accelerators
-from pytest_hwqueue.errors import BadExtension, UnknownWorkload
-from pytest_hwqueue.plugin.state import SETTINGS, parameters_of
+from pytest_hwqueue.plugin.state import SETTINGS, parameters_of, wrong_usage
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank
 from pytest_hwqueue.workloads.registry import declaration
 
@@ -151,7 +150,5 @@ def workload_of(item: pytest.Item) -> Declaration | None:
     mark = item.get_closest_marker("hwq_workload")
     if mark is None:
         return None
-    try:
+    with wrong_usage(f"{item.nodeid}: mark hwq_workload", TypeError):
         return declaration(*mark.args)
-    except (UnknownWorkload, BadExtension, TypeError) as error:
-        raise pytest.UsageError(f"{item.nodeid}: mark hwq_workload: {error}") from None

@@ -18,10 +18,11 @@ from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.baselines.store import Store, keep_record
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
+from pytest_hwqueue.plugin.state import wrong_usage
 from pytest_hwqueue.reports.verdict_words import failed_report, properties_of
 from pytest_hwqueue.reports.verdicts import explain
 from pytest_hwqueue.settings.options import OPTIONS, Settings
@@ -29,7 +30,6 @@ from pytest_hwqueue.verdicts.judging import (
     CellVerdict,
     Judgement,
     Judging,
-    UnknownFigure,
     judged_once,
     planned_samples,
 )
@@ -135,7 +135,7 @@ class Regression:
             if self._settings.compare:
                 try:
                     cell = cell_of_record(record, self._session)
-                except BaselineError as error:
+                except RecordError as error:
                     self._unmeasured[record.cell_id] = str(error)
                     continue
                 self._judging(cell).add(cell)
@@ -341,15 +341,13 @@ class Regression:
     def _load(self) -> NamedSources | None:
         """Read the baselines that the session may be compared with, and check the options."""
         name, settings = self._settings.compare, self._settings
-        try:
+        with wrong_usage("--hwq-compare"):
             gate_settings(settings)
             if settings.save == name and not any(
                 name in self._store.names(each) for each in self._store.devices()
             ):
                 return None
             named = load_named(name, self._store)
-        except (BaselineError, ValueError) as error:
-            raise pytest.UsageError(f"--hwq-compare: {error}") from None
         if len(named.sources) == 1:
             # Of several devices' baselines only those of the devices measured matter.
             self._judge_against(named.sources[0])
@@ -357,7 +355,7 @@ class Regression:
 
     def _judge_against(self, source: Source) -> Judging:
         settings = self._settings
-        try:
+        with wrong_usage("--hwq-compare"):
             return Judging(
                 source,
                 settings.fail_on,
@@ -366,8 +364,6 @@ class Regression:
                 # Where a device has no baseline there is nothing to judge, nor to judge it by.
                 sentinel=settings.sentinel or None if source.cells else None,
             )
-        except (UnknownFigure, ValueError) as error:
-            raise pytest.UsageError(f"--hwq-compare: {error}") from None
 
     def _judging(self, cell: CellBaseline) -> Judging:
         """Return the comparison for a cell's device; there may be none for another model."""
@@ -385,7 +381,7 @@ class Regression:
             self._stored.add(path.parent.parent.name)
             if self._settings.save_records:
                 keep_record(path.parent, record, self._folder)
-        except (BaselineError, RecordError) as error:
+        except RecordError as error:
             self._unsaved[nodeid] = f"measured, but not stored as a baseline: {error}"
 
     def _save_passed(self) -> None:

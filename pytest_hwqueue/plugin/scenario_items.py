@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pytest
 
-from pytest_hwqueue.errors import BadScenario
+from pytest_hwqueue.errors import BadScenario, HwqError
 from pytest_hwqueue.noise.names import NONE
-from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, ScenarioFailed, scenario_session
+from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, scenario_session
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
-from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
+from pytest_hwqueue.scenarios.runs import ScenarioRuns
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.isolation import Isolation
@@ -98,7 +98,7 @@ class ScenarioItem(pytest.Item):
         """Measure what is missing, and judge the goals.
 
         Raises:
-            ScenarioFailed: if it could not be measured, or a goal was missed.
+            HwqError: if it could not be measured, or a goal was missed.
 
         """
         if launched_rank(os.environ) is not None:
@@ -107,15 +107,12 @@ class ScenarioItem(pytest.Item):
             self._runs.measure(self._together())
         else:
             self._runs.measure_run(self.case)
-        try:
-            records = self._runs.records(own_run(self.scenario, self.case))
-        except PeakUnknown as error:
-            raise ScenarioFailed(str(error)) from None
+        records = self._runs.records(own_run(self.scenario, self.case))
         for record in records:
             if record.status == "skipped":
                 pytest.skip(record.reason)
             if record.status != "ok":
-                raise ScenarioFailed(f"{record.id} is {record.status}: {_explained(record)}")
+                raise HwqError(f"{record.id} is {record.status}: {_explained(record)}")
         results = self._runs.judge(self.case)
         self.user_properties += [(GOAL, text) for text in _unproven(records)]
         self.user_properties += [(GOAL, line) for line in request_lines(records)]
@@ -126,7 +123,7 @@ class ScenarioItem(pytest.Item):
         causes = self._why_slow(results, failing)
         self.user_properties += [(CAUSES, line) for line in causes]
         if any(result.verdict in failing for result in results):
-            raise ScenarioFailed("\n".join([*map(str, results), *causes]))
+            raise HwqError("\n".join([*map(str, results), *causes]))
 
     def _why_slow(self, results: Sequence[GoalResult], failing: Container[str]) -> list[str]:
         """Report, from a traced run, why requests that missed goals were slow; once for all runs.
@@ -167,7 +164,7 @@ class ScenarioItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Show the result, without the code."""
-        if isinstance(excinfo.value, ScenarioFailed):
+        if isinstance(excinfo.value, HwqError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 

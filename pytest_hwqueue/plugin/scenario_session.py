@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadFunction
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
 from pytest_hwqueue.plugin.selection import ScenarioCandidate, refusal_of_scenario, weights_folder
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance, report_session
-from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario
+from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario, wrong_usage
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
@@ -41,10 +40,6 @@ CAUSES = "hwq_causes"
 _PLUGIN = "hwqueue-scenarios"
 # These choose cells of workloads, or measure tests of another commit.
 _FOR_CELLS = ("against", "workload", "priority")
-
-
-class ScenarioFailed(Exception):
-    """A scenario could not be measured, or a goal was missed; the text is the whole report."""
 
 
 def scenario_session(config: pytest.Config) -> ScenarioSession:
@@ -166,10 +161,8 @@ class ScenarioSession:
         if session.config.option.collectonly or not items:
             return
         for file, scenario in {item.path: item.scenario for item in items}.items():
-            try:
+            with wrong_usage():
                 check_functions(scenario, file)
-            except BadFunction as error:
-                raise pytest.UsageError(str(error)) from None
         for item in items:
             test = ScenarioCandidate(self._config, item.scenario, item.case, item.path.parent)
             reason = refusal_of_scenario(test)

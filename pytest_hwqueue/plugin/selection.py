@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadExtension, BadOption, BadParameter, UnknownWorkload
+from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.plugin.candidate import Candidate, candidate_of
 from pytest_hwqueue.plugin.cells import check_parameters, chosen_devices, only_device
 from pytest_hwqueue.plugin.noise import refusal_of_noise, why_noise_is_impossible
 from pytest_hwqueue.plugin.ranks import refusal_of_ranks, workload_of
-from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, isolates
+from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, isolates, wrong_usage
 from pytest_hwqueue.plugin.worker.services import grouped, refusal_of_scheduler, refusal_of_services
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.mirror import claims_benchmark
@@ -343,10 +343,8 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
         following = iter(measuring)
         items[:] = [next(following) if item in own else item for item in items]
     for name in settings.workload:
-        try:
+        with wrong_usage("--hwq-workload"):
             declaration(name)
-        except (UnknownWorkload, BadExtension) as error:
-            raise pytest.UsageError(f"--hwq-workload: {error}") from None
     if settings.workload or settings.priority:
         kept = [item for item in measuring if _is_asked_for(item, settings)]
         # Tests that measure nothing are not asked for either.
@@ -381,10 +379,8 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
         raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
     if settings.param:
         names = dict.fromkeys(f.name for item in items if (f := workload_of(item)) is not None)
-        try:
+        with wrong_usage():
             check_parameters(settings, [workload_class(name) for name in names])
-        except (BadOption, BadParameter) as error:
-            raise pytest.UsageError(str(error)) from None
 
 
 def _is_asked_for(item: pytest.Item, settings: Settings) -> bool:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadExtension, RecordError, ReportFailed
+from pytest_hwqueue.errors import BadInput, HwqError, RecordError
 from pytest_hwqueue.extensions import load, origin
-from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS
+from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, wrong_usage
 from pytest_hwqueue.settings.options import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_reports(config: pytest.Config) -> None:
     """Register the reports of other packages, once each.
 
     Raises:
-        BadExtension: naming the package whose report cannot be used, and why.
+        BadInput: naming the package whose report cannot be used, and why.
 
     """
     manager = config.pluginmanager
@@ -48,7 +48,7 @@ def add_reports(config: pytest.Config) -> None:
             continue
         report = load(point)
         if not hasattr(report, _HOOK):
-            raise BadExtension(f"{origin(point)} names {report!r}, which has no {_HOOK}")
+            raise BadInput(f"{origin(point)} names {report!r}, which has no {_HOOK}")
         # One that pytest has loaded by itself reports once.
         if not manager.is_registered(report):
             manager.register(report, name)
@@ -70,7 +70,7 @@ def report_session(
             records=session.records,
             judgements=list(judgements),
         )
-    except (BadExtension, ReportFailed) as error:
+    except HwqError as error:
         session.problems.append(str(error))
     # Whatever another's report raises, the session has its records and says so.
     except Exception as error:
@@ -112,20 +112,14 @@ class MeasuringSession:
         """
         from pytest_hwqueue.records.files import make_session_folder, write_text
 
-        try:
+        with wrong_usage():
             add_reports(self._config)
-        except BadExtension as error:
-            raise pytest.UsageError(str(error)) from None
-        try:
+        with wrong_usage("--hwq-dir: cannot write records", OSError):
             make_session_folder(self.folder)
             write_text(self.folder / "session.json", self._files(self._info(None, False)))
-        except (OSError, RecordError) as error:
-            raise pytest.UsageError(f"--hwq-dir: cannot write records: {error}") from error
         if self._json is not None:
-            try:
+            with wrong_usage("--hwq-json"):
                 write_text(self._json, self._text(self._info(None, False)))
-            except RecordError as error:
-                raise pytest.UsageError(f"--hwq-json: {error}") from error
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take a report's records and return them; the session keeps only where they are."""
@@ -392,13 +386,11 @@ def provenance(config: pytest.Config) -> Provenance:
         pytest.UsageError: if the commit that the user states is not the one checked out.
 
     """
-    from pytest_hwqueue.records.noise import OtherCommit, provenance_of
+    from pytest_hwqueue.records.noise import provenance_of
 
     if PROVENANCE not in config.stash:
-        try:
+        with wrong_usage("--hwq-commit"):
             config.stash[PROVENANCE] = provenance_of(config.rootpath, config.stash[SETTINGS].commit)
-        except OtherCommit as error:
-            raise pytest.UsageError(f"--hwq-commit: {error}") from None
     return config.stash[PROVENANCE]
 
 

@@ -66,7 +66,7 @@ def _stored(config: pytest.Config, judgements: Sequence[Judgement]) -> dict[str,
     from pytest_hwqueue.baselines.folders import packaged_folder
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.baselines.store import Store
-    from pytest_hwqueue.errors import BaselineError
+    from pytest_hwqueue.errors import RecordError
 
     settings = config.stash[SETTINGS]
     cells: dict[str, CellBaseline] = {}
@@ -76,7 +76,7 @@ def _stored(config: pytest.Config, judgements: Sequence[Judgement]) -> dict[str,
     for judgement in judgements:
         try:
             cells |= load_source(judgement.baseline, store).cells
-        except BaselineError:
+        except RecordError:
             # A device without this baseline: its verdicts say so, and there is nothing to draw.
             continue
     return cells

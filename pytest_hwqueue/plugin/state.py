@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.errors import HwqError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pytest_hwqueue.devices.protocol import Device
@@ -16,6 +20,25 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.noise import Provenance
     from pytest_hwqueue.schedulers.syntax import Scheduler
     from pytest_hwqueue.settings.options import Settings
+
+
+@contextmanager
+def wrong_usage(place: str = "", *others: type[Exception]) -> Iterator[None]:
+    """Let our errors be pytest's of wrong usage, which it prints without a traceback.
+
+    Args:
+        place: begins their text, such as an option.
+        others: exceptions that mean the same here.
+
+    Raises:
+        pytest.UsageError: for those, with their text.
+
+    """
+    caught: tuple[type[Exception], ...] = (HwqError, *others)
+    try:
+        yield
+    except caught as error:
+        raise pytest.UsageError(f"{place}: {error}" if place else str(error)) from None
 
 
 # The key in pytest's `workerinput` that says a config is a worker's.

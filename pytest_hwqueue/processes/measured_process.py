@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes.channel import (
     Channel,
     ChannelClosed,
@@ -28,7 +29,7 @@ Key = TypeVar("Key")
 _DYING_S = 5.0
 
 
-class ProcessEnded(RuntimeError):
+class ProcessEnded(HwqError):
     """A process has ended while needed, or did not get ready; the text says how."""
 
 

@@ -21,6 +21,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes.fork_loop import OF_PYTEST
 
 Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.tenant"]
@@ -61,10 +62,6 @@ class Process(Protocol):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its exit status; subprocess.TimeoutExpired if it still runs after seconds."""
-
-
-class ServerGone(RuntimeError):
-    """The fork server has ended, or did not get ready."""
 
 
 class ForkServer:
@@ -135,7 +132,7 @@ class ForkServer:
         """Fork a process; its environment must fit.
 
         Raises:
-            ServerGone: if the server has gone.
+            HwqError: if the server has gone.
 
         """
         reader, writer = os.pipe()
@@ -147,7 +144,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [request], passed)
         except OSError as error:
             os.close(reader)
-            raise ServerGone(str(error)) from None
+            raise HwqError(str(error)) from None
         finally:
             os.close(writer)
         return Forked(reader)
@@ -177,7 +174,7 @@ class Forked:
             reaper: its parent, if that is there for it alone; None for the fork server.
 
         Raises:
-            ServerGone: if the server ended instead, or did not get ready.
+            HwqError: if the server ended instead, or did not get ready.
 
         """
         self._reader = reader
@@ -186,7 +183,7 @@ class Forked:
         number = self._number(time.monotonic() + _READY_S)
         if number is None:
             os.close(reader)
-            raise ServerGone("the process's parent ended, or did not get ready")
+            raise HwqError("the process's parent ended, or did not get ready")
         self.pid = number
 
     def poll(self) -> int | None:
@@ -249,7 +246,7 @@ def start_process(
     if server is not None and server.fits(environment):
         try:
             return server.fork(main, environment, log, descriptors)
-        except ServerGone:
+        except HwqError:
             # What ended the server ends a process started anew too, and its log then says why.
             return _start_anew(main, environment, log, descriptors)
     return _start_anew(main, environment, log, descriptors)

@@ -22,7 +22,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.errors import DeviceError, HwqError
 from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.runner import CellRunner
@@ -223,7 +223,7 @@ class RankGroup:
         if not failed:
             try:
                 merged = merge(records, summarise, self.backend)
-            except CannotMerge as error:
+            except HwqError as error:
                 failed = [(0, str(error), "")]
             else:
                 self._broken = False
@@ -369,10 +369,6 @@ def _leased(device: Device, launched: LaunchedRank | None, sink: RanksSink) -> I
 _SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns")
 
 
-class CannotMerge(ValueError):
-    """The ranks' records do not belong together; the text says how they differ."""
-
-
 def merge(
     records: Sequence[RunRecord], summarise: Callable[[Samples], Metrics], backend: str
 ) -> RunRecord:
@@ -387,12 +383,12 @@ def merge(
         backend: torch.distributed's name for the backend of the collectives.
 
     Raises:
-        CannotMerge: if the ranks did not measure the same iterations.
+        HwqError: if the ranks did not measure the same iterations.
 
     """
     parts = [record.samples for record in records]
     if any(part is None for part in parts):
-        raise CannotMerge("a rank measured nothing")
+        raise HwqError("a rank measured nothing")
     of_rank = [part for part in parts if part is not None]
     refused: dict[str, str] = {}
     samples = _slowest(of_rank, refused)
@@ -426,7 +422,7 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
         values = [getattr(part, name) for part in parts]
         lengths = [len(each) for each in values]
         if len(set(lengths)) > 1:
-            raise CannotMerge(f"the ranks took {_counts(lengths)} samples of {name}")
+            raise HwqError(f"the ranks took {_counts(lengths)} samples of {name}")
         series[name] = _longest(values)
     named: dict[str, dict[str, list[int]]] = {}
     for name in ("tags_ns", "references_ns", "reference_iterations_ns"):

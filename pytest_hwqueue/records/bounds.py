@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from pytest_hwqueue.errors import BadBound, BoundMissed, RefusedFigure
+from pytest_hwqueue.errors import BadInput, BoundMissed, RefusedFigure
 from pytest_hwqueue.metrics.estimate import Estimate, Summary, label, named
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import TimeUnit, milliseconds, time_unit
@@ -47,7 +47,7 @@ class LatencyBounds:
         Raises:
             BoundMissed: an AssertionError with the figure, its interval and the samples.
             RefusedFigure: an AssertionError with what the percentile lacks and how to get it.
-            BadBound: if ``bound`` is not such a time.
+            BadInput: if ``bound`` is not such a time.
             ValueError: if the cell has no such tag.
 
         """
@@ -64,13 +64,13 @@ def parse_bound(text: str) -> TimeUnit:
     """Read a time such as ``12 ms``; the unit is ``ns``, ``us``, ``µs``, ``ms`` or ``s``.
 
     Raises:
-        BadBound: if it is not a finite time above zero with a unit.
+        BadInput: if it is not a finite time above zero with a unit.
 
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     ns = float(found[1]) * _NS[found[2]] if found is not None else 0.0
     if not 0 < ns < math.inf:
-        raise BadBound(
+        raise BadInput(
             f"{text!r} is not a bound on latency; give a time above zero and its unit (ns, us, "
             'µs, ms or s), such as "12 ms"'
         )
@@ -91,7 +91,7 @@ def _assert_below(self: LatencyBounds, name: str, text: str, tag: str | None) ->
         tag: whose latency; None is the record's primary latency.
 
     Raises:
-        BadBound: if the bound cannot be read.
+        BadInput: if the bound cannot be read.
         BoundMissed: if the percentile is not below it.
         RefusedFigure: if there is no such percentile.
         ValueError: if nothing was measured under the tag.

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import BadInput, RecordError, files
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.fingerprint import Value
@@ -77,24 +78,20 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except KeyboardInterrupt:
-        # What was there before still is, and nothing else.
-        temporary.unlink(missing_ok=True)
-        raise
-    except OSError as error:
+    with files("write", path):
         try:
-            temporary.unlink(missing_ok=True)
-        except OSError:
-            # The folder itself is unusable; the first error says why.
-            raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except (KeyboardInterrupt, OSError):
+            # What was there before still is, and nothing else. If this fails, the folder itself is
+            # unusable; the first error says why.
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 LONGEST_NAME = 64
@@ -113,11 +110,11 @@ def check_name(name: str) -> None:
     """Refuse an invalid baseline name.
 
     Raises:
-        BaselineError: with the rule.
+        BadInput: with the rule.
 
     """
     if not is_name(name):
-        raise BaselineError(
+        raise BadInput(
             f"{name!r} cannot name a baseline: take 1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ - that "
             "begin with a letter or digit, do not end with a dot, and have no two dots in a row"
         )
@@ -132,11 +129,11 @@ def check_device(device: str) -> None:
     """Refuse an invalid device folder; ``nvidia-h200`` is a valid one.
 
     Raises:
-        BaselineError: with the rule.
+        BadInput: with the rule.
 
     """
     if not is_device(device):
-        raise BaselineError(
+        raise BadInput(
             f"{device!r} is not the folder of a device: those are lower-case words and numbers "
             "with dashes between them, such as nvidia-h200"
         )
@@ -146,12 +143,12 @@ def check_case(name: str, present: Iterable[str]) -> None:
     """Refuse a name that differs from an existing one only in case.
 
     Raises:
-        BaselineError: naming the other; on some file systems the two would be one folder.
+        RecordError: naming the other; on some file systems the two would be one folder.
 
     """
     for other in present:
         if other != name and other.casefold() == name.casefold():
-            raise BaselineError(
+            raise RecordError(
                 f"{name!r} and {other!r}, which is there already, are the same name on file "
                 f"systems that do not tell capital letters apart: write {other!r} or take another"
             )
@@ -164,7 +161,7 @@ def device_folder(hard: Mapping[str, Value]) -> str:
         hard: the hard fields of the device's fingerprint.
 
     Raises:
-        BaselineError: if they do not name the model.
+        RecordError: if they do not name the model.
 
     """
     if capabilities_of(str(hard.get("device_kind"))).simulated:
@@ -175,7 +172,7 @@ def device_folder(hard: Mapping[str, Value]) -> str:
         model = str(hard.get("device_name") or "")
     folder = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:LONGEST_NAME].strip("-")
     if not folder:
-        raise BaselineError(
+        raise RecordError(
             "the record's fingerprint does not name the device's model, so there is no telling "
             "which baselines are its; `missing` in the record says why it could not be read"
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pytest_hwqueue import __version__
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution
 from pytest_hwqueue.metrics.cpu_events import InterruptTime, LaunchPairs
 from pytest_hwqueue.metrics.critical_path import in_words
@@ -136,10 +137,6 @@ _DIRTY = "-dirty"
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-class OtherCommit(ValueError):
-    """The commit that the user states is not the one that is checked out."""
-
-
 @dataclass(frozen=True)
 class Provenance:
     """Which code was measured, and by which.
@@ -192,7 +189,7 @@ def provenance_of(folder: Path, stated: str = "") -> Provenance:
             it if tracked files were changed.
 
     Raises:
-        OtherCommit: if git knows, and it is not the commit stated.
+        BadInput: if git knows, and it is not the commit stated.
 
     """
     described, reason = _describe(folder)
@@ -202,7 +199,7 @@ def provenance_of(folder: Path, stated: str = "") -> Provenance:
         described = stated
     commit = described.removesuffix(_DIRTY)
     if stated and commit != stated.removesuffix(_DIRTY):
-        raise OtherCommit(f"{folder} has commit {commit} checked out: leave it out, git is asked")
+        raise BadInput(f"{folder} has commit {commit} checked out: leave it out, git is asked")
     return Provenance(git_commit=commit, git_dirty=described.endswith(_DIRTY), unknown="")
 
 

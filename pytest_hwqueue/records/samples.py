@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
+from pytest_hwqueue.errors import BadInput, RecordError, translated
 from pytest_hwqueue.metrics.estimate import PlainData
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ MOST_BYTES = 1 << 30
 _MOST_MEMORY = 1 << 27
 _MOST_ROWS = 1 << 25
 _WIDEST = 8
-
-
-class BadColumns(ValueError):
-    """Bytes that are no columns, or more than are read."""
 
 
 class _Column(PlainData):
@@ -60,7 +57,7 @@ def pack(about: Mapping[str, Any], tables: Mapping[str, Table]) -> bytes:
     """Return tables and what describes them as bytes; see `unpack`.
 
     Raises:
-        BadColumns: if they are more than `unpack` would read.
+        RecordError: if they are more than `unpack` would read.
 
     """
     columns, parts = [], []
@@ -72,7 +69,7 @@ def pack(about: Mapping[str, Any], tables: Mapping[str, Table]) -> bytes:
     head = _Head(about=dict(about), columns=columns).model_dump(mode="json")
     data = b"".join([json.dumps(head, separators=(",", ":")).encode(), b"\n", *parts])
     if len(data) > MOST_BYTES or any(column.rows > _MOST_ROWS for column in columns):
-        raise BadColumns(f"{len(data)} bytes are too many to be stored; {MOST_BYTES} are the most")
+        raise RecordError(f"{len(data)} bytes are too many to be stored; {MOST_BYTES} are the most")
     return lzma.compress(data, check=lzma.CHECK_SHA256)
 
 
@@ -80,25 +77,23 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[np.
     """Return what describes the tables, and their columns by table and name, shape (rows,).
 
     Raises:
-        BadColumns: if they are damaged, or more than a file may hold.
+        RecordError: if they are damaged, or more than a file may hold.
 
     """
-    try:
+    with translated(RecordError, "it cannot be unpacked", lzma.LZMAError):
         unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
         plain = unpacking.decompress(data, MOST_BYTES + 1)
-    except lzma.LZMAError as error:
-        raise BadColumns(f"it cannot be unpacked: {error}") from error
     if len(plain) > MOST_BYTES:
-        raise BadColumns(f"it holds more than {MOST_BYTES} bytes")
+        raise RecordError(f"it holds more than {MOST_BYTES} bytes")
     if not unpacking.eof or unpacking.unused_data:
-        raise BadColumns("it is cut off, or something follows it")
+        raise RecordError("it is cut off, or something follows it")
     first, _, body = plain.partition(b"\n")
     try:
         head = _Head.model_validate_json(first)
     except ValidationError as error:
-        raise BadColumns(f"its first line is damaged: {error.errors()[0]['msg']}") from error
+        raise RecordError(f"its first line is damaged: {error.errors()[0]['msg']}") from error
     if sum(column.rows * column.width for column in head.columns) != len(body):
-        raise BadColumns("its columns are longer or shorter than its first line says")
+        raise RecordError("its columns are longer or shorter than its first line says")
     tables: dict[str, dict[str, NDArray[np.int64]]] = {}
     at = 0
     for column in head.columns:
@@ -166,10 +161,8 @@ def encode_samples(samples_ns: Sequence[float] | NDArray[np.float64]) -> str:
     """
     import numpy as np
 
-    try:
+    with translated(BadInput, "samples must be numbers", TypeError, OverflowError):
         values = np.asarray(samples_ns, dtype=np.float64)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"samples must be numbers: {error}") from error
     if values.ndim != 1:
         raise ValueError(f"samples must have one dimension, have {values.ndim}")
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0) | (values != np.floor(values)))
@@ -212,13 +205,11 @@ def decode_samples(text: str, n: int) -> NDArray[np.float64]:
 
 
 def _decompressed(text: str, n: int) -> bytes:
-    try:
+    with translated(BadInput, "the samples are damaged", binascii.Error, zlib.error, ValueError):
         compressed = base64.b64decode(text, validate=True)
         # No more than n samples can fill: a small text must not become a large array.
         unpacking = zlib.decompressobj()
         packed = unpacking.decompress(compressed, _LONGEST * n + 1)
-    except (binascii.Error, zlib.error, ValueError) as error:
-        raise ValueError(f"the samples are damaged: {error}") from error
     if not unpacking.eof or unpacking.unused_data:
         raise ValueError(f"the samples are damaged: they are not {n} and nothing else")
     return packed

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import BadInput, RecordError, files, translated, within
 from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.files import unused, write_bytes
-from pytest_hwqueue.records.samples import BadColumns, pack, unpack
+from pytest_hwqueue.records.samples import pack, unpack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,11 +91,10 @@ class Kept:
         """
         if name not in self.about:
             return None
-        try:
+        said = f"the timeline {name} is damaged"
+        with translated(BadInput, said, KeyError, IndexError, ValidationError):
             about = _About.model_validate(self.about[name])
             return _timeline(about, self.tables[name], self.tables[f"{name} waits"])
-        except (KeyError, IndexError, ValidationError) as error:
-            raise ValueError(f"the timeline {name} is damaged: {error}") from error
 
     def add_work(self, name: str, work: Sequence[DeviceWork]) -> None:
         """Keep kernels of one owner, of a traced pass."""
@@ -126,7 +125,7 @@ class Kept:
             ValueError: if they are damaged.
 
         """
-        try:
+        with translated(BadInput, f"the kernels of {name} are damaged", KeyError, IndexError):
             table, names = self.tables[f"{name} work"], self.about[f"{name} work"]
             duration = _summed(table["duration"], table["name"])
             end = _summed(table["gap"] + duration, table["stream"])
@@ -143,8 +142,6 @@ class Kept:
                  for each, at in zip(kept["lead"], ready.tolist(), strict=True)),
             )  # fmt: skip
             return [DeviceWork(*values) for values in zip(*columns, strict=False)]
-        except (KeyError, IndexError) as error:
-            raise ValueError(f"the kernels of {name} are damaged: {error}") from error
 
 
 def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
@@ -160,10 +157,8 @@ def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
 
     """
     path = unused(lambda number: folder / f"{stem}{number}{SUFFIX}", "-")
-    try:
+    with within(f"cannot write {path}"):
         data = pack({"schema": _SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
-    except BadColumns as error:
-        raise RecordError(f"cannot write {path}: {error}") from error
     if len(data) > MOST_FILE_BYTES:
         raise RecordError(f"cannot write {path}: {len(data)} bytes; {MOST_FILE_BYTES} are the most")
     write_bytes(path, data)
@@ -186,11 +181,8 @@ def read_kept(folder: Path, reference: TimelineFile) -> Kept:
     if _NAME.fullmatch(reference.file) is None:
         raise RecordError(f"{reference.file!r} in {folder} is not the name of a timeline file")
     path = folder / reference.file
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_FILE_BYTES + 1)
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}; {_REPAIR}") from error
+    with files("read", path, remedy=_REPAIR), open(path, "rb") as file:
+        data = file.read(MOST_FILE_BYTES + 1)
     if len(data) > MOST_FILE_BYTES:
         raise RecordError(f"{path} is larger than {MOST_FILE_BYTES} bytes, which none is")
     if sha256(data).hexdigest() != reference.sha256:
@@ -198,9 +190,9 @@ def read_kept(folder: Path, reference: TimelineFile) -> Kept:
     try:
         about, tables = unpack(data)
         if about.get("schema") != _SCHEMA:
-            raise BadColumns(f"its schema is {about.get('schema')!r}, not {_SCHEMA}")
+            raise RecordError(f"its schema is {about.get('schema')!r}, not {_SCHEMA}")
         return Kept(dict(about["parts"]), dict(tables), int(about["kernels"]))
-    except (BadColumns, KeyError, TypeError) as error:
+    except (RecordError, KeyError, TypeError) as error:
         raise RecordError(f"{path} holds no timelines: {error}; {_REPAIR}") from error
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import SessionFile
@@ -71,14 +71,13 @@ def read_compared(path: Path) -> Compared:
 
     """
     try:
-        content = json.loads(path.read_bytes())
+        with files("read", path):
+            content = json.loads(path.read_bytes())
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
             judgement = JudgedFile.model_validate(content)
             return Compared((judgement,), tuple(each.cell for each in judgement.verdicts))
         session = SessionFile.model_validate(content)
         judgements = tuple(map(JudgedFile.model_validate, session.judgements))
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

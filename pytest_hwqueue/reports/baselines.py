@@ -16,6 +16,7 @@ from pytest_hwqueue.baselines.runs import (
 )
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import (
     CONFIDENCE,
     LEAST_RUNS,
@@ -52,8 +53,7 @@ from pytest_hwqueue.reports.document import (
 )
 from pytest_hwqueue.reports.verdict_words import figure_value, mean_value, tau_words
 from pytest_hwqueue.verdicts.figures import figure
-from pytest_hwqueue.verdicts.judging import UnknownFigure
-from pytest_hwqueue.verdicts.stored import StoredFigure, describe_stored
+from pytest_hwqueue.verdicts.stored import HOW_TO_RECORD, StoredFigure, describe_stored
 
 _COMMIT_DIGITS = 9
 
@@ -92,7 +92,7 @@ def describe_baselines(store: Store) -> list[BaselineRow]:
     """Describe every baseline of a store, by device and name.
 
     Raises:
-        BaselineError: naming the file that is damaged.
+        RecordError: naming the file that is damaged.
 
     """
     rows = []
@@ -121,7 +121,7 @@ def describe_cells(
     """Describe each figure of each cell of a baseline, by cell id; see `figures.figure`.
 
     Raises:
-        UnknownFigure: if no cell has a figure of a name.
+        BadInput: if no cell has a figure of a name.
 
     """
     every = describe_stored(cells, figures, settings)
@@ -137,7 +137,7 @@ def describe_cells(
                 rows.append(_row(next(described), chosen.quantity, runs, settings, len(every)))
     for name in figures:
         if name not in known:
-            raise UnknownFigure(f"no cell has a figure {name!r}")
+            raise BadInput(f"no cell has a figure {name!r}")
     return rows
 
 
@@ -361,12 +361,6 @@ def _when(text: str) -> str:
 
 def _commit(commit: str | None) -> str:
     return (commit or "")[:_COMMIT_DIGITS]
-
-
-HOW_TO_RECORD = (
-    f"Record unchanged code in {LEAST_SESSIONS} sessions, best on several days: "
-    "hwq run P0 --runs 3 --save aa"
-)
 
 
 def calibration_document(

@@ -83,7 +83,7 @@ def describe_workloads() -> list[WorkloadRow]:
 
 
 def describe_workload(name: str) -> WorkloadRow:
-    """Describe one workload; UnknownWorkload if there is none of this name."""
+    """Describe one workload; BadInput if there is none of this name."""
     return _describe(workload_class(name))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pytest_hwqueue.errors import BadInput, translated
 from pytest_hwqueue.records.cell import RunRecord
 
 MOST_SAMPLES = 100_000
@@ -70,7 +71,7 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
     options["cprofile"] = False
     if "precision" in options:
         options["precision"] = None
-    try:
+    with translated(BadInput, f"{item.nodeid}: the benchmark mark is not valid", TypeError):
         fixture = make_fixture(
             node,
             add_stats=session.benchmarks.append,
@@ -79,8 +80,6 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
             disabled=False,
             **options,
         )
-    except TypeError as error:
-        raise ValueError(f"{item.nodeid}: the benchmark mark is not valid: {error}") from error
     fixture.extra_info.update(_extra_info(record, len(mirrored), len(samples_ns)))
     fixture.pedantic(_nothing, rounds=len(mirrored))
     # pytest-benchmark keeps the clock to the session's end, but need not keep the samples in it.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pytest_hwqueue.errors import files
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.files import write_text
@@ -84,8 +85,7 @@ def write_markdown(
     """Write a session's figures and verdicts to a Markdown file and to GitHub's summary.
 
     Raises:
-        RecordError: if the file cannot be written.
-        OSError: if GitHub's summary cannot be written.
+        RecordError: if the file or GitHub's summary cannot be written.
 
     """
     summary = environment.get("GITHUB_STEP_SUMMARY")
@@ -95,7 +95,8 @@ def write_markdown(
     if file is not None:
         write_text(file, text)
     if summary:
-        with open(summary, "a", encoding="utf-8") as opened:
+        written = files("write", f"GitHub's summary {summary}")
+        with written, open(summary, "a", encoding="utf-8") as opened:
             opened.write(text)
 
 

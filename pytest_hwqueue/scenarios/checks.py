@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, get_args
 
-from pytest_hwqueue.errors import BadGoal, BadParameter, BadScheduler
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import (
@@ -151,7 +151,7 @@ def _check_shape(path: Path, tenant: Mapping[str, Any], parameters: object) -> I
         if isinstance(model, str) and model in MODELS and isinstance(name, str):
             try:
                 model_shape(model, "full", {name: value})
-            except BadParameter as error:
+            except BadInput as error:
                 yield (*path, name), f"tenant {tenant.get('name')}: {error}"
 
 
@@ -164,7 +164,7 @@ def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Findings]:
         for index, text in enumerate(modes if isinstance(modes, list) else ()):
             try:
                 modes_meant = [str(mode) for mode in parse_entry(str(text))]
-            except BadScheduler:
+            except BadInput:
                 continue  # reported by the check of the field
             for mode in modes_meant:
                 if mode in seen:
@@ -262,7 +262,7 @@ def _goals(fields: Mapping[str, Any], path: Path) -> list[_Stated]:
         for index, text in enumerate(texts if isinstance(texts, list) else ()):
             try:
                 goals.append(_Stated((*inner, index), parse_goal(str(text)), placements))
-            except BadGoal:
+            except BadInput:
                 continue  # reported by the check of the field
     return goals
 

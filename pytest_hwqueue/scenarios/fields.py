@@ -23,14 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from pytest_hwqueue.errors import (
-    BadArrival,
-    BadFunction,
-    BadGoal,
-    BadNoise,
-    BadScheduler,
-    shortened,
-)
+from pytest_hwqueue.errors import shortened, within
 from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.noise.neighbours import described
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
@@ -123,21 +116,17 @@ def _read_arrival(value: object, info: ValidationInfo) -> TenantArrival:
         arrival = TenantArrival(text, float(found[1]) / 100)
         if not 0 < float(found[1]) <= 100:
             raise ValueError(f"{found[0]!r} is no share of the peak; give one up to 100%")
-    try:
+    with within(remedy="a rate may also be a share, such as 20% of peak"):
         parse_arrival(arrival.at(1.0), folder)
-    except BadArrival as error:
-        raise ValueError(f"{error}; a rate may also be a share, such as 20% of peak") from None
     return arrival
 
 
 def _read_scheduler(value: object) -> str:
     text = _text(value, "a scheduler mode, such as native")
-    try:
+    # Unquoted, YAML takes what is behind a comma for the next mode.
+    hint = 'quote a mode that has commas: "xsched:level=1,threshold=1"' if "=" in text else ""
+    with within(remedy=hint):
         parse_entry(text)
-    except BadScheduler as error:
-        # Unquoted, YAML takes what is behind a comma for the next mode.
-        hint = '; quote a mode that has commas: "xsched:level=1,threshold=1"' if "=" in text else ""
-        raise ValueError(f"{error}{hint}") from None
     return text
 
 
@@ -154,28 +143,19 @@ def _read_noise(value: object, info: ValidationInfo) -> str:
     if not name.endswith((".yaml", ".yml")):
         near = nearest(name, NOISES)
         raise ValueError(f"there is no noise {name!r}; {near}, or give a description's file")
-    try:
-        described(noise_file(name, info.context["folder"]), ())
-    except BadNoise as error:
-        raise ValueError(str(error)) from None
+    described(noise_file(name, info.context["folder"]), ())
     return name
 
 
 def _read_function(value: object, info: ValidationInfo) -> str:
     text = _text(value, "a function, such as my_module:make_step")
     assert info.context is not None
-    try:
-        find(text, info.context["folder"])
-    except BadFunction as error:
-        raise ValueError(str(error)) from None
+    find(text, info.context["folder"])
     return text
 
 
 def _read_goal(value: object) -> Goal:
-    try:
-        return parse_goal(_text(value, "a goal, such as high.latency_p99_ms < 10"))
-    except BadGoal as error:
-        raise ValueError(str(error)) from None
+    return parse_goal(_text(value, "a goal, such as high.latency_p99_ms < 10"))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

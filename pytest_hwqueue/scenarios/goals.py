@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from pytest_hwqueue.errors import BadGoal
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.scenarios.deciding import decided_by_s
 
@@ -166,32 +166,32 @@ def parse_goal(text: str) -> Goal:
     """Parse a goal.
 
     Raises:
-        BadGoal: naming the part that was wrong and what is valid.
+        BadInput: naming the part that was wrong and what is valid.
 
     """
     found = _GOAL.fullmatch(text.strip())
     if found is None:
-        raise BadGoal(f"{text!r} is no goal; {_USAGE}")
+        raise BadInput(f"{text!r} is no goal; {_USAGE}")
     tenant, name, comparison, rest = found.groups()
     figure, implied = _figure(name)
     bound = _BOUND.fullmatch(rest.strip())
     number = math.inf if bound is None else float(bound[1])
     if bound is None or not math.isfinite(number):
-        raise BadGoal(f"the bound {rest.strip()!r} is not valid; {_USAGE}")
+        raise BadInput(f"the bound {rest.strip()!r} is not valid; {_USAGE}")
     unit, link, reference = bound[2], bound[3], bound[4]
     unit = "us" if unit == "µs" else unit
     if link is None:
         goal = Goal(tenant, figure, comparison, number, _unit(figure, unit or implied))
         if figure == "attainment" and goal.bound > 1:
-            raise BadGoal(f"the bound {rest.strip()!r} is not valid; no share is above 100%")
+            raise BadInput(f"the bound {rest.strip()!r} is not valid; no share is above 100%")
         return goal
     if (link, unit) not in (("of", "%"), ("x", None), ("×", None)):
-        raise BadGoal(
+        raise BadInput(
             f"the bound {rest.strip()!r} is not valid; relative bounds are 80% of {reference} or "
             f"1.3 x {reference}"
         )
     if reference == tenant:
-        raise BadGoal(f"{tenant} is compared with itself; give native, solo, or another tenant")
+        raise BadInput(f"{tenant} is compared with itself; give native, solo, or another tenant")
     return Goal(tenant, figure, comparison, number, "%" if link == "of" else "x", reference)
 
 
@@ -278,7 +278,7 @@ def _figure(name: str) -> tuple[str, str | None]:
     names = [*FIGURES, *(f"latency_{percentile}_ms" for percentile in _PERCENTILES)]
     near = get_close_matches(name, names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise BadGoal(
+    raise BadInput(
         f"there is no figure {name!r}; {hint}there are {', '.join(FIGURES)}, and names such as "
         "latency_p99_ms"
     )
@@ -290,7 +290,7 @@ def _unit(figure: str, unit: str | None) -> str:
         assert unit is not None
         return unit
     given = "has no unit" if unit is None else f"is in {unit!r}"
-    raise BadGoal(f"the bound of {figure} {given}; give it in {', '.join(units)}")
+    raise BadInput(f"the bound of {figure} {given}; give it in {', '.join(units)}")
 
 
 def _estimator(figure: str, within_ns: float | None) -> Estimator:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from pytest_hwqueue.errors import BadFunction
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.measured_process import kill_group
 from pytest_hwqueue.processes.starting import start_reaped, worker_environment
 from pytest_hwqueue.scenarios.file import Scenario
@@ -29,7 +29,7 @@ def check_functions(scenario: Scenario, file: Path) -> None:
     """Import each function of a scenario's tenants; nothing is prepared, and no device opened.
 
     Raises:
-        BadFunction: naming file, tenant and function, with the traceback if its module raised.
+        BadInput: naming file, tenant and function, with the traceback if its module raised.
 
     """
     checked = set()
@@ -42,7 +42,7 @@ def check_functions(scenario: Scenario, file: Path) -> None:
                 checked.add((tenant.function, parameters))
                 found = _problem(tenant.function, file.parent.absolute(), parameters)
                 if found:
-                    raise BadFunction(f"{file}: tenant {tenant.name}: function: {found}")
+                    raise BadInput(f"{file}: tenant {tenant.name}: function: {found}")
 
 
 def _problem(function: str, folder: Path, parameters: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.noise import Causes, causes_line
@@ -114,7 +115,7 @@ ROUNDS = 2
 """Into how many runs, forth and back, a window is cut where goals compare runs."""
 
 
-class PeakUnknown(RuntimeError):
+class PeakUnknown(HwqError):
     """A rate is a share of a tenant's peak, and the peak could not be measured."""
 
 

@@ -7,14 +7,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
-from pytest_hwqueue.errors import BadExtension, BadScheduler
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.extensions import Registry, origin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-# Reads the text of one parameter into its one form, or raises BadScheduler with what is valid.
+# Reads the text of one parameter into its one form, or raises BadInput with what is valid.
 Reader = Callable[[str], str]
 
 
@@ -25,7 +25,7 @@ class SchedulerParameter(NamedTuple):
 
     Attributes:
         name: as users write it.
-        read: returns a value's canonical text; raises BadScheduler with what is valid.
+        read: returns a value's canonical text; raises BadInput with what is valid.
         default: the value if none is given.
 
     """
@@ -41,7 +41,7 @@ class SchedulerParameter(NamedTuple):
         def read(text: str) -> str:
             # The length first: Python refuses to read thousands of digits.
             if not text.isdecimal() or len(text) > 9 or not least <= int(text) <= most:
-                raise BadScheduler(f"give a whole number from {least} to {most}")
+                raise BadInput(f"give a whole number from {least} to {most}")
             return str(int(text))
 
         return cls(name, read, str(default))
@@ -54,7 +54,7 @@ class SchedulerParameter(NamedTuple):
             for each in choices:
                 if text.lower() == each.lower():
                     return each
-            raise BadScheduler(f"choose from {', '.join(choices)}")
+            raise BadInput(f"choose from {', '.join(choices)}")
 
         return cls(name, read, default)
 
@@ -68,7 +68,7 @@ class SchedulerParameter(NamedTuple):
             except ValueError:
                 percent = -1.0
             if not 0 < percent <= 100:
-                raise BadScheduler("give a share above 0 and up to 100%, such as 80% or 0.8")
+                raise BadInput("give a share above 0 and up to 100%, such as 80% or 0.8")
             return f"{percent:g}%"
 
         return cls(name, read, default)
@@ -124,7 +124,7 @@ class SchedulerDeclaration(NamedTuple):
         per_tenant: a parameter named after a tenant.
         argument: for modes that take one text instead of parameters: its placeholder, and what it
             is, such as ``("NAME", "the name of a description")``.
-        check: raises BadScheduler for parameters that exclude each other.
+        check: raises BadInput for parameters that exclude each other.
         needs_environment: whether it works only in processes started for it, with its services and
             environment.
         devices: the kinds of devices it supports, such as ``cuda``; empty for all.
@@ -224,10 +224,10 @@ def in_flight(parameters: Mapping[str, str]) -> tuple[int, int]:
 
 
 def check_in_flight(parameters: Mapping[str, str]) -> None:
-    """Raise BadScheduler if the batch exceeds the threshold."""
+    """Raise BadInput if the batch exceeds the threshold."""
     threshold, batch = in_flight(parameters)
     if batch > threshold:
-        raise BadScheduler(
+        raise BadInput(
             f"xsched: batch={batch} is more than threshold={threshold}, which ends every process "
             "under XSched; give a batch of at most the threshold"
         )
@@ -326,9 +326,9 @@ BUILT_IN = (
 
 def _adopt(point: EntryPoint, found: Any) -> SchedulerDeclaration:
     if not isinstance(found, SchedulerDeclaration):
-        raise BadExtension(f"{origin(point)} names {found!r}, which is no SchedulerDeclaration")
+        raise BadInput(f"{origin(point)} names {found!r}, which is no SchedulerDeclaration")
     if found.name != point.name:
-        raise BadExtension(f"{origin(point)} names the declaration of a mode {found.name!r}")
+        raise BadInput(f"{origin(point)} names the declaration of a mode {found.name!r}")
     return found
 
 
@@ -340,16 +340,12 @@ def declaration(name: str) -> SchedulerDeclaration:
     """Return a mode's declaration.
 
     Raises:
-        BadScheduler: if there is no such mode, or another package adds it and it cannot be used.
+        BadInput: if there is no such mode, or another package adds it and it cannot be used.
 
     """
-    try:
-        if name in SCHEDULERS:
-            return SCHEDULERS[name]
-        names = ", ".join(SCHEDULERS)
-    except BadExtension as error:
-        raise BadScheduler(str(error)) from error
-    raise BadScheduler(f"there is no scheduler mode {name!r}; there are {names}")
+    if name in SCHEDULERS:
+        return SCHEDULERS[name]
+    raise BadInput(f"there is no scheduler mode {name!r}; there are {', '.join(SCHEDULERS)}")
 
 
 def describe_modes() -> dict[str, str]:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import DeviceError, NotProven
+from pytest_hwqueue.errors import DeviceError, NotProven, translated
 from pytest_hwqueue.processes.services import service_environment
 
 if TYPE_CHECKING:
@@ -117,10 +117,8 @@ def with_groups(
     groups = getattr(pool, "groups", None)
     if groups is None:
         raise NotProven("the device's streams do not tell on which multiprocessors they run")
-    try:
+    with translated(NotProven, "where the streams' kernels run cannot be found out", DeviceError):
         found: list[GroupEvidence] = groups(replayed=replayed)
-    except DeviceError as error:
-        raise NotProven(f"where the streams' kernels run cannot be found out: {error}") from error
     return replace(
         evidence,
         asked_groups=[partition.group for partition in asked],

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.errors import NotProven, translated
 from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
@@ -161,7 +161,8 @@ class Mps(Scheduler):
         pipes = self._pipes or os.environ.get(PIPES)
         if pipes is None:
             raise NotProven(f"{self.mode}: this process was not started under MPS ({PIPES})")
-        try:
+        said = f"{self.mode}: {CONTROL} did not answer {question!r}"
+        with translated(NotProven, said, OSError, subprocess.TimeoutExpired):
             answer = subprocess.run(
                 [CONTROL],
                 input=f"{question}\n",
@@ -171,10 +172,6 @@ class Mps(Scheduler):
                 timeout=_ANSWER_S,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotProven(
-                f"{self.mode}: {CONTROL} did not answer {question!r}: {error}"
-            ) from None
         lines = answer.stdout.split()
         if answer.returncode != 0 or not all(line.isdecimal() for line in lines):
             said = " ".join((answer.stdout + answer.stderr).split())

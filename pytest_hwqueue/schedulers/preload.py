@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pytest_hwqueue.errors import BadDescription, BadScheduler, NotProven, abridged
+from pytest_hwqueue.errors import BadInput, NotProven, abridged, within
 from pytest_hwqueue.processes.services import (
     Service,
     Stop,
@@ -54,17 +54,17 @@ def read_description(file: Path, model: type[Described]) -> Described:
     """Read a description.
 
     Raises:
-        BadDescription: naming the file and the wrong field.
+        BadInput: naming the file and the wrong field.
 
     """
     try:
         return model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadDescription(f"{file} cannot be read: {abridged(error)}") from None
+        raise BadInput(f"{file} cannot be read: {abridged(error)}") from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"
-        raise BadDescription(f"{file}: {abridged(field)}: {first['msg']}") from None
+        raise BadInput(f"{file}: {abridged(field)}: {first['msg']}") from None
 
 
 def _pattern(text: str) -> str:
@@ -135,21 +135,19 @@ def load(name: str, folders: Sequence[Path]) -> tuple[Path, Description]:
     """Find a description by name in ``folders``, or by its path, and read it.
 
     Raises:
-        BadScheduler: if there is none, or if it is wrong, naming the file and the field.
+        BadInput: if there is none, or if it is wrong, naming the file and the field.
 
     """
     file = find_description(name, folders)
     if file is None:
         searched = ", ".join(map(str, folders)) or "none"
         there_are = ", ".join(described_in(folders)) or "no descriptions"
-        raise BadScheduler(
+        raise BadInput(
             f"preload:{name}: there is no {name}.yaml in the folders of --hwq-preloads "
             f"({searched}); there are {there_are}; or give the file's path"
         )
-    try:
+    with within(f"preload:{name}"):
         return file, read_description(file, Description)
-    except BadDescription as error:
-        raise BadScheduler(f"preload:{name}: {error}") from None
 
 
 _PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")

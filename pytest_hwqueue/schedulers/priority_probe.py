@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ _SMALL_ELEMENTS = 256
 # The load outlasts small kernels that wait for a long one each, and what starting them takes.
 _LOADS_PER_REQUEST, _STARTING_NS = 3, 15_000_000
 _MOST_LOADS = 500
-
-
-class ProbeFailed(Exception):
-    """A client could not take part; the text says why."""
 
 
 class ProbeClient(Protocol):
@@ -162,7 +159,7 @@ def probe_priority(
     names = urgent[0], other[0]
     try:
         return _probe(names, urgent[1], other[1], clock_s)
-    except ProbeFailed as failed:
+    except NotProven as failed:
         urgent[1].close()
         other[1].close()
         return PriorityEffect(

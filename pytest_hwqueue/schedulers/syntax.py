@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadScheduler, DeviceError
+from pytest_hwqueue.errors import BadInput, DeviceError, within
 from pytest_hwqueue.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -123,7 +123,7 @@ class Scheduler(ABC):
         """Open the mode without starting anything or checking whether it is available.
 
         Raises:
-            BadScheduler: if a file that the user named, such as a description, is wrong.
+            BadInput: if a file that the user named, such as a description, is wrong.
 
         """
         self.spec = spec
@@ -247,7 +247,7 @@ def parse_scheduler(text: str) -> SchedulerSpec:
     """Parse one mode with its parameters.
 
     Raises:
-        BadScheduler: naming the wrong part and what is valid.
+        BadInput: naming the wrong part and what is valid.
 
     """
     text = text.strip()
@@ -255,10 +255,10 @@ def parse_scheduler(text: str) -> SchedulerSpec:
     found = declaration(name)
     if found.argument is not None:
         if not rest:
-            raise BadScheduler(f"{name} needs {found.argument[1]}: {found.usage}")
+            raise BadInput(f"{name} needs {found.argument[1]}: {found.usage}")
         return SchedulerSpec(found, argument=rest)
     if colon and not rest:
-        raise BadScheduler(f"{text!r} ends after the colon; it is written {found.usage}")
+        raise BadInput(f"{text!r} ends after the colon; it is written {found.usage}")
     parameters = _checked(found, _pairs(text, rest))
     if found.check is not None:
         found.check(parameters)
@@ -271,7 +271,7 @@ def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
     Of several parameters with alternatives all combinations are meant.
 
     Raises:
-        BadScheduler: naming the entry, the wrong part and what is valid.
+        BadInput: naming the entry, the wrong part and what is valid.
 
     """
     name, _, rest = (part.strip() for part in text.partition(":"))
@@ -280,19 +280,17 @@ def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
     pairs = [part.partition("=") for part in rest.split(",")]
     values = [[each.strip() for each in value.split("|")] for *_, value in pairs]
     if any("" in alternatives for alternatives in values if len(alternatives) > 1):
-        raise BadScheduler(f"{text!r} has an empty alternative")
+        raise BadInput(f"{text!r} has an empty alternative")
     if math.prod(map(len, values)) > _MOST_ALTERNATIVES:
-        raise BadScheduler(f"{text!r} stands for more than {_MOST_ALTERNATIVES} modes; split it")
+        raise BadInput(f"{text!r} stands for more than {_MOST_ALTERNATIVES} modes; split it")
     read: dict[str, SchedulerSpec] = {}
     for chosen in itertools.product(*values):
         parts = zip(pairs, chosen, strict=True)
         written = ",".join(f"{key}{equals}{value}" for (key, equals, _), value in parts)
-        try:
+        with within(repr(text)):
             mode = parse_scheduler(f"{name}:{written}")
-        except BadScheduler as error:
-            raise BadScheduler(f"{text!r}: {error}") from None
         if str(mode) in read:
-            raise BadScheduler(f"{text!r} stands for {mode} twice")
+            raise BadInput(f"{text!r} stands for {mode} twice")
         read[str(mode)] = mode
     return tuple(read.values())
 
@@ -304,7 +302,7 @@ def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
     the mode before it.
 
     Raises:
-        BadScheduler: naming the wrong part and what is valid.
+        BadInput: naming the wrong part and what is valid.
 
     """
     modes: list[str] = []
@@ -313,7 +311,7 @@ def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
             continue
         if "=" in part and ":" not in part:
             if not modes or ":" not in modes[-1]:
-                raise BadScheduler(
+                raise BadInput(
                     f"{part!r} is a parameter without its mode; write it behind a colon, such as "
                     f"{modes[-1] if modes else 'xsched'}:{part}"
                 )
@@ -321,7 +319,7 @@ def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
         else:
             modes.append(part)
     if not modes:
-        raise BadScheduler(f"give one or more of {', '.join(each.name for each in BUILT_IN)}")
+        raise BadInput(f"give one or more of {', '.join(each.name for each in BUILT_IN)}")
     read = {str(mode): mode for entry in modes for mode in parse_entry(entry)}
     return tuple(read.values())
 
@@ -330,7 +328,7 @@ def needs_environment(text: str) -> bool:
     """Whether a mode works only in processes started for it."""
     try:
         return parse_scheduler(text).declaration.needs_environment
-    except BadScheduler:
+    except BadInput:
         # A test's own parameter, not parsed before; opening the mode says what is wrong with it.
         return True
 
@@ -339,7 +337,7 @@ def open_scheduler(text: str, paths: SchedulerPaths | None = None) -> Scheduler:
     """Open a mode for the tenants of a scenario, or for a cell.
 
     Raises:
-        BadScheduler: if there is no such mode, a parameter is wrong, or a description is.
+        BadInput: if there is no such mode, a parameter is wrong, or a description is.
 
     """
     spec = parse_scheduler(text)
@@ -355,9 +353,9 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
     for part in rest.split(",") if rest else ():
         name, equals, value = (each.strip() for each in part.partition("="))
         if not equals or not name or not value:
-            raise BadScheduler(f"{text!r}: {part.strip()!r} is not NAME=VALUE")
+            raise BadInput(f"{text!r}: {part.strip()!r} is not NAME=VALUE")
         if name in pairs:
-            raise BadScheduler(f"{text!r}: {name} is given twice")
+            raise BadInput(f"{text!r}: {name} is given twice")
         pairs[name] = value
     return pairs
 
@@ -367,15 +365,15 @@ def _checked(mode: SchedulerDeclaration, given: Mapping[str, str]) -> dict[str, 
     for name in given:
         if name not in known and mode.per_tenant is None:
             valid = ", ".join(known) or "none"
-            raise BadScheduler(f"{mode.name} has no parameter {name!r}; it has {valid}")
+            raise BadInput(f"{mode.name} has no parameter {name!r}; it has {valid}")
     read = {}
     for name in [*(name for name in known if name in given), *(n for n in given if n not in known)]:
         parameter = known.get(name, mode.per_tenant)
         assert parameter is not None
         try:
             read[name] = parameter.read(given[name])
-        except BadScheduler as error:
-            raise BadScheduler(f"{mode.name}: {name}={given[name]} is not valid; {error}") from None
+        except BadInput as error:
+            raise BadInput(f"{mode.name}: {name}={given[name]} is not valid; {error}") from None
     return read
 
 
@@ -404,7 +402,7 @@ def opened_or_not(text: str, paths: SchedulerPaths) -> Scheduler:
     """Open a mode; return an `UnopenedMode` if that fails."""
     try:
         return open_scheduler(text, paths)
-    except BadScheduler as error:
+    except BadInput as error:
         return UnopenedMode(text, str(error))
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.errors import NotProven, translated
 from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
@@ -91,10 +91,9 @@ class XServer:
 
     def policy(self) -> int:
         """Ask for the number of its policy."""
-        try:
+        said = "xserver's answer to /policy is not understood"
+        with translated(NotProven, said, ValueError, KeyError, TypeError):
             return int(json.loads(self._get("/policy", 0))["policy"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise NotProven(f"xserver's answer to /policy is not understood: {error!r}") from None
 
     def _get(self, path: str, dying_s: float) -> str:
         # A new connection each time, and http.client: no proxy of the environment applies.

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from pytest_hwqueue.errors import shortened
+from pytest_hwqueue.errors import HwqError, shortened
 from pytest_hwqueue.harness.open_loop import (
     MOST_FAILURES_IN_A_ROW,
     FailedRequest,
@@ -48,10 +48,6 @@ class RequestFailed(Exception):
         if isinstance(error, cls):
             return error
         return cls(f"{type(error).__name__}: {shortened(str(error))}")
-
-
-class NotReady(RuntimeError):
-    """The server did not get ready, or cannot be reached; the text says how that showed."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ class Client:
         """Wait until the server is ready; one that runs already and states no URL must be.
 
         Raises:
-            NotReady: if it is not within its time.
+            HwqError: if it is not within its time.
 
         """
         spec, url = self._spec, self._spec.ready_url(self.url)
@@ -154,7 +150,7 @@ class Client:
         while (problem := await self._problem(url)) is not None:
             if time.monotonic() >= deadline:
                 within = f" within {waits_s:g} s" if waits_s else ""
-                raise NotReady(f"{url or self.url} was not ready{within}: {problem}")
+                raise HwqError(f"{url or self.url} was not ready{within}: {problem}")
             await asyncio.sleep(_POLL_S)
 
     async def _problem(self, url: str | None) -> str | None:

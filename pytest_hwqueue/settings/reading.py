@@ -9,7 +9,7 @@ import os
 from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.errors import BadCombination
+from pytest_hwqueue.errors import BadInput, shortened
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     """Refuse options that cannot be followed together.
 
     Raises:
-        BadCombination: naming both.
+        BadInput: naming both.
 
     """
     distributed = config.getoption("dist", "no") != "no"
@@ -36,12 +36,12 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
     if ranked and not hasattr(config, "workerinput"):
         if distributed:
             valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
-            raise BadCombination("--dist", str(config.getoption("dist")), valid)
+            raise _combined("--dist", str(config.getoption("dist")), valid)
         _check_ranks(settings)
     if settings.budget is not None:
         _check_budget(settings, f"{settings.budget:g}s", distributed, ranked)
     if settings.save_records and not settings.save:
-        raise BadCombination(
+        raise _combined(
             "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
         )
     if not (distributed or in_process):
@@ -51,11 +51,11 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         valid = "noise runs with one worker process only: leave out " + (
             "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
         )
-        raise BadCombination("--hwq-noise", ",".join(settings.noise), valid)
+        raise _combined("--hwq-noise", ",".join(settings.noise), valid)
     _check_runs(settings, distributed)
     if settings.isolation == "none" and config.getoption("hwq_timeout") is not None:
         valid = "a cell is ended with its process: leave out --hwq-isolation=none"
-        raise BadCombination("--hwq-timeout", f"{settings.timeout:g}", valid)
+        raise _combined("--hwq-timeout", f"{settings.timeout:g}", valid)
 
 
 def _check_ranks(settings: Settings) -> None:
@@ -65,18 +65,18 @@ def _check_ranks(settings: Settings) -> None:
                 "one session decides which cells are measured again: leave out torchrun, and "
                 "local ranks are started; or compare stored runs with `hwq compare`"
             )
-            raise BadCombination(f"--hwq-{name}", value, valid)
+            raise _combined(f"--hwq-{name}", value, valid)
 
 
 def _check_budget(settings: Settings, text: str, distributed: bool, ranked: bool) -> None:
     if ranked:
         valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
-        raise BadCombination("--hwq-budget", text, valid)
+        raise _combined("--hwq-budget", text, valid)
     if distributed:
-        raise BadCombination("--hwq-budget", text, "it is one session's: leave out xdist's -n")
+        raise _combined("--hwq-budget", text, "it is one session's: leave out xdist's -n")
     if settings.against:
         valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
-        raise BadCombination("--hwq-budget", text, valid)
+        raise _combined("--hwq-budget", text, valid)
 
 
 def _check_schedulers(settings: Settings, distributed: bool) -> None:
@@ -86,7 +86,7 @@ def _check_schedulers(settings: Settings, distributed: bool) -> None:
         valid = "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
         if distributed:
             valid = "it serves one process at a time: leave out xdist's -n"
-        raise BadCombination("--hwq-scheduler", text, valid)
+        raise _combined("--hwq-scheduler", text, valid)
 
 
 def _check_runs(settings: Settings, distributed: bool) -> None:
@@ -102,9 +102,9 @@ def _check_runs(settings: Settings, distributed: bool) -> None:
         return
     option, value = asked[0]
     if distributed:
-        raise BadCombination(option, value, "runs are counted in one session: leave out xdist's -n")
+        raise _combined(option, value, "runs are counted in one session: leave out xdist's -n")
     valid = "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace"
-    raise BadCombination(option, value, valid)
+    raise _combined(option, value, valid)
 
 
 # What judges or stores, and what names cells or the conditions of all: never followed by silence.
@@ -193,3 +193,8 @@ def _given(
         return f"environment variable {option.variable}", environment[option.variable]
     text = config.getini(option.key)
     return f"ini key {option.key}", "" if text is None else str(text)
+
+
+def _combined(option: str, value: str, valid: str) -> BadInput:
+    """Return why an option, whose value is valid, cannot be followed together with another."""
+    return BadInput(f"{option}={shortened(value)} cannot be followed here: {valid}")

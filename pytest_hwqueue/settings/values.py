@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import BadNoise, BadOption, BadScheduler
+from pytest_hwqueue.errors import BadOption, refused_as
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
@@ -144,13 +144,10 @@ def baseline_name(option: str, value: str) -> str:
     """Take a name under which a baseline can be stored, or nothing."""
     if not value:
         return value
-    from pytest_hwqueue.errors import BaselineError
     from pytest_hwqueue.records.files import check_name
 
-    try:
+    with refused_as(option, value):
         check_name(value)
-    except BaselineError as error:
-        raise BadOption(option, value, str(error)) from None
     return value
 
 
@@ -211,10 +208,8 @@ def noise(option: str, value: str) -> str:
         return value
     from pytest_hwqueue.devices.simulated.noise import parse_noise
 
-    try:
+    with refused_as(option, value):
         parse_noise(value, 0)
-    except ValueError as error:
-        raise BadOption(option, value, str(error)) from None
     return value
 
 
@@ -222,11 +217,9 @@ def noises(option: str, value: str) -> tuple[str, ...]:
     """Take names of noises; whether they can run is checked later."""
     from pytest_hwqueue.noise.names import NONE, parse_noises
 
-    try:
+    with refused_as(option, value):
         # What is quiet alone is no comparison.
         return () if value == NONE else parse_noises(value)
-    except BadNoise as error:
-        raise BadOption(option, value, str(error)) from None
 
 
 def size_bytes(option: str, value: str) -> int:
@@ -255,10 +248,8 @@ def schedulers(option: str, value: str) -> tuple[str, ...]:
     """Take scheduler modes with their parameters; whether they can be used is checked later."""
     from pytest_hwqueue.schedulers.syntax import parse_schedulers
 
-    try:
+    with refused_as(option, value):
         return tuple(str(mode) for mode in parse_schedulers(value))
-    except BadScheduler as error:
-        raise BadOption(option, value, str(error)) from None
 
 
 def folders(_option: str, value: str) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Literal, get_args
 
-from pytest_hwqueue.errors import BadArrival, shortened
+from pytest_hwqueue.errors import BadInput, shortened, translated
 
 ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace"]
 
@@ -67,26 +67,26 @@ def parse_arrival(text: str, folder: Path) -> Arrival:
         folder: base of a trace's relative file name; the file is read and checked here.
 
     Raises:
-        BadArrival: naming the wrong part (in a file, the line) and what is valid.
+        BadInput: naming the wrong part (in a file, the line) and what is valid.
 
     """
     word, colon, rest = (part.strip() for part in text.partition(":"))
     kind: ArrivalKind | None = next((kind for kind in get_args(ArrivalKind) if kind == word), None)
     if kind is None:
-        raise BadArrival(f"there is no arrival {word!r} (in {text!r}); {_USAGE}")
+        raise BadInput(f"there is no arrival {word!r} (in {text!r}); {_USAGE}")
     if kind == "closed":
         if colon:
-            raise BadArrival(f"closed takes nothing behind it, and {text!r} has {rest!r}")
+            raise BadInput(f"closed takes nothing behind it, and {text!r} has {rest!r}")
         return Arrival(kind)
     if kind == "trace":
         if not rest:
-            raise BadArrival(f"the file is missing in {text!r}; give trace: FILE")
+            raise BadInput(f"the file is missing in {text!r}; give trace: FILE")
         file = folder / rest
         _read_trace(file)
         return Arrival(kind, file=file)
     rate, comma, parameter = (part.strip() for part in rest.partition(","))
     if kind != "lognormal" and comma:
-        raise BadArrival(f"{kind} takes a rate alone, and {text!r} has {parameter!r} behind it")
+        raise BadInput(f"{kind} takes a rate alone, and {text!r} has {parameter!r} behind it")
     return Arrival(
         kind, _rate(rate, text), _sigma(parameter, text) if kind == "lognormal" else None
     )
@@ -110,7 +110,7 @@ def schedule(arrival: Arrival, seed: int, duration_ns: int) -> list[int] | None:
         the times; None for a closed loop.
 
     Raises:
-        BadArrival: if a trace's file can no longer be read.
+        BadInput: if a trace's file can no longer be read.
 
     """
     if arrival.kind == "closed":
@@ -154,29 +154,27 @@ def _random(arrival: Arrival, seed: int) -> Iterator[int]:
 
 def _read_trace(file: Path) -> list[int]:
     """Return the offsets in a file in ns; empty lines are skipped, but count as lines."""
-    try:
+    with translated(BadInput, f"the trace {file} cannot be read", OSError, ValueError):
         lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:  # no such file; not UTF-8, or not even a file's name
-        raise BadArrival(f"the trace {file} cannot be read: {error}") from error
     times: list[int] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         offset_s = _number(line)
         if offset_s is None or not 0 <= offset_s <= _LONGEST_S:
-            raise BadArrival(
+            raise BadInput(
                 f"{file}, line {number}: {shortened(line.strip())!r} is no offset; give seconds "
                 "from the window's start, of at most a year, one on each line"
             )
         when_ns = round(offset_s * _NS_PER_S)
         if times and when_ns < times[-1]:
-            raise BadArrival(
+            raise BadInput(
                 f"{file}, line {number}: {line.strip()} comes before the line above it; sort the "
                 "offsets"
             )
         times.append(when_ns)
     if not times:
-        raise BadArrival(f"the trace {file} holds no offset; give one in seconds on each line")
+        raise BadInput(f"the trace {file} holds no offset; give one in seconds on each line")
     return times
 
 
@@ -185,7 +183,7 @@ def _rate(text: str, whole: str) -> float:
     rate = _number(value)
     if slash and unit == "s" and rate is not None and 0 < rate <= _MOST_PER_S:
         return rate
-    raise BadArrival(
+    raise BadInput(
         f"the rate in {whole!r} is {text!r}; give requests per second, such as 20/s, above 0 and "
         f"up to {_MOST_PER_S:,.0f}/s"
     )
@@ -197,7 +195,7 @@ def _sigma(text: str, whole: str) -> float:
     if name == "sigma" and equals and sigma is not None and 0 < sigma <= _MOST_SIGMA:
         return sigma
     given = f"is {text!r}" if text else "is missing"
-    raise BadArrival(
+    raise BadInput(
         f"sigma {given} in {whole!r}; give lognormal: RATE/s, sigma=NUMBER, above 0 and up to "
         f"{_MOST_SIGMA:g}"
     )

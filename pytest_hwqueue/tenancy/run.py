@@ -25,7 +25,7 @@ from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationProof
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.priority_probe import ProbeFailed, probe_priority
+from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, identify
@@ -157,14 +157,14 @@ class ColocationRun:
         """Let a tenant do one step of the priority probe.
 
         Raises:
-            ProbeFailed: if it cannot.
+            NotProven: if it cannot.
             RunEnded: if a tenant dies.
 
         """
         deadline = time.monotonic() + self._limits.finish_s
         answer = self.tenants.ask(name, step, argument, deadline, self._check)
         if answer["failed"]:
-            raise ProbeFailed(f"tenant {name}: {answer['failed']}")
+            raise NotProven(f"tenant {name}: {answer['failed']}")
         return answer["answer"]
 
     def _longest_ns(self, ready: Mapping[str, Message]) -> int:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.kinds import kind_of
-from pytest_hwqueue.errors import ServerUnusable
+from pytest_hwqueue.errors import HwqError, translated
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
-from pytest_hwqueue.servers.generator import Client, Load, NotReady, Reply, RequestFailed, generate
+from pytest_hwqueue.servers.generator import Client, Load, Reply, RequestFailed, generate
 from pytest_hwqueue.servers.running import RunningServer, run_server
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, tenant_environment
@@ -147,7 +147,7 @@ def serve_by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) ->
     """Live the tenant's life: wait for the server, warm it up, load it in the window, report.
 
     Raises:
-        ServerUnusable: if it is not ready in time, or its first request fails.
+        HwqError: if it is not ready in time, or its first request fails.
         StoppedServing: if 10,000 requests failed in a row.
 
     """
@@ -161,18 +161,13 @@ async def _live(
     window = WindowPlan(plan, spec)
     async with Client(server, url, spec.concurrency) as client:
         link.enter("wait for the server")
-        try:
-            await client.wait_until_ready()
-        except NotReady as error:
-            raise ServerUnusable(str(error)) from None
+        await client.wait_until_ready()
         link.send("set up")
         # Elsewhere, so that the connections are looked after meanwhile.
         await asyncio.to_thread(link.wait_for, "warm up")
         link.enter("warm-up")
-        try:
+        with translated(HwqError, f"the first request to {url} failed", RequestFailed):
             await client.request()
-        except RequestFailed as failed:
-            raise ServerUnusable(f"the first request to {url} failed: {failed}") from None
         begin_ns = time.monotonic_ns() + _AHEAD_NS
         warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
         await generate(client.request, None, warm_up, spec.concurrency)

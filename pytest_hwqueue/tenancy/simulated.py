@@ -15,7 +15,7 @@ from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, operatio
 from pytest_hwqueue.devices.simulated.costs import KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.repeats import Replay
-from pytest_hwqueue.errors import BadFunction, DeviceError, OwnCodeFailed
+from pytest_hwqueue.errors import BadInput, DeviceError, OwnCodeFailed
 from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.attribution import DeviceWork
@@ -33,13 +33,6 @@ from pytest_hwqueue.tracing.perf_events import Refusal
 
 # Of all tenants together; attributing them takes a few seconds.
 _MOST_KERNELS = 100_000
-
-
-class NotModelled(RunEnded):
-    """The model cannot represent a plan; the text says what is missing."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("skipped", reason)
 
 
 @dataclass(frozen=True)
@@ -72,8 +65,8 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
         traced: also find out why tenants' slow requests were slow, from what the model did.
 
     Raises:
-        NotModelled: if the scheduler or a tenant is not modelled.
-        BadArrival: if a tenant's arrival is not valid.
+        RunEnded: if the scheduler or a tenant is not modelled.
+        BadInput: if a tenant's arrival is not valid.
 
     """
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
@@ -200,19 +193,19 @@ def _with_causes(
 def _sharing(plan: Colocation) -> SimulatedSharing:
     sharing = parse_scheduler(plan.scheduler).simulated
     if sharing is None:
-        raise NotModelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+        raise _not_modelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
     return sharing
 
 
 def _refuse_groups(plan: Colocation, sharing: SimulatedSharing, device: SimulatedDevice) -> None:
-    """Raise NotModelled if the device cannot be split into a mode's groups."""
+    """Raise RunEnded if the device cannot be split into a mode's groups."""
     if not sharing.groups:
         return
     others = any(tenant.name not in sharing.groups for tenant in plan.tenants)
     try:
         device.profile.refuse_split(tuple(sharing.groups.values()), others=others)
     except DeviceError as error:
-        raise NotModelled(f"{plan.scheduler}: {error}") from None
+        raise _not_modelled(f"{plan.scheduler}: {error}") from None
 
 
 def _priority(sharing: SimulatedSharing, device: SimulatedDevice, priority: int) -> int:
@@ -232,22 +225,24 @@ def _tenant(
     most_urgent: bool,
 ) -> tuple[ModelledTenant, _Request]:
     if spec.streams != 1:
-        raise NotModelled(
-            f"tenant {spec.name} has {spec.streams} streams; simulated tenants have one each"
+        raise _not_modelled(
+            f"tenant {spec.name} has {spec.streams} streams; simulated tenants have one each",
         )
     if spec.faults:
-        raise NotModelled(f"tenant {spec.name}: faults are planted in tenants of real devices only")
+        raise _not_modelled(
+            f"tenant {spec.name}: faults are planted in tenants of real devices only"
+        )
     # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
     same = replace(spec, arrival="closed", priority=0, share=None, concurrency=1)
     text = json.dumps(asdict(same), sort_keys=True)
     try:
         request = _request(plan.device, text, plan.seed, plan.folder)
-    except (BadFunction, OwnCodeFailed) as error:
+    except (BadInput, OwnCodeFailed) as error:
         raise RunEnded("failed", f"tenant {spec.name}: {error}") from error
     if not request.kernels:
-        raise NotModelled(
+        raise _not_modelled(
             f"tenant {spec.name}: {request.description} runs no operation of torch on the device, "
-            "and nothing else of it is modelled; use a real device"
+            "and nothing else of it is modelled; use a real device",
         )
     tenant = ModelledTenant(
         spec.name,
@@ -292,3 +287,8 @@ def _request(label: str, spec_json: str, seed: int, folder: str) -> _Request:
         # Beside its operations, which were costed, a network calls its modules.
         host_ns += len(operations_of(kernels)) * device.profile.host.module_call_ns.value
     return _Request(kernels, host_ns, work.items_per_request, work.unit, work.description)
+
+
+def _not_modelled(reason: str) -> RunEnded:
+    """Return that the model cannot represent a plan; the reason says what is missing."""
+    return RunEnded("skipped", reason)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of, open_device
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.errors import BadInput, DeviceError, translated
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import worker_environment
@@ -36,10 +36,6 @@ LATER: Mapping[str, Any] = {"function": None, "concurrency": 1, "server": None}
 
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-
-
-class BadPlan(ValueError):
-    """A plan was refused; the text names the field, its value and what is valid."""
 
 
 @dataclass(frozen=True)
@@ -84,24 +80,24 @@ class TenantSpec:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise BadPlan(
+            raise BadInput(
                 f"tenants.name: {self.name!r} is not valid; use letters, digits and underscores, "
                 "a letter first"
             )
         where = f"tenant {self.name}"
         kinds = (self.model, self.workload, self.function, self.server)
         if sum(each is not None for each in kinds) != 1:
-            raise BadPlan(f"{where}: give one of model, workload, function, server")
+            raise BadInput(f"{where}: give one of model, workload, function, server")
         if self.batch is not None and self.model is None:
-            raise BadPlan(f"{where}: batch is a model's; a workload has parameters")
+            raise BadInput(f"{where}: batch is a model's; a workload has parameters")
         if self.batch is not None and self.batch < 1:
-            raise BadPlan(f"{where}: batch is {self.batch}; give at least 1")
+            raise BadInput(f"{where}: batch is {self.batch}; give at least 1")
         if self.streams < 1:
-            raise BadPlan(f"{where}: streams is {self.streams}; give at least 1")
+            raise BadInput(f"{where}: streams is {self.streams}; give at least 1")
         if self.concurrency < 1:
-            raise BadPlan(f"{where}: concurrency is {self.concurrency}; give at least 1")
+            raise BadInput(f"{where}: concurrency is {self.concurrency}; give at least 1")
         if self.share is not None and not 0 < self.share <= 1:
-            raise BadPlan(f"{where}: share is {self.share}; give one above 0 and at most 1")
+            raise BadInput(f"{where}: share is {self.share}; give one above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -138,19 +134,19 @@ class Colocation:
 
     def __post_init__(self) -> None:
         if not self.tenants:
-            raise BadPlan("tenants: there must be at least one")
+            raise BadInput("tenants: there must be at least one")
         names = [tenant.name for tenant in self.tenants]
         for name in names:
             if names.count(name) > 1:
-                raise BadPlan(f"tenants.name: {name!r} stands there more than once")
+                raise BadInput(f"tenants.name: {name!r} stands there more than once")
         if self.placement not in ("processes", "threads"):
-            raise BadPlan(f"placement: {self.placement!r} is neither processes nor threads")
+            raise BadInput(f"placement: {self.placement!r} is neither processes nor threads")
         if self.placement == "threads" and any(each.server is not None for each in self.tenants):
-            raise BadPlan("placement: a server is a process, so its tenants are in processes")
+            raise BadInput("placement: a server is a process, so its tenants are in processes")
         if not (math.isfinite(self.duration_s) and self.duration_s > 0):
-            raise BadPlan(f"duration_s: {self.duration_s} is not above 0")
+            raise BadInput(f"duration_s: {self.duration_s} is not above 0")
         if not (math.isfinite(self.warmup_s) and self.warmup_s >= 0):
-            raise BadPlan(f"warmup_s: {self.warmup_s} is below 0")
+            raise BadInput(f"warmup_s: {self.warmup_s} is below 0")
 
     @property
     def id(self) -> str:
@@ -181,10 +177,10 @@ def plan_from_json(data: Mapping[str, Any]) -> Colocation:
     """Read the result of `Colocation.to_json`, also after a round trip through JSON.
 
     Raises:
-        BadPlan: if it is not a valid plan.
+        BadInput: if it is not a valid plan.
 
     """
-    try:
+    with translated(BadInput, "not a plan of a co-location", TypeError, KeyError):
         tenants = tuple(
             TenantSpec(
                 **{
@@ -198,8 +194,6 @@ def plan_from_json(data: Mapping[str, Any]) -> Colocation:
         return Colocation(
             **{**data, "tenants": tenants, "goals": tuple(data.get("goals", ()))},
         )
-    except (TypeError, KeyError) as error:
-        raise BadPlan(f"not a plan of a co-location: {error}") from None
 
 
 _OPENING_S = 180.0

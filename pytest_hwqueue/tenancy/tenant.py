@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.errors import BadFunction, OwnCodeFailed, ServerUnusable
+from pytest_hwqueue.errors import OwnCodeFailed, speaks_for_itself
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 
@@ -188,7 +188,7 @@ def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
             raise
         except Exception as error:  # every cause becomes a record
             # The user's own code has its traceback in the reason, and a server its own output.
-            if not isinstance(error, OwnCodeFailed | BadFunction | ServerUnusable):
+            if not (speaks_for_itself(error) or isinstance(error, OwnCodeFailed)):
                 traceback.print_exc()
             link.send("failed", stage=link.stage, reason=_reason(error), served=link.served)
             return False
@@ -317,7 +317,7 @@ def _serve(
 def _reason(error: Exception) -> str:
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    if isinstance(error, StoppedServing | BadFunction | ServerUnusable):
+    if speaks_for_itself(error) or isinstance(error, StoppedServing):
         return str(error)
     # It brings torch, which a generator of load can do without.
     from pytest_hwqueue.harness.attempt import describe_failure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.errors import BadFunction, InvalidMeasurement, NotApplicable
+from pytest_hwqueue.errors import BadInput, InvalidMeasurement, NotApplicable
 from pytest_hwqueue.harness.open_loop import (
     RequestLog,
     Window,
@@ -218,11 +218,9 @@ def open_work(
         folder: where a function's module is.
 
     Raises:
-        UnknownWorkload: if there is none of this name.
-        UnknownModel: likewise.
-        BadFunction: if a function cannot be found or called.
-        OwnCodeFailed: if it raises.
-        BadParameter: naming a parameter.
+        BadInput: if there is none of this name, a function cannot be found or called, or a
+            parameter is wrong.
+        OwnCodeFailed: if a function raises.
         NotApplicable: if the work cannot use so many streams.
 
     """
@@ -257,7 +255,7 @@ def _function(
         work.request()
         # A launch within a launch may run after the request that does not wait for it.
         if launched_once and pool.launched != before + 1:
-            raise BadFunction(
+            raise BadInput(
                 f"the step of {spec.function} runs in a launch and launches itself; let it take "
                 "one argument, the streams, and launch all that it does"
             )

@@ -15,6 +15,7 @@ from pytest_hwqueue.baselines.runs import (
     soft_differences,
 )
 from pytest_hwqueue.baselines.sources import Source, Unmatched
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State, Verdict
 from pytest_hwqueue.verdicts.figures import (
@@ -87,10 +88,6 @@ class Judgement:
         return any(each.judged for each in self.verdicts)
 
 
-class UnknownFigure(ValueError):
-    """No cell has a figure of that name; the text lists those there are."""
-
-
 class Judging:
     """One comparison, fed with new runs as they arrive.
 
@@ -103,7 +100,7 @@ class Judging:
         once: judge all cells at one look, by the runs given, and want no more.
 
     Raises:
-        UnknownFigure: if no cell of the baseline has a figure of a name.
+        BadInput: if no cell of the baseline has a figure of a name.
         ValueError: if the sentinel is not in the baseline.
 
     """
@@ -122,12 +119,12 @@ class Judging:
         known = known_names(runs)
         for name in figures:
             if runs and name not in known:
-                raise UnknownFigure(
+                raise BadInput(
                     f"no cell of {baseline.label} has a figure {name!r}; there are "
                     f"{', '.join(known)}"
                 )
         if sentinel is not None and sentinel not in baseline.cells:
-            raise ValueError(f"the sentinel {sentinel!r} is no cell of {baseline.label}")
+            raise BadInput(f"the sentinel {sentinel!r} is no cell of {baseline.label}")
         self._baseline = baseline
         self._figures = tuple(dict.fromkeys(figures))
         self._settings = settings
@@ -285,7 +282,7 @@ def compare_sources(
     worse, and the looks at which that was decided count.
 
     Raises:
-        UnknownFigure: if no cell of the baseline has a figure of a name.
+        BadInput: if no cell of the baseline has a figure of a name.
 
     """
     counts = {len(cell.runs) for cell in new.cells.values()}

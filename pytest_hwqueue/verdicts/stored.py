@@ -11,8 +11,9 @@ from statistics import stdev
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs
 from pytest_hwqueue.baselines.sources import Source, load_source
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.errors import BadInput, RecordError, within
 from pytest_hwqueue.gate.calibrate import (
+    LEAST_SESSIONS,
     Calibration,
     calibrate,
     can_convict,
@@ -27,11 +28,12 @@ from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.verdicts.figures import figure
-from pytest_hwqueue.verdicts.judging import Judgement, UnknownFigure
+from pytest_hwqueue.verdicts.judging import Judgement
 
-
-class NothingToCalibrate(ValueError):
-    """No cell has runs that show its noise; the text says why."""
+HOW_TO_RECORD = (
+    f"Record unchanged code in {LEAST_SESSIONS} sessions, best on several days: "
+    "hwq run P0 --runs 3 --save aa"
+)
 
 
 def calibrate_sources(
@@ -50,9 +52,8 @@ def calibrate_sources(
         cell that has none.
 
     Raises:
-        BaselineError: if runs of one cell differ in their conditions, or have planted faults.
-        UnknownFigure: if no cell has a figure of a name.
-        NothingToCalibrate: if no cell is left.
+        RecordError: if runs of one cell differ in their conditions, or have planted faults.
+        BadInput: if no cell has a figure of a name, or no cell is left.
 
     """
     gated: dict[str, list[ProcessRun]] = {}
@@ -72,9 +73,9 @@ def calibrate_sources(
             else:
                 gated[key] = runs
         if not known:
-            raise UnknownFigure(f"no cell has a figure {name!r}")
+            raise BadInput(f"no cell has a figure {name!r}")
     if not gated:
-        raise NothingToCalibrate(f"no cell can be calibrated: {left_out[0]}")
+        raise BadInput(f"no cell can be calibrated: {left_out[0]}. {HOW_TO_RECORD}")
     return calibrate(gated, settings), left_out
 
 
@@ -83,14 +84,12 @@ def _joined(sources: Sequence[Source]) -> dict[str, CellBaseline]:
     for source in sources:
         for cell_id, cell in source.cells.items():
             if cell.faults:
-                raise BaselineError(
+                raise RecordError(
                     f"{source.label}: {cell_id} was measured with planted faults "
                     f"({', '.join(cell.faults)}), which say nothing of the machine's noise"
                 )
-            try:
+            with within(source.label):
                 cells[cell_id] = add_runs(cells[cell_id], cell) if cell_id in cells else cell
-            except BaselineError as error:
-                raise BaselineError(f"{source.label}: {error}") from error
     return dict(sorted(cells.items()))
 
 
@@ -346,7 +345,7 @@ def load_named(text: str, store: Store) -> NamedSources:
     """Load what a user names; see `sources.load_source`.
 
     Raises:
-        BaselineError: if there is no such thing, or it cannot be read.
+        RecordError: if there is no such thing, or it cannot be read.
 
     """
     devices = [each for each in store.devices() if text in store.names(each)]

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, get_args
 from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.errors import BadScheduler
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import EffectVerdict
 from pytest_hwqueue.metrics.numbers import counted
@@ -257,7 +257,7 @@ def _priority(proofs: Sequence[ColocationProof], ordered: bool) -> tuple[Priorit
 def _by_priority(scheduler: str) -> bool:
     try:
         return parse_scheduler(scheduler).declaration.by_priority
-    except BadScheduler:  # of a package that is not installed here
+    except BadInput:  # of a package that is not installed here
         return False
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
+from pytest_hwqueue.errors import BadInput, OwnCodeFailed
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
@@ -75,15 +75,15 @@ def find(text: str, folder: Path) -> Path | None:
         the file; None if the module has no source.
 
     Raises:
-        BadFunction: if there is no such module, its source is no Python, or it has no such name.
+        BadInput: if there is no such module, its source is no Python, or it has no such name.
 
     """
     if re.fullmatch(PATTERN, text) is None:
-        raise BadFunction(f"{text!r} names no function; give module:function, my_module:make_step")
+        raise BadInput(f"{text!r} names no function; give module:function, my_module:make_step")
     module, _, attribute = text.partition(":")
     spec = _spec(module, folder)
     if spec is None:
-        raise BadFunction(f"{text}: there is no module {module!r} in {folder} or on Python's path")
+        raise BadInput(f"{text}: there is no module {module!r} in {folder} or on Python's path")
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None
     file = Path(spec.origin)
@@ -91,7 +91,7 @@ def find(text: str, folder: Path) -> Path | None:
     if names is not None and attribute not in names:
         near = get_close_matches(attribute, names, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadFunction(f"{text}: {file} has no {attribute!r} at its top level{hint}")
+        raise BadInput(f"{text}: {file} has no {attribute!r} at its top level{hint}")
     return file
 
 
@@ -111,7 +111,7 @@ def load(text: str, folder: Path, parameters: Mapping[str, Any]) -> MakeStep:
     """Import a function, from its folder first; refuse what cannot be called as `MakeStep` is.
 
     Raises:
-        BadFunction: if it cannot be found or called, or another module has its module's name.
+        BadInput: if it cannot be found or called, or another module has its module's name.
         OwnCodeFailed: if its module raises.
 
     """
@@ -127,13 +127,13 @@ def load(text: str, folder: Path, parameters: Mapping[str, Any]) -> MakeStep:
         raise failed(text, "its module raised", error, folder) from error
     found = getattr(module, "__file__", None)
     if file is not None and found is not None and not file.samefile(found):
-        raise BadFunction(
+        raise BadInput(
             f"{text}: this process has a module {name!r} already, from {found}: rename {file.name}"
         )
     make = getattr(module, attribute, None)
     if not callable(make):
         what = "there is none" if make is None else f"it is {make!r}"
-        raise BadFunction(f"{text} is no function: {what}; give one such as {_LIKE_THIS}")
+        raise BadInput(f"{text} is no function: {what}; give one such as {_LIKE_THIS}")
     require_callable(text, make, parameters)
     return cast("MakeStep", make)
 
@@ -142,19 +142,19 @@ def problem(text: str, folder: str, parameters: Mapping[str, Any]) -> str:
     """Import a function as `load` does; return why it cannot be used, or an empty text."""
     try:
         load(text, Path(folder), parameters)
-    except (BadFunction, OwnCodeFailed) as error:
+    except (BadInput, OwnCodeFailed) as error:
         return str(error)
     return ""
 
 
 def require_callable(text: str, make: Callable[..., object], parameters: Mapping[str, Any]) -> None:
-    """Raise BadFunction unless a function takes what it will be given, by keyword."""
+    """Raise BadInput unless a function takes what it will be given, by keyword."""
     given = {**dict.fromkeys(_GIVEN), **parameters}
     try:
         inspect.signature(make).bind(**given)
     except TypeError as error:
         others = f", and the tenant's parameters {', '.join(parameters)}" if parameters else ""
-        raise BadFunction(
+        raise BadInput(
             f"{text} is called with {', '.join(_GIVEN)} by keyword{others}, and {error}: write it "
             f"as {_LIKE_THIS}"
         ) from None
@@ -199,7 +199,7 @@ def prepared(
         what enqueues one request on the streams, and whether it is a single launch.
 
     Raises:
-        BadFunction: if what it returns is no step, or one that cannot use so many streams.
+        BadInput: if what it returns is no step, or one that cannot use so many streams.
         OwnCodeFailed: if it raises.
 
     """
@@ -208,7 +208,7 @@ def prepared(
     except Exception as error:
         raise failed(text, "preparing its step raised", error, folder) from error
     if not callable(step):
-        raise BadFunction(
+        raise BadInput(
             f"{text} returned {step!r}; it must return the step, which is called once per request"
         )
     name = f"the step of {text}"
@@ -223,7 +223,7 @@ def prepared(
             else:
                 first_run(name, step, *given)
                 ran = True
-        except BadFunction:
+        except BadInput:
             raise
         except Exception as error:
             raise failed(text, "a request raised", error, folder) from error
@@ -231,9 +231,9 @@ def prepared(
     if _takes(step, streams):
         return call, False
     if not _takes(step):
-        raise BadFunction(f"the step of {text} must take no argument, or one: the streams")
+        raise BadInput(f"the step of {text} must take no argument, or one: the streams")
     if len(streams) > 1:
-        raise BadFunction(
+        raise BadInput(
             f"the step of {text} takes no argument, so it runs on one stream, and the tenant has "
             f"{len(streams)}: leave out its field streams, or let the step take the streams"
         )
@@ -241,7 +241,7 @@ def prepared(
 
 
 def require_runs(name: str, function: Callable[..., object]) -> None:
-    """Raise BadFunction if calling a function runs none of its code.
+    """Raise BadInput if calling a function runs none of its code.
 
     Args:
         name: of the function, for the error.
@@ -254,14 +254,14 @@ def require_runs(name: str, function: Callable[..., object]) -> None:
         ("a generator", inspect.isgeneratorfunction),
     ):
         if is_one(function) or is_one(getattr(function, "__call__", None)):  # noqa: B004
-            raise BadFunction(
+            raise BadInput(
                 f"{name} is {kind} function: calling it runs none of its code, so nothing would be "
                 "measured; give a function that does the work itself"
             )
 
 
 def first_run(name: str, function: Callable[..., object], *given: Sequence[Stream]) -> None:
-    """Call a function; raise BadFunction if what it returns, or launches, waits to be run.
+    """Call a function; raise BadInput if what it returns, or launches, waits to be run.
 
     Only its first call does so: looking at every result would be in the figures.
 
@@ -283,7 +283,7 @@ def _require_nothing_waits(name: str, result: object) -> None:
         return
     if inspect.iscoroutine(result):
         result.close()
-    raise BadFunction(
+    raise BadInput(
         f"{name} returned a {type(result).__name__}: its work waits to be run, so it would not be "
         "measured; run it to its end (asyncio.run, result()) and return nothing of the kind"
     )
@@ -366,15 +366,15 @@ def _names(text: str, file: Path) -> set[str] | None:
     """Return the names that a module's top level binds; None if only running it would tell.
 
     Raises:
-        BadFunction: if the file cannot be read or is no Python.
+        BadInput: if the file cannot be read or is no Python.
 
     """
     try:
         table = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
     except SyntaxError as error:
-        raise BadFunction(f"{text}: {file}, line {error.lineno}: {error.msg}") from None
+        raise BadInput(f"{text}: {file}, line {error.lineno}: {error.msg}") from None
     except (OSError, ValueError) as error:
-        raise BadFunction(f"{text}: {file} cannot be read: {error}") from None
+        raise BadInput(f"{text}: {file} cannot be read: {error}") from None
     bound = {
         symbol.get_name()
         for symbol in table.get_symbols()
@@ -485,7 +485,7 @@ def workload_of(
 
     Raises:
         ValueError: if an amount of work is not finite and above zero.
-        BadFunction: if calling the function runs none of its code.
+        BadInput: if calling the function runs none of its code.
 
     """
     require_runs(_name(function), function)

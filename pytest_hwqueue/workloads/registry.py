@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadExtension, UnknownWorkload
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.extensions import Registry, origin
 
 if TYPE_CHECKING:
@@ -117,15 +117,15 @@ def _adopt(point: EntryPoint, found: Any) -> Declaration:
     from pytest_hwqueue.workloads.workload import Workload
 
     if not (isinstance(found, type) and issubclass(found, Workload)):
-        raise BadExtension(f"{origin(point)} names {found!r}, which is no class of a Workload")
+        raise BadInput(f"{origin(point)} names {found!r}, which is no class of a Workload")
     lacking = [name for name in Workload.__annotations__ if not hasattr(found, name)]
     if lacking:
-        raise BadExtension(f"{origin(point)} names a workload without {', '.join(lacking)}")
+        raise BadInput(f"{origin(point)} names a workload without {', '.join(lacking)}")
     marks = sorted({each.mark for each in _DECLARED})
     if found.mark not in marks:
-        raise BadExtension(f"{origin(point)}: its mark is {found.mark!r}, not {', '.join(marks)}")
+        raise BadInput(f"{origin(point)}: its mark is {found.mark!r}, not {', '.join(marks)}")
     if found.name != point.name:
-        raise BadExtension(f"{origin(point)} names a workload whose name is {found.name!r}")
+        raise BadInput(f"{origin(point)} names a workload whose name is {found.name!r}")
     return Declaration(
         name=found.name,
         family=found.family,
@@ -145,12 +145,11 @@ def declaration(name: str) -> Declaration:
     """Return the declaration of the workload called ``name``, importing no built-in workload.
 
     Raises:
-        UnknownWorkload: listing the existing names.
-        BadExtension: if another package adds it, and it cannot be used.
+        BadInput: listing the existing names, or if the package that adds it cannot be used.
 
     """
     if name not in WORKLOADS:
-        raise UnknownWorkload(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
+        raise BadInput(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
 
 
@@ -180,7 +179,7 @@ def workload_class(name: str) -> type[Workload]:
     """Import and return the workload called ``name``.
 
     Raises:
-        UnknownWorkload: listing the existing names.
+        BadInput: listing the existing names.
 
     """
     module, _, attribute = declaration(name).place.partition(":")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.errors import BadParameter, CheckFailed
+from pytest_hwqueue.errors import BadInput, CheckFailed
 from pytest_hwqueue.workloads import registry
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]
     """Return a workload's typed parameters: its size's values, overridden by those given.
 
     Raises:
-        BadParameter: naming the parameter, the value, and the valid names or values.
+        BadInput: naming the parameter, the value, and the valid names or values.
 
     """
     values = {**workload.sizes[size], **given}
@@ -231,7 +231,7 @@ def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]
             text = f"{workload.name} has no parameter {name!r}; it has {known}"
         else:
             text = f"{workload.name}.{name}={first['input']!r}: {first['msg']}"
-        raise BadParameter(text) from None
+        raise BadInput(text) from None
 
 
 def require_close(

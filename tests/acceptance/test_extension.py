@@ -140,7 +140,7 @@ def test_a_package_that_cannot_be_used_is_named_before_anything_is_measured(
 
 
 CONFTEST = """
-from pytest_hwqueue import ReportFailed
+from pytest_hwqueue import HwqError
 
 def pytest_hwqueue_report(config, folder, records, judgements):
     assert (folder / "session.json").is_file()
@@ -170,7 +170,7 @@ CELLS = "".join(f" test_mine.py::test_mine[sim:h200-s1-native-eager-{n}]" for n 
     ("more", "said"),
     [
         ("", None),
-        ("raise ReportFailed('the disk is full')", "hwqueue: the disk is full"),
+        ("raise HwqError('the disk is full')", "hwqueue: the disk is full"),
         ("1 / 0", "hwqueue: a report failed: ZeroDivisionError: division by zero"),
     ],
 )

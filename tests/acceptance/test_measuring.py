@@ -157,7 +157,7 @@ def test_bounds_on_latency_pass_or_fail_with_the_reason(measured: Measured) -> N
             "E*BoundMissed: P50 of *::test_missed[[]cpu-*] is * (n = 20), not below 1 ns*",
             f"E*RefusedFigure: {refused}raise --hwq-samples*",
             f"E*RefusedFigure: {refused}",
-            "E*BadBound: '12' is not a bound on latency*",
+            "E*BadInput: '12' is not a bound on latency*",
         ]
     )
     measured.result.stdout.no_fnmatch_line("*TypeError*")

@@ -18,7 +18,7 @@ from pytest_hwqueue.baselines.runs import (
 from pytest_hwqueue.baselines.sources import LeftOut, Source, load_source, source_of
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.devices.fingerprint import Value
-from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
 from pytest_hwqueue.records.stored import SessionFiles
 from tests.baselines.run_with import with_samples
@@ -116,7 +116,7 @@ class Sources:
         return load_source(str(self.path if source is None else source), self.store, of)
 
     def refuses(self, said: str, source: object = None, of: Source | None = None) -> None:
-        with pytest.raises(BaselineError, match=said):
+        with pytest.raises(RecordError, match=said):
             self.load(source, of)
 
 

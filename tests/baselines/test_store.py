@@ -27,7 +27,7 @@ from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
 from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.devices.fingerprint import Value
-from pytest_hwqueue.errors import BaselineError, NoBaseline
+from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.records.files import cell_file_name
 from tests.baselines.run_with import with_samples
@@ -49,7 +49,7 @@ class Checked(Store):
 
     def refuses(self, call: Callable[..., object], *arguments: object, said: str | Said) -> None:
         before = files(self.root)
-        with pytest.raises(BaselineError) as refused:
+        with pytest.raises(RecordError) as refused:
             call(*arguments)
         wanted = (said,) if isinstance(said, str) else said
         assert [each for each in wanted if each not in str(refused.value)] == []
@@ -154,7 +154,7 @@ def test_a_run_is_one_line_with_the_soft_fields_that_changed_and_is_stored_once(
 
 def test_names_devices_and_cells(store: Checked) -> None:
     assert store.devices() == []
-    with pytest.raises(NoBaseline, match="none was stored yet"):
+    with pytest.raises(RecordError, match="none was stored yet"):
         store.read("main", H200)
     records = [make_record("b"), make_record("a"), make_record(hard=SIMULATED)]
     store.put(*records)
@@ -168,7 +168,7 @@ def test_names_devices_and_cells(store: Checked) -> None:
     assert names == [["main", "other.1"], ["main"], []]
     assert [cell.split("[")[0] for cell in store.main()] == ["a", "b"]
     for call in (store.read, store.history, store.anchor, partial(store.prune, keep=1)):
-        with pytest.raises(NoBaseline, match=r"there are main, other\.1"):
+        with pytest.raises(RecordError, match=r"there are main, other\.1"):
             call("mian", H200)
     assert not (store.root / H200 / "mian").exists()
 
@@ -221,9 +221,9 @@ def test_file_cut_off_or_changed_at_any_byte_is_damaged(path: Path) -> None:
     whole = path.read_bytes()
 
     def is_damaged() -> None:
-        with pytest.raises(BaselineError, match="store its runs again") as raised:
+        with pytest.raises(RecordError, match="store its runs again") as raised:
             read_cell(path)
-        assert type(raised.value) is BaselineError
+        assert type(raised.value) is RecordError
         assert str(raised.value).startswith(f"{path} is ")
 
     with path.open("r+b") as file:
@@ -237,10 +237,10 @@ def test_file_cut_off_or_changed_at_any_byte_is_damaged(path: Path) -> None:
         is_damaged()
     for data, said in ((whole[:-5], "it is cut off"), (whole + b"\n", "is damaged")):
         path.write_bytes(data)
-        with pytest.raises(BaselineError, match=said):
+        with pytest.raises(RecordError, match=said):
             read_cell(path)
     path.write_bytes(whole.replace(b'"n": 3', b'"n": 4', 1))
-    with pytest.raises(BaselineError, match="damaged: its contents are not those"):
+    with pytest.raises(RecordError, match="damaged: its contents are not those"):
         read_cell(path)
 
 
@@ -335,7 +335,7 @@ def test_names_that_lead_elsewhere_are_refused_everywhere(store: Checked, name: 
         lambda: store.read("main", name + "X"),
     ]
     for call in calls:
-        with pytest.raises(BaselineError, match=r"cannot name a baseline|not the folder"):
+        with pytest.raises(BadInput, match=r"cannot name a baseline|not the folder"):
             call()
     assert not store.root.exists()
 
@@ -353,7 +353,7 @@ def test_only_the_root_may_be_a_link(store: Checked, tmp_path: Path, place: str)
     link = store.root / place
     link.parent.mkdir(parents=True)
     link.symlink_to(elsewhere)
-    with pytest.raises(BaselineError, match="is a link that leads out of"):
+    with pytest.raises(RecordError, match="is a link that leads out of"):
         store.accept("main", H200, cells_of(make_record()), "why")
     assert list(elsewhere.iterdir()) == []
     Store(tmp_path / "link").add("main", make_record(), "s")
@@ -422,7 +422,7 @@ def test_a_packaged_baseline_is_found_behind_the_projects_own_and_only_read(
 ) -> None:
     packaged = Checked(tmp_path / "packaged")
     packaged.put(make_record("a"), session="shipped")
-    with pytest.raises(NoBaseline):
+    with pytest.raises(RecordError):
         store.read("main", H200)
     both = Checked(store.root, packaged.root)
     assert (both.devices(), both.names(H200), both.history("main", H200)) == ([H200], ["main"], [])
@@ -508,7 +508,7 @@ def test_damaged_history_is_named(store: Checked) -> None:
     store.refuses(store.history, "main", H200, said=f"{path} is damaged: line 3 is not a move: ")
     for length in reversed(range(path.stat().st_size)):
         os.truncate(path, length)
-        with pytest.raises(BaselineError, match=r"history\.jsonl"):
+        with pytest.raises(RecordError, match=r"history\.jsonl"):
             store.history("main", H200)
     second = cells_of(make_record(seed=2))
     store.refuses(store.accept, "main", H200, second, "why", said="history.jsonl")

@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pytest_hwqueue.history.analysis import (
-    LEAST_SESSIONS,
-    OtavaMissing,
-    find_change_points,
-    levels,
-)
+from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.history.analysis import LEAST_SESSIONS, find_change_points, levels
 
 RATE = 0.01
 pytest.importorskip("otava", reason="the extra history is not installed")
@@ -114,5 +110,5 @@ def test_a_figure_of_zero_is_refused() -> None:
 
 def test_without_otava_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "otava.analysis", None)
-    with pytest.raises(OtavaMissing, match=r"pytest-hwqueue\[history\]"):
+    with pytest.raises(HwqError, match=r"pytest-hwqueue\[history\]"):
         find_change_points([1.0, 2.0], RATE)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import HwqError, RecordError
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.bisection import (
     SCHEMA,
@@ -34,7 +34,7 @@ from pytest_hwqueue.interleaved.bisection import (
 )
 from pytest_hwqueue.interleaved.session import CommitComparison, Measured
 from pytest_hwqueue.interleaved.sides import Side, SideRequest
-from pytest_hwqueue.interleaved.variants import SideError, SideVariant
+from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.records.cell import RunRecord
 from tests.interleaved.repositories import make_side, quick_record
 
@@ -108,7 +108,7 @@ class Toy:
     ) -> Iterator[tuple[Side, Side]]:
         for request in requests:
             if self._numbers[request.place or ""] in self._broken:
-                raise SideError(f"{request.name}: --setup ended with status 125 in a folder")
+                raise HwqError(f"{request.name}: --setup ended with status 125 in a folder")
         a, b = (
             make_side(request.name, label=request.label, commit=request.place,
                       variant=request.variant,
@@ -220,7 +220,7 @@ def test_an_interrupted_search_goes_on_where_it_was(repository: Path, tmp_path: 
     # What was ended measures nothing, and says the same.
     assert (again.runs, again.run(cut(8))) == (0, wanted)
     # GOOD that breaks later ends the search.
-    with pytest.raises(SideError, match="A: --setup"):
+    with pytest.raises(HwqError, match="A: --setup"):
         Toy(repository, tmp_path / "broken", 23, broken=(0,)).run(cut(1))
     # A search that was led astray, one good commit being called bad, is not confirmed.
     led = [

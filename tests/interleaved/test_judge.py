@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytest_hwqueue.errors import BadInput, HwqError
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.session import Measured, NothingMeasured, interleave
+from pytest_hwqueue.interleaved.session import Measured, interleave
 from pytest_hwqueue.interleaved.sides import Side, detectable_by_pairs, looks, with_median
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, UnknownFigure
+from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from tests.conftest import make_record
 from tests.interleaved.repositories import make_side, quick_record
 
@@ -170,11 +171,11 @@ def test_how_tags_were_timed_forbids_to_compare_tags_only() -> None:
 @pytest.mark.parametrize(
     ("run", "figures", "error", "says", "runs"),
     [
-        (lambda name, number: [make_record(f"only{name}", number)], ("p99",), NothingMeasured,
+        (lambda name, number: [make_record(f"only{name}", number)], ("p99",), HwqError,
          r"A has onlyA\[.*; B has onlyB\[", 2),
         (lambda name, number: run_of()(name, number) if name == "A" else [], ("p99",),
-         NothingMeasured, r"B \(label B\) measured nothing: .*SIGKILL", 2),
-        (run_of(), ("p98",), UnknownFigure, "'p98'; there are p50", 1),
+         HwqError, r"B \(label B\) measured nothing: .*SIGKILL", 2),
+        (run_of(), ("p98",), BadInput, "'p98'; there are p50", 1),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_at_all_ends_the_session_at_once(

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue import suite
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.interleaved import sides as module
 from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, worktree
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, is_same, open_sides
-from pytest_hwqueue.interleaved.variants import SideError, SideVariant, set_up, side_environment
+from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from tests.interleaved.repositories import git, make_side
 
 
@@ -109,7 +110,7 @@ def test_what_is_no_side_is_refused(
 ) -> None:
     given = tuple(word.format(repository=repository) for word in words)
     here = (repository / folder).resolve()
-    with pytest.raises(SideError, match=says), opened(here, a, ".", *given):
+    with pytest.raises(HwqError, match=says), opened(here, a, ".", *given):
         pass
 
 
@@ -150,7 +151,7 @@ def test_its_own_virtual_environment_comes_before_the_callers_packages(tmp_path:
         check=False,
     )  # fmt: skip
     assert done.stdout == "True\n", done.stderr
-    with pytest.raises(SideError, match=r"--setup ended with status 3 in .*:\nno compiler"):
+    with pytest.raises(HwqError, match=r"--setup ended with status 3 in .*:\nno compiler"):
         set_up("A", tmp_path, tmp_path / "other", SideVariant(), "echo no compiler; exit 3", log)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_hwqueue.errors import BadNoise
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.noise.evidence import autogroup_enabled
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.noise.neighbours import described as load
@@ -104,7 +104,7 @@ def test_a_wrong_description_names_the_file_and_the_field(
     tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(BadNoise, match=message):
+    with pytest.raises(BadInput, match=message):
         load("own", [tmp_path])
-    with pytest.raises(BadNoise, match=r"gone\.yaml cannot be read: .*No such file"):
+    with pytest.raises(BadInput, match=r"gone\.yaml cannot be read: .*No such file"):
         load(str(tmp_path / "gone.yaml"), [])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.errors import BadNoise
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.noise.names import NOISES, describe_noises, parse_noises
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 
@@ -15,7 +15,7 @@ def test_names_are_read_each_once_and_the_quiet_one_comes_first() -> None:
     assert parse_noises("cpu, heavy,cpu,my.yaml") == ("none", "cpu", "heavy", "my.yaml")
     assert parse_noises("cpu,none") == ("none", "cpu")
     for text in ("", " , "):
-        with pytest.raises(BadNoise, match="none, cpu, network, disk, heavy, optimised, isolated"):
+        with pytest.raises(BadInput, match="none, cpu, network, disk, heavy, optimised, isolated"):
             parse_noises(text)
     assert all(name in describe_noises() for name in NOISES.built_in)
 
@@ -29,7 +29,7 @@ def test_what_is_built_in_opens_and_no_other(places: NoisePlaces, tmp_path: Path
     remedies = {one.name: one.remedy for one in opened if one.remedy}
     assert remedies == {"optimised": "pinned", "isolated": "isolated"}
     (tmp_path / "database.yaml").write_text("command: [sleep, '1']")
-    with pytest.raises(BadNoise, match=r"no noise 'cpuu'; there are none, cpu.*, database"):
+    with pytest.raises(BadInput, match=r"no noise 'cpuu'; there are none, cpu.*, database"):
         open_noise("cpuu", NoisePlaces(tmp_path, descriptions=(tmp_path,)))
     with pytest.raises(ValueError, match="1048576 bytes or more, is 4096"):
         open_noise("disk", NoisePlaces(tmp_path, size_bytes=4096))

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise import pinning
 from pytest_hwqueue.noise.pinning import (
-    RemedyRefused,
     chosen_cores,
     isolated_cores,
     isolation,
@@ -57,7 +57,7 @@ print(pinning.unavailable())
 try:
     with pinning.pinned(os.getpid()):
         print("pinned")
-except pinning.RemedyRefused as refused:
+except pinning.NotProven as refused:
     print(refused)
 print(os.sched_getaffinity(0) == before, os.getpriority(os.PRIO_PROCESS, 0))
 """
@@ -158,7 +158,7 @@ def test_both_sides_have_cores_and_share_no_physical_one(
     allowed, hyperthreads = processor
     try:
         found = isolated_cores(allowed, allowed, hyperthreads)
-    except ValueError:
+    except NotProven:
         last = max(allowed)
         assert len(allowed) == 1 or allowed <= hyperthreads[last]
         return
@@ -179,7 +179,7 @@ def test_both_sides_have_cores_and_share_no_physical_one(
 
 
 def test_a_process_that_may_use_one_core_or_has_ended_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"core 1 and its hyperthreads \(0, 1\).*more of them"):
+    with pytest.raises(NotProven, match=r"core 1 and its hyperthreads \(0, 1\).*more of them"):
         isolated_cores({0, 1}, {0, 1}, grouped({0, 1}))
     reasons: list[str | None] = []
 
@@ -194,12 +194,12 @@ def test_a_process_that_may_use_one_core_or_has_ended_is_refused() -> None:
     assert reasons == ["there is only one core to run on, so pinning would restrict nothing"]
     with threaded() as process:
         psutil.Process(process.pid).cpu_affinity([min(os.sched_getaffinity(0))])
-        with pytest.raises(RemedyRefused, match="only one core"):
+        with pytest.raises(NotProven, match="only one core"):
             isolation([os.getpid(), process.pid])
         process.end()
-    with pytest.raises(RemedyRefused, match="has ended"):
+    with pytest.raises(NotProven, match="has ended"):
         isolation([process.pid])
-    with pytest.raises(RemedyRefused, match=f"process {process.pid} has ended"):
+    with pytest.raises(NotProven, match=f"process {process.pid} has ended"):
         pinned(process.pid).__enter__()
 
 

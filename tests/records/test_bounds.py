@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadBound, BoundMissed, RefusedFigure
+from pytest_hwqueue.errors import BadInput, BoundMissed, RefusedFigure
 from pytest_hwqueue.metrics.latency import summarise_latency
 from pytest_hwqueue.records.bounds import parse_bound
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord
@@ -106,7 +106,7 @@ def test_what_was_not_measured_is_refused() -> None:
      12.0, None, "9" * 400 + " s"],
 )  # fmt: skip
 def test_a_bad_bound_is_refused_with_what_is_valid(bound: str) -> None:
-    with pytest.raises(BadBound, match=r'unit \(ns, us, µs, ms or s\), such as "12 ms"'):
+    with pytest.raises(BadInput, match=r'unit \(ns, us, µs, ms or s\), such as "12 ms"'):
         record(STEADY).assert_p99(bound)
 
 
@@ -114,6 +114,6 @@ def test_a_bad_bound_is_refused_with_what_is_valid(bound: str) -> None:
 def test_any_text_is_a_finite_bound_or_refused(text: str) -> None:
     try:
         found = parse_bound(text)
-    except BadBound:
+    except BadInput:
         return
     assert 0 < found.ns < math.inf

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.records.files import (
     RECORDS_FOLDER,
     cell_file_name,
@@ -44,14 +44,14 @@ def test_names() -> None:
     for device in ("nvidia-h200", "sim-h200", "x"):
         check_device(device)
     for name in BAD_NAMES:
-        with pytest.raises(BaselineError, match="cannot name a baseline: take"):
+        with pytest.raises(BadInput, match="cannot name a baseline: take"):
             check_name(name)
     for device in BAD_DEVICES:
-        with pytest.raises(BaselineError, match="is not the folder of a device"):
+        with pytest.raises(BadInput, match="is not the folder of a device"):
             check_device(device)
     # Capital letters tell no names apart.
     check_case("main", ["main", "other"])
-    with pytest.raises(BaselineError, match="'Main' and 'main', which is there already"):
+    with pytest.raises(RecordError, match="'Main' and 'main', which is there already"):
         check_case("Main", ["other", "main"])
 
 
@@ -79,9 +79,9 @@ def test_folder_of_a_device() -> None:
     for (field, kind, model), folder in FOLDERS.items():
         assert device_folder({"device_kind": kind, field: model}) == folder
     for kind, model in (("cuda", ""), ("sim", "simulated X"), ("cpu", "中")):
-        with pytest.raises(BaselineError, match="does not name the device's model"):
+        with pytest.raises(RecordError, match="does not name the device's model"):
             device_folder({"device_kind": kind, "device_name": model})
-    with pytest.raises(BaselineError, match="does not name the device's model"):
+    with pytest.raises(RecordError, match="does not name the device's model"):
         device_folder({})
 
 
@@ -89,7 +89,7 @@ def test_folder_of_a_device() -> None:
 def test_every_model_gives_a_folder_or_is_refused(model: str) -> None:
     try:
         folder = device_folder({"device_kind": "cuda", "device_name": model})
-    except BaselineError:
+    except RecordError:
         assert not re.search("[a-z0-9]", model.lower())
         return
     check_device(folder)

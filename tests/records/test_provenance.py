@@ -9,7 +9,8 @@ import pytest
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.devices.fingerprint import Fingerprint, differences
-from pytest_hwqueue.records.noise import OtherCommit, Provenance, is_commit, provenance_of
+from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.records.noise import Provenance, is_commit, provenance_of
 
 SHA = "0" * 40
 
@@ -41,7 +42,7 @@ def test_only_a_change_of_what_git_tracks_makes_a_tree_dirty(
         assert provenance_of(folder) == Provenance(__version__, commit, False, "")
     # Git and the user must agree.
     assert provenance_of(tree, f"{commit}-dirty").git_dirty is False
-    with pytest.raises(OtherCommit, match=f"has commit {commit} checked out"):
+    with pytest.raises(BadInput, match=f"has commit {commit} checked out"):
         provenance_of(tree, SHA)
     (tree / "code.py").write_text("changed", encoding="utf-8")
     assert provenance_of(tree) == Provenance(__version__, commit, True, "")

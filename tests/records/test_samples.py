@@ -17,15 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records import samples as columns
-from pytest_hwqueue.records.samples import (
-    GRID,
-    BadColumns,
-    decode_samples,
-    encode_samples,
-    pack,
-    unpack,
-)
+from pytest_hwqueue.records.samples import GRID, decode_samples, encode_samples, pack, unpack
 
 LATENCIES = st.one_of(
     st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(10**6, 10**8), st.just(0)
@@ -139,7 +133,7 @@ DATA = pack({"a": 1}, {"t": {"x": np.arange(1000) ** 2}})
 def test_a_changed_byte_is_found(at: int, by: int) -> None:
     damaged = bytearray(DATA)
     damaged[at] ^= by
-    with pytest.raises(BadColumns):
+    with pytest.raises(RecordError):
         unpack(bytes(damaged))
 
 
@@ -169,13 +163,13 @@ def one_column(rows: int, width: int) -> bytes:
     ],
 )
 def test_what_is_no_file_of_columns_is_refused(data: bytes, reason: str) -> None:
-    with pytest.raises(BadColumns, match=reason):
+    with pytest.raises(RecordError, match=reason):
         unpack(data)
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MOST_BYTES", 1_000_000)
-    with pytest.raises(BadColumns, match="more than 1000000 bytes"):
+    with pytest.raises(RecordError, match="more than 1000000 bytes"):
         unpack(lzma.compress(b"\0" * 3_000_000))
-    with pytest.raises(BadColumns, match="too many to be stored"):
+    with pytest.raises(RecordError, match="too many to be stored"):
         pack({}, {"t": {"x": np.random.default_rng(0).integers(0, 2**60, 1_000_000)}})

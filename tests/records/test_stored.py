@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.baselines.sources import read_session_file, read_session_id
-from pytest_hwqueue.errors import BaselineError, RecordError
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import (
     RunRecord,
     SessionFile,
@@ -88,7 +88,7 @@ def test_file_of_a_session_leads_to_its_records(
 def test_file_that_names_what_is_no_record_is_refused(
     tmp_path: Path, files: list[str], records: list[Any], said: str
 ) -> None:
-    with pytest.raises(BaselineError, match=said):
+    with pytest.raises(RecordError, match=said):
         read_session_file(write_files(tmp_path, files, records))
 
 

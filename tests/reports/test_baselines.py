@@ -14,6 +14,7 @@ from rich.console import Console
 
 from pytest_hwqueue.baselines.folders import Move, MovedCell
 from pytest_hwqueue.baselines.runs import CellBaseline, FieldDifference, cell_of_record
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import calibrate
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import GateSettings
@@ -29,7 +30,6 @@ from pytest_hwqueue.reports.baselines import (
 )
 from pytest_hwqueue.reports.document import Document
 from pytest_hwqueue.reports.grid import print_document
-from pytest_hwqueue.verdicts.judging import UnknownFigure
 from tests.conftest import make_record
 from tests.reports.stored_texts import assert_as_stored
 
@@ -120,5 +120,5 @@ def test_few_runs_find_nothing_and_a_figure_that_no_cell_has_is_refused(
     (row,) = describe_cells(cells, ["p99"], SETTINGS)
     assert row.stored.detectable is None
     assert "record 5" in row.notes[-1]
-    with pytest.raises(UnknownFigure, match="no_ratio"):
+    with pytest.raises(BadInput, match="no_ratio"):
         describe_cells(cells, ["p99", "no_ratio"], SETTINGS)

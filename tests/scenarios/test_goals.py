@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from pytest_hwqueue.errors import BadGoal
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.scenarios.goals import (
     FIGURES,
@@ -83,7 +83,7 @@ def test_any_text_is_a_goal_that_is_written_alike_or_refused(
     for doubtful in (text[:at] + data.draw(st.text(max_size=3)) + text[to:], other):
         try:
             read = parse_goal(doubtful)
-        except BadGoal:
+        except BadInput:
             continue
         assert parse_goal(str(read)) == read
         assert math.isfinite(read.number)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue import extensions
-from pytest_hwqueue.errors import BadScheduler, NotProven
+from pytest_hwqueue.errors import BadInput, NotProven
 from pytest_hwqueue.schedulers.declaration import BUILT_IN, SCHEDULERS, SimulatedSharing
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
@@ -73,7 +73,7 @@ def test_it_is_read_refused_and_opened_by_its_declaration() -> None:
         ("fair:widnow=4", "fair has no parameter 'widnow'; it has window"),
         ("fiar", "there is no scheduler mode 'fiar'; there are native, .*, preload, fair"),
     ):
-        with pytest.raises(BadScheduler, match=said):
+        with pytest.raises(BadInput, match=said):
             parse_scheduler(text)
     assert needs_environment("fair:window=2")
     mode = open_scheduler("fair:window=2")
@@ -105,7 +105,7 @@ def test_an_entry_point_that_declares_no_mode_of_its_name_is_named(
 ) -> None:
     add(monkeypatch, **{name: value})
     asked = "fair" if name == "native" else name
-    with pytest.raises(BadScheduler, match=f"entry point {name} = {value} of .*{re.escape(said)}"):
+    with pytest.raises(BadInput, match=f"entry point {name} = {value} of .*{re.escape(said)}"):
         parse_scheduler(asked)
     assert parse_scheduler("native").declaration in BUILT_IN
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_hwqueue.errors import BadScheduler, NotProven
+from pytest_hwqueue.errors import BadInput, NotProven
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
@@ -126,7 +126,7 @@ _PROOF = {"maps": "x"}
 def test_a_description_is_checked_by_field(
     tmp_path: Path, fields: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(BadScheduler, match=f"{tmp_path}/tiny.yaml: .*{re.escape(said)}"):
+    with pytest.raises(BadInput, match=f"{tmp_path}/tiny.yaml: .*{re.escape(said)}"):
         described(tmp_path, **fields)
 
 
@@ -145,7 +145,7 @@ def test_a_description_is_found_by_name_or_path(
     described(tmp_path, proof=_PROOF)
     (tmp_path / "bad.yaml").write_text("proof: [")
     assert open_scheduler(f"preload:{tmp_path}/tiny.yaml").mode == f"preload:{tmp_path}/tiny.yaml"
-    with pytest.raises(BadScheduler, match=said):
+    with pytest.raises(BadInput, match=said):
         open_scheduler(f"preload:{name}", SchedulerPaths(preloads=(tmp_path,) * folders))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadScheduler
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.schedulers.declaration import (
     BUILT_IN,
     POLICIES,
@@ -124,7 +124,7 @@ _MANY = "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi")
     ],
 )
 def test_refusals_name_the_part_and_what_is_valid(text: str, said: str) -> None:
-    with pytest.raises(BadScheduler) as refused:
+    with pytest.raises(BadInput) as refused:
         parse_schedulers(text)
     assert said in str(refused.value)
 

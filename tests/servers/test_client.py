@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.servers.generator import Client, NotReady, Reply, RequestFailed
+from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.servers.generator import Client, Reply, RequestFailed
 from pytest_hwqueue.servers.spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -192,6 +193,6 @@ def test_readiness_is_asked_for_until_it_is_there_or_what_was_last_said_is_told(
     assert asked == [b"/health"] * 3
     # Without a URL a connection is enough, even to one that never answers.
     wait(_HTTP, saying())
-    with pytest.raises(NotReady, match=r"/health was not ready within 0\.1 s: .* status 503"):
+    with pytest.raises(HwqError, match=r"/health was not ready within 0\.1 s: .* status 503"):
         wait(replace(_HTTP, ready="/health", ready_s=0.1),
              saying(b"HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n"))  # fmt: skip

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kstest, norm
 
-from pytest_hwqueue.errors import BadArrival
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival, schedule
 
 SECOND = 1_000_000_000
@@ -57,7 +57,7 @@ def times(text: str, seed: int = 0, duration_s: float = 1) -> list[int]:
     ],
 )
 def test_bad_parts_are_named(text: str, says: str) -> None:
-    with pytest.raises(BadArrival, match=says):
+    with pytest.raises(BadInput, match=says):
         parse_arrival(text, NOWHERE)
 
 
@@ -73,7 +73,7 @@ def test_an_arrival_is_read_back_from_its_text(arrival: Arrival) -> None:
 def test_any_other_text_is_refused_as_a_bad_arrival(text: str) -> None:
     try:
         arrival = parse_arrival(text, NOWHERE)
-    except BadArrival:
+    except BadInput:
         return
     assert arrival.kind in text
 
@@ -189,7 +189,7 @@ def test_a_trace_gives_the_offsets_within_the_window(tmp_path: Path) -> None:
 )
 def test_bad_lines_of_a_trace_are_named_by_number(tmp_path: Path, lines: str, says: str) -> None:
     (tmp_path / "bad.txt").write_text(lines)
-    with pytest.raises(BadArrival, match=f"bad.txt.*{says}"):
+    with pytest.raises(BadInput, match=f"bad.txt.*{says}"):
         parse_arrival("trace: bad.txt", tmp_path)
 
 
@@ -197,5 +197,5 @@ def test_a_trace_that_has_gone_since_is_an_error_and_no_empty_schedule(tmp_path:
     (tmp_path / "gone.txt").write_text("0\n")
     arrival = parse_arrival("trace: gone.txt", tmp_path)
     (tmp_path / "gone.txt").unlink()
-    with pytest.raises(BadArrival, match=r"gone\.txt cannot be read"):
+    with pytest.raises(BadInput, match=r"gone\.txt cannot be read"):
         schedule(arrival, 0, SECOND)

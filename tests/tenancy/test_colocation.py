@@ -18,8 +18,8 @@ import pytest
 
 from pytest_hwqueue.devices.accelerator import Accelerator
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.lease import LeaseTimeout, lease
-from pytest_hwqueue.errors import InvalidMeasurement, NotProven
+from pytest_hwqueue.devices.lease import lease
+from pytest_hwqueue.errors import InvalidMeasurement, LeaseError, NotProven
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
@@ -80,7 +80,7 @@ class Watched(Native):
         try:
             with lease("cpu", timeout_s=0):
                 return
-        except LeaseTimeout:
+        except LeaseError:
             self.leased = True
 
 
@@ -233,7 +233,7 @@ class Unproven(Native):
         (Dying, _STEADY, "warm-up", "xserver died by SIGKILL"),
         (
             Deserted, TenantSpec("lost", workload="no_such_workload"), "open device",
-            "xserver ended by itself (tenant lost: UnknownWorkload",
+            "xserver ended by itself (tenant lost: no workload",
         ),
         (Unproven, _GREEDY, "proof", "nobody schedules"),
     ],

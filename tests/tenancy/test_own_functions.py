@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.errors import BadFunction
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
@@ -190,7 +190,7 @@ def test_a_launch_within_a_launch_is_refused(folder: Path) -> None:
     with device.open_streams(1) as pool:
         (work,) = open_work(own("mine", "nested"), device, pool, 0, folder)
         says = "runs in a launch and launches itself; let it take one argument, the streams"
-        with pytest.raises(BadFunction, match=says):
+        with pytest.raises(BadInput, match=says):
             work.check()
 
 

@@ -13,14 +13,11 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.cell import Progress
 from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
 from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.schedulers.priority_probe import (
-    ProbeFailed,
-    StreamClient,
-    probe_priority,
-)
+from pytest_hwqueue.schedulers.priority_probe import StreamClient, probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler, open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
@@ -93,7 +90,7 @@ class Absent(StreamClient):
     closed = 0
 
     def prepare(self, elements: int) -> list[int]:
-        raise ProbeFailed("tenant low: out of memory")
+        raise NotProven("tenant low: out of memory")
 
     def close(self) -> None:
         Absent.closed += 1

@@ -21,14 +21,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.baselines.cell_file import write_lines
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import (
-    BadArrival,
-    BadDescription,
-    BadScenario,
-    BadScheduler,
-    BaselineError,
-    RecordError,
-)
+from pytest_hwqueue.errors import BadInput, BadScenario, RecordError
 from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
@@ -122,7 +115,7 @@ def test_baselines_sealed_again(data: st.DataObject) -> None:
             for run in cell.runs:
                 run.samples_ns()
 
-    refused_by_name(read, file, BaselineError)
+    refused_by_name(read, file, RecordError)
 
 
 SCENARIO = yaml.safe_load(
@@ -158,9 +151,7 @@ def test_preload_descriptions(data: Any) -> None:
     file = folder() / "tiny.yaml"
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
     paths = SchedulerPaths(preloads=(folder(),))
-    refused_by_name(
-        lambda: open_scheduler("preload:tiny", paths), file, BadScheduler, BadDescription
-    )
+    refused_by_name(lambda: open_scheduler("preload:tiny", paths), file, BadInput, BadInput)
 
 
 @given(
@@ -169,7 +160,7 @@ def test_preload_descriptions(data: Any) -> None:
 def test_arrival_traces(offsets: list[object], more: bytes) -> None:
     file = folder() / "trace.txt"
     file.write_bytes("\n".join(map(str, offsets)).encode("utf-8", "surrogatepass") + more)
-    refused_by_name(lambda: parse_arrival("trace: trace.txt", folder()), file, BadArrival)
+    refused_by_name(lambda: parse_arrival("trace: trace.txt", folder()), file, BadInput)
 
 
 EVENT = {

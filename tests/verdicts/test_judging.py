@@ -8,10 +8,11 @@ import pytest
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import LeftOut, Source
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.figures import figure, known_names
-from pytest_hwqueue.verdicts.judging import Judgement, Judging, UnknownFigure, compare_sources
+from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources
 
 MakeRecord = Callable[..., RunRecord]
 MakeCell = Callable[..., CellBaseline]
@@ -154,7 +155,7 @@ def test_too_short_for_p99_is_gated_by_what_it_is_enough_for(make_cell: MakeCell
 
 
 def test_a_figure_that_no_cell_has_is_refused(make_cell: MakeCell) -> None:
-    with pytest.raises(UnknownFigure, match=r"'p98'; there are p50, .*small\.p99.*convoy_ratio"):
+    with pytest.raises(BadInput, match=r"'p98'; there are p50, .*small\.p99.*convoy_ratio"):
         Judging(source(make_cell("a")), ["p98"], SETTINGS)
     with pytest.raises(ValueError, match="sentinel 'b' is no cell"):
         Judging(source(make_cell("a")), ["p99"], SETTINGS, sentinel="b")

@@ -10,7 +10,7 @@ import pytest
 from pytest_hwqueue.baselines.runs import cell_of_record
 from pytest_hwqueue.baselines.sources import Source, load_source
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import BaselineError
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.verdicts.stored import (
     PlannedCell,
@@ -44,7 +44,7 @@ def test_a_name_is_looked_up_in_the_measured_devices_folder(store: Store) -> Non
     )
     explicit = load_named("amd-instinct-mi300x/other", store).of("nvidia-h200")
     assert explicit is not None
-    with pytest.raises(BaselineError, match="neither a baseline nor a file"):
+    with pytest.raises(RecordError, match="neither a baseline nor a file"):
         load_named("nothing", store)
 
 
@@ -52,9 +52,9 @@ def test_two_sources_are_of_one_device(store: Store, make_record: MakeRecord) ->
     cell = cell_of_record(make_record(), "s")
     new = Source("new.json", "session", {cell.header.cell.id: cell})
     assert load_source("main", store, of=new).label == "nvidia-h200/main"
-    with pytest.raises(BaselineError, match="no baseline 'other' of nvidia-h200, on which new"):
+    with pytest.raises(RecordError, match="no baseline 'other' of nvidia-h200, on which new"):
         load_source("other", store, of=new)
-    with pytest.raises(BaselineError, match="of several devices"):
+    with pytest.raises(RecordError, match="of several devices"):
         load_source("main", store)
 
 

@@ -20,16 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import BadParameter, CheckFailed
-from pytest_hwqueue.workloads.tenants.families import DecodeStep, MissingTransformers
-from pytest_hwqueue.workloads.tenants.models import BadWeights, OpenModel, open_models, seeded_model
-from pytest_hwqueue.workloads.tenants.shapes import (
-    MODEL_SIZES,
-    MODELS,
-    UnknownModel,
-    model_family,
-    model_shape,
-)
+from pytest_hwqueue.errors import BadInput, CheckFailed, HwqError
+from pytest_hwqueue.workloads.tenants.families import DecodeStep
+from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models, seeded_model
+from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, MODELS, model_family, model_shape
 from pytest_hwqueue.workloads.workload import require_close
 
 transformers: Any = pytest.importorskip("transformers")
@@ -109,7 +103,7 @@ def test_result_on_a_stream_is_that_of_a_plain_pass(name: str) -> None:
         model.check()
     for size in MODEL_SIZES:
         assert model_shape(name, size, {}).dtype == "fp32"
-    with pytest.raises(BadParameter, match=f"{name} has no parameter 'lenght'; it has dtype "):
+    with pytest.raises(BadInput, match=f"{name} has no parameter 'lenght'; it has dtype "):
         model_shape(name, "full", {"lenght": 3})
 
 
@@ -305,7 +299,7 @@ def test_one_wrong_value_or_none_at_all_is_noticed(name: str) -> None:
     ],
 )
 def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadParameter, match=said):
+    with pytest.raises(BadInput, match=said):
         open_models(
             "resnet18", **{"batch": 1, "device": HostDevice(), "streams": [PlainStream()],
                            "seed": 1, "size": "tiny", **given}
@@ -343,7 +337,7 @@ def test_requests_at_once_share_weights_and_nothing_else() -> None:
 
 
 def test_unknown_model_lists_those_there_are() -> None:
-    with pytest.raises(UnknownModel, match=r"no model 'resnet20'; there are resnet18, resnet34"):
+    with pytest.raises(BadInput, match=r"no model 'resnet20'; there are resnet18, resnet34"):
         tiny("resnet20")
 
 
@@ -394,7 +388,7 @@ def test_broken_folder_is_named_with_what_is_missing(
 ) -> None:
     copied = shutil.copytree(saved, tmp_path / "copied")
     harm(copied)
-    with pytest.raises(BadWeights, match=said) as raised:
+    with pytest.raises(BadInput, match=said) as raised:
         tiny("resnet18", weights=copied)
     assert str(copied) in str(raised.value)
 
@@ -412,7 +406,7 @@ def test_nothing_is_asked_of_the_network(saved: Path, monkeypatch: pytest.Monkey
 
 def test_error_without_transformers_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingTransformers, match=r"pip install 'pytest-hwqueue\[models\]'"):
+    with pytest.raises(HwqError, match=r"pip install 'pytest-hwqueue\[models\]'"):
         tiny("resnet18")
 
 

@@ -17,7 +17,7 @@ import torch
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import StreamPool
-from pytest_hwqueue.errors import BadFunction, OwnCodeFailed
+from pytest_hwqueue.errors import BadInput, OwnCodeFailed
 from pytest_hwqueue.harness.attempt import describe_failure
 from pytest_hwqueue.workloads.own_function import (
     FunctionWorkload,
@@ -85,7 +85,7 @@ def test_what_is_not_there_is_refused_by_name(
     text: str, code: str, says: str, tmp_path: Path
 ) -> None:
     write(tmp_path, code)
-    with pytest.raises(BadFunction, match=says):
+    with pytest.raises(BadInput, match=says):
         find(text, tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_called_is_refused_with_what_is_valid(
     code: str, given: dict[str, int], says: str, tmp_path: Path
 ) -> None:
     write(tmp_path, code)
-    with pytest.raises(BadFunction, match=says) as raised:
+    with pytest.raises(BadInput, match=says) as raised:
         load("own_code:make_step", tmp_path, given)
     assert "def make_step(*, device, streams, seed" in str(raised.value)
     assert problem("own_code:make_step", str(tmp_path), given) == str(raised.value)
@@ -122,7 +122,7 @@ def test_another_module_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> 
     for name in ("a", "b"):
         write(tmp_path, STEP, f"{name}/own_code.py")
     load("own_code:make_step", tmp_path / "a", {})
-    with pytest.raises(BadFunction, match=r"has a module 'own_code' already, from .*rename own_co"):
+    with pytest.raises(BadInput, match=r"has a module 'own_code' already, from .*rename own_co"):
         load("own_code:make_step", tmp_path / "b", {})
 
 
@@ -184,7 +184,7 @@ def test_a_step_is_one_launch_or_launches_itself_on_the_streams_it_takes() -> No
     ],
 )
 def test_what_is_no_step_is_refused(step: Any, streams: int, says: str) -> None:
-    with pytest.raises(BadFunction, match=says):
+    with pytest.raises(BadInput, match=says):
         step_of(lambda **_: step, streams)
 
 
@@ -286,11 +286,11 @@ def test_a_result_that_waits_to_be_run_is_refused(waits: Callable[[], Any], kind
         return waits()
 
     says = f"returned a {kind}: its work waits to be run, so it would not be measured"
-    with pytest.raises(BadFunction, match=f"^the step of m:make {says}"):
+    with pytest.raises(BadInput, match=f"^the step of m:make {says}"):
         step_of(lambda **_: step)
-    with pytest.raises(BadFunction, match=says):
+    with pytest.raises(BadInput, match=says):
         step_of(lambda **_: lambda streams: waits())
-    with pytest.raises(BadFunction, match=f"^what the step of m:make launches {says}"):
+    with pytest.raises(BadInput, match=f"^what the step of m:make launches {says}"):
         step_of(lambda **_: lambda streams: streams[0].launch(waits))
     device = HostDevice()
     with device.open_streams(1) as pool:
@@ -302,7 +302,7 @@ def test_a_result_that_waits_to_be_run_is_refused(waits: Callable[[], Any], kind
                 "^what .* launches ",
             ),
         ):
-            with pytest.raises(BadFunction, match=who + says):
+            with pytest.raises(BadInput, match=who + says):
                 run_once(workload, pool)
 
 
@@ -314,7 +314,7 @@ def test_results_of_other_kinds_are_none_of_ours() -> None:
 @pytest.mark.parametrize("function", [coroutine, Awaited(), generator, partial(generator)])
 def test_a_function_whose_call_runs_nothing_is_refused(function: Any) -> None:
     says = "calling it runs none of its code, so nothing would be measured"
-    with pytest.raises(BadFunction, match=says):
+    with pytest.raises(BadInput, match=says):
         workload_of(function, None, Path())
-    with pytest.raises(BadFunction, match=says):
+    with pytest.raises(BadInput, match=says):
         step_of(lambda **_: function)

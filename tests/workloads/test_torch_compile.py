@@ -11,9 +11,9 @@ import torch
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed, NotApplicable
+from pytest_hwqueue.errors import CheckFailed, HwqError, NotApplicable
 from pytest_hwqueue.workloads.pipeline import torch_compile
-from pytest_hwqueue.workloads.pipeline.torch_compile import CompileFailed, TorchCompile
+from pytest_hwqueue.workloads.pipeline.torch_compile import TorchCompile
 from pytest_hwqueue.workloads.workload import Setup, Where
 
 from .cells import Counts, Run, measured
@@ -83,7 +83,7 @@ def test_compile_failure_is_a_failed_cell_with_its_message(
     record = measured(TorchCompile, 2, given={**CASES[NAME].small, "mode": "default"})
     assert (record.status, record.stage) == ("failed", "set-up")
     assert record.reason.startswith(
-        "CompileFailed: mode=default: torch.compile failed: RuntimeError: no C++ compiler found x"
+        "mode=default: torch.compile failed: RuntimeError: no C++ compiler found x"
     )
     assert len(record.reason) < 3000
 
@@ -96,7 +96,7 @@ def test_compiler_itself_fails_the_cell_and_does_not_fall_back(
         return given
 
     monkeypatch.setattr(torch_compile, "_region", breaking)
-    with pytest.raises(CompileFailed, match=r"mode=default: torch\.compile failed: Unsupported"):
+    with pytest.raises(HwqError, match=r"mode=default: torch\.compile failed: Unsupported"):
         small(NAME, mode="default").setup(Setup(HostDevice(), 2, 3))
 
 

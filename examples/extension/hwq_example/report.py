@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_hwqueue import ReportFailed, RunRecord
+from pytest_hwqueue import HwqError, RunRecord
 
 
 def pytest_hwqueue_report(folder: Path, records: Sequence[RunRecord]) -> None:
@@ -20,4 +20,4 @@ def pytest_hwqueue_report(folder: Path, records: Sequence[RunRecord]) -> None:
                 figures = ["", ""] if latency is None else [latency.p50.value, latency.p99.value]
                 writer.writerow([record.cell_id, record.run, record.status, *figures])
     except OSError as error:
-        raise ReportFailed(f"records.csv: {error.strerror}") from error
+        raise HwqError(f"records.csv: {error.strerror}") from error

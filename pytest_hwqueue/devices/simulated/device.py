@@ -83,7 +83,7 @@ class SimulatedDevice:
         slowdown: factor on every kernel's duration, planted by a fault.
 
     Raises:
-        BadProfile: naming the profile's file, field and reason.
+        BadInput: naming the profile's file, field and reason.
 
     """
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pytest_hwqueue.errors import shortened
+from pytest_hwqueue.errors import BadInput, shortened
 
 # As people write it, without `_`, and of a length that a number needs.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
@@ -42,12 +42,12 @@ class NoiseModel:
         """Refuse an invalid noise model.
 
         Raises:
-            ValueError: naming the field.
+            BadInput: naming the field.
 
         """
         for name in _AMPLITUDES:
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
+                raise BadInput(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
 
     def describe(self) -> str:
         """Return the amplitudes, as on the command line."""
@@ -93,7 +93,7 @@ def parse_noise(text: str, seed: int, of: str = "") -> NoiseModel | None:
         of: what is measured.
 
     Raises:
-        ValueError: naming the wrong part and what is valid.
+        BadInput: naming the wrong part and what is valid.
 
     """
     if not text:
@@ -103,18 +103,18 @@ def parse_noise(text: str, seed: int, of: str = "") -> NoiseModel | None:
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in (*_AMPLITUDES, "seed"):
-            raise ValueError(
+            raise BadInput(
                 f"there is no noise {shortened(name)!r}; give {', '.join(_AMPLITUDES)} or seed"
             )
         if name in given:
-            raise ValueError(f"{name} is given twice; give it once")
+            raise BadInput(f"{name} is given twice; give it once")
         given.add(name)
         if not _NUMBER.fullmatch(value):
-            raise ValueError(f"{name} is {shortened(value)!r}; give a number")
+            raise BadInput(f"{name} is {shortened(value)!r}; give a number")
         if name != "seed":
             amplitudes[name] = float(value)
         elif value.isdecimal():
             seed = int(value)
         else:
-            raise ValueError(f"seed is {value!r}; give a whole number of at least 0")
+            raise BadInput(f"seed is {value!r}; give a whole number of at least 0")
     return NoiseModel(seed, of, **amplitudes)

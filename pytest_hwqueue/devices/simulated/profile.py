@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.errors import DeviceError, abridged
+from pytest_hwqueue.errors import BadInput, DeviceError, abridged, translated
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,6 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Time = Annotated[int, Field(ge=0)]
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, le=1)]
-
-
-class BadProfile(ValueError):
-    """A profile was refused; the text names the file, the field and the reason."""
 
 
 class _Section(BaseModel):
@@ -290,21 +286,19 @@ def load_profile(specification: str) -> Profile:
     """Load the profile ``h200``, ``mi300x``, or the one in a file that ends in .yaml or .yml.
 
     Raises:
-        BadProfile: naming the file, the field and the reason.
+        BadInput: naming the file, the field and the reason.
 
     """
     if specification in BUILT_IN:
         file = resources.files(__package__) / "profiles" / f"{specification}.yaml"
         return _parse(f"{specification}.yaml", file.read_text(encoding="utf-8"))
     if not specification.endswith((".yaml", ".yml")):
-        raise BadProfile(
+        raise BadInput(
             f"{specification!r}: no such profile; there are {', '.join(BUILT_IN)}, "
             "or name a file that ends in .yaml"
         )
-    try:
+    with translated(BadInput, f"{specification}: cannot be read", OSError, UnicodeDecodeError):
         text = Path(specification).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadProfile(f"{specification}: cannot be read: {error}") from None
     return _parse(specification, text)
 
 
@@ -313,14 +307,14 @@ def _parse(file: str, text: str) -> Profile:
     try:
         values: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BadProfile(f"{file}: not YAML: {abridged(error)}") from None
+        raise BadInput(f"{file}: not YAML: {abridged(error)}") from None
     if not isinstance(values, dict):
-        raise BadProfile(f"{file}: not a table of fields but {type(values).__name__}")
+        raise BadInput(f"{file}: not a table of fields but {type(values).__name__}")
     try:
         return Profile.model_validate(values)
     except ValidationError as error:
         reasons = abridged("; ".join(_reason(dict(problem)) for problem in error.errors()))
-        raise BadProfile(f"{file}: {reasons}") from None
+        raise BadInput(f"{file}: {reasons}") from None
 
 
 def _reason(problem: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import INTERRUPTED, BadScheduler, NotProven, on_one_line
+from pytest_hwqueue.errors import INTERRUPTED, BadInput, NotProven, on_one_line
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
 from pytest_hwqueue.plugin.worker.local_ranks import (
@@ -92,7 +92,7 @@ class Isolation:
             self._drop_child(run, f"{because}the worker process {died}")
             if ended:
                 self.close()
-        except (NotProven, BadScheduler) as error:
+        except (NotProven, BadInput) as error:
             self._drop_child(run, on_one_line(error))
             self.close()
         except BaseException:

@@ -145,7 +145,7 @@ class SchedulerServices:
 
         Raises:
             NotProven: if one cannot be started.
-            BadScheduler: if there is no such mode.
+            BadInput: if there is no such mode.
 
         """
         self.text = text

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.capacity.result import KIND as CAPACITY
 from pytest_hwqueue.capacity.result import CapacityFile
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.records.cell import RunRecord, read_model, read_record
 from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import CellRuns, gather
@@ -119,9 +119,8 @@ def _stored_instead(folder: Path) -> str:
 
 def _read(path: Path, found: Found, *, named: bool) -> None:
     try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+        with files("read", path):
+            data = json.loads(path.read_bytes())
     except ValueError as error:
         if named:
             raise RecordError(f"{path} is damaged: {error}") from error

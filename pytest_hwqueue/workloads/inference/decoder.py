@@ -36,7 +36,7 @@ def placed_model(family: ModelFamily, dtype: MatmulType, device: Device, seed: i
     """Build a family's full model for inference; allow TF32 in the process or forbid it.
 
     Raises:
-        MissingTransformers: if transformers is not installed.
+        HwqError: if transformers is not installed.
 
     """
     set_precision(dtype)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch.nn.functional import gelu, layer_norm
 
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.errors import NotApplicable
+from pytest_hwqueue.errors import HwqError, NotApplicable
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.workload import (
     Parameters,
@@ -42,10 +42,6 @@ _TOLERANCES = {"fp32": 1e-5, "tf32": 5e-3, "bf16": 3e-2, "fp16": 5e-3}
 _GRAPHS = {"triton.cudagraphs": True, "triton.cudagraph_trees": False}
 # A compiler's message can hold all the code it was given.
 _MOST_WORDS_OF_ERROR = 2000
-
-
-class CompileFailed(RuntimeError):
-    """torch.compile failed; the text says in which mode, where and why."""
 
 
 class CompileParameters(Parameters):
@@ -117,7 +113,7 @@ class TorchCompile(Workload):
         """Make weights and buffers; compile all regions by running each once.
 
         Raises:
-            CompileFailed: if torch.compile fails.
+            HwqError: if torch.compile fails.
             NotApplicable: if the device cannot run the mode's code.
 
         """
@@ -226,7 +222,7 @@ class TorchCompile(Workload):
                     self._run_join(stage)
         except Exception as error:  # whatever the compiler raises fails the cell, with its words
             text = str(error).strip()[:_MOST_WORDS_OF_ERROR]
-            raise CompileFailed(
+            raise HwqError(
                 f"mode={mode}: torch.compile failed: {type(error).__name__}: {text}"
             ) from error
         self._compiled = {

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.workloads.tenants.shapes import (
     MISSING_TRANSFORMERS,
     DecoderShape,
@@ -21,15 +22,11 @@ from pytest_hwqueue.workloads.tenants.shapes import (
 )
 
 
-class MissingTransformers(ImportError):
-    """The library that the models come from is not installed; the text says how to install it."""
-
-
 def transformers() -> ModuleType:
     """Import transformers, at the first use of a model.
 
     Raises:
-        MissingTransformers: if it is not installed.
+        HwqError: if it is not installed.
 
     """
     try:
@@ -37,7 +34,7 @@ def transformers() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
-        raise MissingTransformers(MISSING_TRANSFORMERS) from None
+        raise HwqError(MISSING_TRANSFORMERS) from None
 
 
 class ModelFamily(ABC):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.errors import BadParameter, CheckFailed
+from pytest_hwqueue.errors import BadInput, CheckFailed, translated
 from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, transformers
 from pytest_hwqueue.workloads.tenants.shapes import (
@@ -31,15 +31,11 @@ _HOST = torch.device("cpu")
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
-class BadWeights(ValueError):
-    """A folder does not hold a model's weights; the text names the folder and what is missing."""
-
-
 def import_model(name: str) -> None:
     """Import all that making a model takes; nothing is drawn, and no thread or device used.
 
     Raises:
-        MissingTransformers: if transformers is not installed.
+        HwqError: if transformers is not installed.
 
     """
     family, library = model_family(name), transformers()
@@ -66,7 +62,7 @@ def seeded_model(
             draws others, hundreds of millions in a fraction of the time.
 
     Raises:
-        MissingTransformers: if transformers is not installed.
+        HwqError: if transformers is not installed.
 
     """
     library = transformers()
@@ -93,14 +89,14 @@ def loaded_model(
         values: whether to read the weights; a device without values needs only their shapes.
 
     Raises:
-        BadWeights: naming the folder and what is missing or wrong in it.
-        MissingTransformers: if transformers is not installed.
+        BadInput: naming the folder and what is missing or wrong in it.
+        HwqError: if transformers is not installed.
 
     """
     library = transformers()
     configuration = _configuration(library, family, size, folder)
     if not any((folder / name).is_file() for name in _WEIGHT_FILES):
-        raise BadWeights(
+        raise BadInput(
             f"{folder}: no {' or '.join(_WEIGHT_FILES)}; weights must be safetensors files "
             "(pickled ones are not read): save the model again with save_pretrained"
         )
@@ -110,17 +106,16 @@ def loaded_model(
     with _one_at_a_time:
         if not values:
             return model_class.from_config(configuration, dtype=dtype)
-        try:
+        said = f"{folder}: the weights cannot be loaded"
+        with translated(BadInput, said, OSError, ValueError, RuntimeError, broken):
             model, found = model_class.from_pretrained(
                 folder, config=configuration, dtype=dtype, local_files_only=True,
                 use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
-        except (OSError, ValueError, RuntimeError, broken) as error:
-            raise BadWeights(f"{folder}: the weights cannot be loaded: {error}") from error
     missing = sorted(found["missing_keys"])
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise BadWeights(
+        raise BadInput(
             f"{folder}: {len(missing)} weights of {type(model).__name__} are missing: {some}"
         )
     return model
@@ -128,25 +123,25 @@ def loaded_model(
 
 def _configuration(library: Any, family: ModelFamily, size: ModelSize, folder: Path) -> Any:
     if not folder.is_dir():
-        raise BadWeights(f"{folder}: no such folder; give one with config.json and its weights")
+        raise BadInput(f"{folder}: no such folder; give one with config.json and its weights")
     file = folder / "config.json"
     try:
         contents = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadWeights(f"{folder}: config.json is missing") from None
+        raise BadInput(f"{folder}: config.json is missing") from None
     except ValueError as error:
-        raise BadWeights(f"{file}: not JSON: {error}") from None
+        raise BadInput(f"{file}: not JSON: {error}") from None
     configuration_class = getattr(library, family.configuration_class)
     wanted_type = configuration_class.model_type
     found_type = contents.get("model_type") if isinstance(contents, dict) else None
     if found_type != wanted_type:
-        raise BadWeights(f"{file}: model_type is {found_type!r}, must be {wanted_type!r}")
+        raise BadInput(f"{file}: model_type is {found_type!r}, must be {wanted_type!r}")
     configuration = configuration_class.from_pretrained(folder, local_files_only=True)
     wanted = family.configuration(size)
     for field in family.identity:
         found = getattr(configuration, field)
         if found != wanted[field]:
-            raise BadWeights(f"{file}: {field} is {found}, must be {wanted[field]}")
+            raise BadInput(f"{file}: {field} is {found}, must be {wanted[field]}")
     return configuration
 
 
@@ -260,10 +255,9 @@ def open_models(
         parameters: of the model's class in `shapes`, over those of the size.
 
     Raises:
-        BadParameter: if batch, size or a parameter is not valid.
-        BadWeights: naming the folder and what is missing or wrong in it.
-        MissingTransformers: if transformers is not installed.
-        UnknownModel: listing the names there are.
+        BadInput: if there is no model of that name, batch, size or a parameter is not valid, or
+            the folder lacks something.
+        HwqError: if transformers is not installed.
 
     """
     family = model_family(name)
@@ -301,7 +295,7 @@ def open_models(
 
 def _require(valid: bool, name: str, parameter: str, value: object, wanted: str) -> None:
     if not valid:
-        raise BadParameter(f"{name}: {parameter} is {value!r}, must be {wanted}")
+        raise BadInput(f"{name}: {parameter} is {value!r}, must be {wanted}")
 
 
 def _precision() -> MatmulType:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pytest_hwqueue.errors import BadParameter
+from pytest_hwqueue.errors import BadInput
 
 if TYPE_CHECKING:
     from pytest_hwqueue.workloads.tenants.families import ModelFamily
@@ -34,19 +34,15 @@ MISSING_TRANSFORMERS = (
 )
 
 
-class UnknownModel(ValueError):
-    """No model has this name; the text lists those there are."""
-
-
 def model_family(name: str) -> ModelFamily:
     """Import the family of the model called ``name`` and return its variant.
 
     Raises:
-        UnknownModel: listing the names there are.
+        BadInput: listing the names there are.
 
     """
     if name not in MODELS:
-        raise UnknownModel(f"no model {name!r}; there are {', '.join(MODELS)}")
+        raise BadInput(f"no model {name!r}; there are {', '.join(MODELS)}")
     place, variant = MODELS[name]
     module, _, attribute = place.partition(":")
     found: type[ModelFamily] = getattr(importlib.import_module(module), attribute)
@@ -112,7 +108,7 @@ def model_shape(model: str, size: ModelSize, given: Mapping[str, Any]) -> Shape:
     """Return a model's shape: that of its size, with the parameters given.
 
     Raises:
-        BadParameter: naming the model, the parameter, its value and what is valid.
+        BadInput: naming the model, the parameter, its value and what is valid.
 
     """
     found = shape_class(model)
@@ -126,7 +122,7 @@ def model_shape(model: str, size: ModelSize, given: Mapping[str, Any]) -> Shape:
         else:
             message = first["msg"][0].lower() + first["msg"][1:]
             reason = f"{model}: {name} is {first['input']!r}: {message}"
-        raise BadParameter(reason) from None
+        raise BadInput(reason) from None
 
 
 def _known(shape: type[Shape]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_hwqueue.devices.simulated.profile import BUILT_IN, BadProfile, load_profile
+from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
+from pytest_hwqueue.errors import BadInput
 
 _PROFILES = resources.files("pytest_hwqueue.devices.simulated") / "profiles"
 _H200: dict[str, Any] = yaml.safe_load((_PROFILES / "h200.yaml").read_text(encoding="utf-8"))
@@ -61,7 +62,7 @@ def test_built_in_profiles_load_and_only_the_measured_one_is_calibrated(tmp_path
 def test_a_bad_profile_is_refused_by_file_and_field(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadProfile, match=rf"mine\.yaml: {reason}"):
+    with pytest.raises(BadInput, match=rf"mine\.yaml: {reason}"):
         load_profile(str(path))
 
 
@@ -70,5 +71,5 @@ def test_a_bad_profile_is_refused_by_file_and_field(tmp_path: Path, text: str, r
     [("absent.yaml", r"absent\.yaml: cannot be read"), ("b300", "h200, mi300x")],
 )
 def test_what_is_not_there_is_refused(name: str, reason: str) -> None:
-    with pytest.raises(BadProfile, match=reason):
+    with pytest.raises(BadInput, match=reason):
         load_profile(name)
