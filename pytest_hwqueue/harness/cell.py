@@ -16,7 +16,7 @@ from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import ONE_RANK, LoopPlan, RankSynchronisation
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, slowed_launches
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, refused_on_host, timeline_pass
-from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.metrics.overlap import TimelineSummary
 from pytest_hwqueue.records.cell import Cell, Declared, Metrics, Samples, SchedulerProof, WarmUp
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import Causes, NoiseRound, Provenance

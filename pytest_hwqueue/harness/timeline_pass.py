@@ -26,6 +26,7 @@ from pytest_hwqueue.harness.closed_loop import (
     warm_up,
 )
 from pytest_hwqueue.harness.program import Enqueue, Program
+from pytest_hwqueue.metrics.overlap import TimelineSummary, summarise_timeline
 from pytest_hwqueue.metrics.switching import (
     THREADS,
     QueueSwitch,
@@ -35,8 +36,6 @@ from pytest_hwqueue.metrics.switching import (
 )
 from pytest_hwqueue.metrics.timeline import (
     Timeline,
-    TimelineSummary,
-    summarise_timeline,
     tag_latencies,
 )
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from pydantic import Field, model_validator
-
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tracing.perf_events import ClockPair
@@ -182,87 +178,6 @@ class Timeline:
                 )
 
 
-class TimelineSummary(PlainData):
-    """How busy a timeline's streams were, and how much of that time they shared.
-
-    Busy times are those under contention: a kernel that shares the device with others runs
-    longer than it would alone, and its whole stay counts.
-    """
-
-    kernels: int
-    streams_used: int = Field(description="that ran at least one kernel")
-    busy_ms: list[float] = Field(
-        description="per stream the time during which it ran at least one kernel"
-    )
-    span_ms: float = Field(description="from the first start to the last end")
-    in_flight_mean: Estimate = Field(
-        description="kernels running at once, averaged over the time in which any runs"
-    )
-    in_flight_max: int = Field(
-        description="most kernels running at once; one that starts as another ends does not "
-        "overlap it"
-    )
-    overlap_efficiency: Estimate = Field(
-        description="hidden share of the time that could have been hidden, in [0, 1]"
-    )
-    elsewhere: int = Field(
-        0,
-        description="kernels that ran on streams of a library's own, and count for the stream that "
-        "launched them",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        return earlier(data, "", "in_flight_mean", "overlap_efficiency")
-
-
-def summarise_timeline(timeline: Timeline) -> TimelineSummary:
-    """Summarise a timeline of at least one kernel.
-
-    Overlap efficiency is ``(sum of busy times - busy time of the device) / (sum of busy times -
-    greatest busy time)``: 0 if the streams ran one after the other, 1 if all of them ran while
-    the busiest one did. The device's busy time is the union of all kernels, so time at which
-    nothing runs counts neither way. For two streams it is ``(T_compute + T_comms - T_both) /
-    min(T_compute, T_comms)`` with both times and the union taken from the same pass. The form
-    that compares three passes (each alone, then both) differs from it where the two slow each
-    other down or leave gaps: it is lower, and below zero where running together costs more
-    than it hides.
-
-    Raises:
-        ValueError: if the timeline has no kernel.
-    """
-    kernels = timeline.kernels
-    if not kernels:
-        raise ValueError("a timeline without kernels has nothing to summarise")
-    by_stream: list[list[tuple[int, int]]] = [[] for _ in range(timeline.streams)]
-    for kernel in kernels:
-        by_stream[kernel.stream].append((kernel.start_ns, kernel.end_ns))
-    busy = [_union_ns(intervals) for intervals in by_stream]
-    device_busy = _union_ns((kernel.start_ns, kernel.end_ns) for kernel in kernels)
-    in_flight = Estimate(n=len(kernels), refused="no kernel ran for as long as the clock can tell")
-    if device_busy:
-        mean = sum(kernel.end_ns - kernel.start_ns for kernel in kernels) / device_busy
-        in_flight = Estimate(value=mean, n=len(kernels))
-    busy_streams = sum(time > 0 for time in busy)
-    reason = f"needs at least 2 busy streams, has {busy_streams}"
-    overlap = Estimate(n=len(kernels), refused=reason)
-    if busy_streams >= 2:
-        share = (sum(busy) - device_busy) / (sum(busy) - max(busy))
-        overlap = Estimate(value=share, n=len(kernels))
-    span = max(kernel.end_ns for kernel in kernels) - min(kernel.start_ns for kernel in kernels)
-    return TimelineSummary(
-        kernels=len(kernels),
-        streams_used=sum(bool(intervals) for intervals in by_stream),
-        busy_ms=[time / _NS_PER_MS for time in busy],
-        span_ms=span / _NS_PER_MS,
-        in_flight_mean=in_flight,
-        in_flight_max=_most_at_once(kernels),
-        overlap_efficiency=overlap,
-        elsewhere=timeline.elsewhere,
-    )
-
-
 def split_tag(tag: str) -> tuple[str, str]:
     """Split a tag into its own name and its request within the iteration.
 
@@ -321,30 +236,3 @@ def tag_latencies(
     if requests:
         latencies[request_name] = [last - first for first, last in requests.values()]
     return latencies
-
-
-def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals in whole ns, so nothing is rounded."""
-    total = 0
-    covered_to: int | None = None
-    for start, end in sorted(intervals):
-        if covered_to is None or start >= covered_to:
-            total += end - start
-            covered_to = end
-        elif end > covered_to:
-            total += end - covered_to
-            covered_to = end
-    return total
-
-
-def _most_at_once(kernels: Iterable[Kernel]) -> int:
-    """Return the most kernels that ran at once, as half-open intervals [start, end)."""
-    # At one instant ends (-1) sort before starts (+1): back to back is not together.
-    changes: list[tuple[int, int]] = []
-    for kernel in kernels:
-        changes += [(kernel.start_ns, 1), (kernel.end_ns, -1)]
-    running = most = 0
-    for _, change in sorted(changes):
-        running += change
-        most = max(most, running)
-    return most

@@ -18,7 +18,7 @@ from pytest_hwqueue.baselines.folders import packaged_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.baselines.store import Store, keep_record
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
@@ -67,7 +67,7 @@ def gate_settings(settings: Settings) -> GateSettings:
     if settings.runs is None or not settings.compare:
         return gate
     if settings.runs < LEAST_FIRST_RUNS:
-        raise ValueError(
+        raise BadInput(
             f"--hwq-runs={settings.runs}: a comparison takes {LEAST_FIRST_RUNS} new runs of each "
             "cell at least; leave --hwq-runs out for as many as each verdict needs"
         )

@@ -21,10 +21,9 @@ from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
-from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
-from pytest_hwqueue.metrics.timeline import TimelineSummary
 from pytest_hwqueue.records.bounds import LatencyBounds
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, record_path, write_text
 from pytest_hwqueue.records.noise import Causes, NoiseRound

@@ -15,11 +15,8 @@ from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import figures_table, status_of
 from pytest_hwqueue.reports.document import Bullets, Column, Document, Heading, Part, markdown
-from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.terminal import shown
-from pytest_hwqueue.reports.verdict_words import SEVERITY
-from pytest_hwqueue.reports.verdicts import judgement_parts
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.regression import Regression
@@ -108,6 +105,10 @@ def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord
         records: of the session, of any status and in the order measured.
 
     """
+    # Sessions that write none do without the gate, and numpy.
+    from pytest_hwqueue.reports.noise_losses import noise_lines
+    from pytest_hwqueue.reports.verdicts import judgement_parts
+
     cells = gather(records)
     parts: list[Part] = [Heading(f"Hardware queues{_devices(records)}", 1)]
     for judgement in sorted(judgements, key=_most_severe):
@@ -121,6 +122,8 @@ def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord
 
 
 def _most_severe(judgement: Judgement) -> int:
+    from pytest_hwqueue.reports.verdict_words import SEVERITY
+
     return min((SEVERITY.index(each.verdict.state) for each in judgement.verdicts), default=0)
 
 

@@ -46,7 +46,9 @@ def test_everything_slower_is_measured_as_slower(measure: Measure) -> None:
     arguments = (*SIMULATED, "--hwq-streams=4", "--hwq-dispatch=graph")
     plain = measure("ok", "large_gemm_only", *arguments)
     slower = measure("ok", "large_gemm_only", *arguments, "--hwq-fault=slower:10")
-    ratio = slower["metrics"]["latency"]["p50"] / plain["metrics"]["latency"]["p50"]
+    ratio = (
+        slower["metrics"]["latency"]["p50"]["value"] / plain["metrics"]["latency"]["p50"]["value"]
+    )
     assert ratio == pytest.approx(1.10, abs=0.005)  # launching costs as much as before
     assert plain["faults"] == []
     assert slower["faults"] == ["slower:10"]

@@ -48,12 +48,12 @@ def test_records_are_on_disk_and_nowhere_else(
 
     (file,) = pytester.path.glob(".hwqueue/*/session.json")
     session = json.loads(file.read_text())
-    assert session["schema"] == "pytest-hwqueue/session-files/1"
+    assert session["schema"] == "pytest-hwqueue/session-files/2"
     assert session["records"] == []
     assert len(set(session["files"])) == len(session["files"]) == CELLS * runs
     # The user's file has them all, in the same order.
     whole = json.loads((pytester.path / "out.json").read_text())
-    assert whole["schema"] == "pytest-hwqueue/session/1"
+    assert whole["schema"] == "pytest-hwqueue/session/2"
     assert whole["session"] == session["session"]
     stored = [json.loads((file.parent / name).read_text()) for name in session["files"]]
     assert [(each["cell"], each["started"]) for each in whole["records"]] == [

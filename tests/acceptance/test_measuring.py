@@ -77,14 +77,15 @@ def test_three_lines_measure_own_code(sessions: Sessions, tmp_path: Path) -> Non
     for cell in cells:
         assert f"{cell} PASSED" in result.stdout.str()
     written = loaded(tmp_path / "out" / "session.json")
-    assert written["schema"] == "pytest-hwqueue/session/1"
+    assert written["schema"] == "pytest-hwqueue/session/2"
     assert [record["cell"] for record in written["records"]] == cells
     for record in written["records"]:
         assert record["status"] == "ok"
         assert len(record["samples"]["host_ns"]) == record["iterations"] == 20
-        assert record["metrics"]["latency"]["p50"] > 0
-        assert record["metrics"]["latency"]["p99"] is None
-        assert "needs at least 368" in record["metrics"]["latency"]["refused"]["p99"]
+        latency = record["metrics"]["latency"]
+        assert latency["p50"]["value"] > 0
+        assert latency["p99"]["value"] is None
+        assert "needs at least 368" in latency["p99"]["refused"]
         assert record["fingerprint"]["hard"]["device_kind"] == "cpu"
     (folder,) = (tmp_path / ".hwqueue").glob("2*")
     assert len(list(folder.glob("test_lines*.json"))) == 2
@@ -163,7 +164,7 @@ def test_bounds_on_latency_pass_or_fail_with_the_reason(measured: Measured) -> N
     measured.result.stdout.no_fnmatch_line("*TypeError*")
     records = measured.of("test_bounds.py")
     assert {record["status"] for record in records} == {"ok"}
-    assert {record["metrics"]["latency"]["p99"] for record in records} == {None}
+    assert {record["metrics"]["latency"]["p99"]["value"] for record in records} == {None}
 
 
 def test_every_failure_costs_one_cell_only(measured: Measured) -> None:
@@ -215,8 +216,8 @@ def test_the_suite_measures_three_workloads(sessions: Sessions, tmp_path: Path) 
         for part in ("queue_switch", "ready_to_start"):
             for comparison in ("overhead", "other_stream_before"):
                 found = metrics[part][comparison]
-                assert found["difference"] is None
-                assert "streams are threads" in found["refused"]["difference"]
+                assert found["difference"]["value"] is None
+                assert "streams are threads" in found["difference"]["refused"]
                 assert found["first"]["negative"] == found["second"]["negative"] == 0
     (hetero,) = measured.of("hetero_kernels")
     # The other tag is the latency that the cell is judged by.

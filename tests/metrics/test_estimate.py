@@ -19,10 +19,9 @@ from pytest_hwqueue.errors import RefusedFigure
 from pytest_hwqueue.metrics.estimate import Estimate, Interval, PlainData, named, untold
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
 from pytest_hwqueue.metrics.scaling import ScaledPoint
 from pytest_hwqueue.metrics.switching import MedianDifference
-from pytest_hwqueue.metrics.timeline import TimelineSummary
 
 ANY = (-math.inf, math.inf)
 AT_MOST_3 = (-math.inf, 3.0)

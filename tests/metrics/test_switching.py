@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.latency import quantile_interval
+from pytest_hwqueue.metrics.overlap import summarise_timeline
 from pytest_hwqueue.metrics.switching import (
     THREADS,
     QueueSwitch,
@@ -20,7 +21,7 @@ from pytest_hwqueue.metrics.switching import (
     ready_delays,
     without_switch,
 )
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 RELEASED = 1_000_000
 DELAYS = st.lists(st.integers(-50_000, 10**6), min_size=1, max_size=20)

@@ -9,19 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics import timeline as timelines
+from pytest_hwqueue.metrics.overlap import TimelineSummary, summarise_timeline
 from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline
 
 MS = 1_000_000
 Intervals = list[tuple[int, int, int]]
 
 
-def summary_of(intervals: Intervals, streams: int = 2, unit: int = MS) -> timelines.TimelineSummary:
+def summary_of(intervals: Intervals, streams: int = 2, unit: int = MS) -> TimelineSummary:
     """Summarise kernels given as (stream, start in ms, end in ms)."""
     kernels = tuple(
         Kernel(stream, launch, "k", None, 0, start * unit, end * unit)
         for launch, (stream, start, end) in enumerate(intervals)
     )
-    return timelines.summarise_timeline(Timeline(kernels, streams, None))
+    return summarise_timeline(Timeline(kernels, streams, None))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_summary_agrees_with_counting_every_tick(kernels: Intervals) -> None:
     assert summary.overlap_efficiency.value == (efficiency and pytest.approx(efficiency))
     for figure in (summary.in_flight_mean, summary.overlap_efficiency):
         assert (figure.value is None) == bool(figure.refused)
-    again = timelines.TimelineSummary.model_validate_json(summary.model_dump_json())
+    again = TimelineSummary.model_validate_json(summary.model_dump_json())
     assert again == summary
 
 

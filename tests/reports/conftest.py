@@ -18,8 +18,9 @@ from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import P95, P99, THROUGHPUT, GateSettings, Quantity, Verdict
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import summarise_latency, throughput
+from pytest_hwqueue.metrics.overlap import summarise_timeline
 from pytest_hwqueue.metrics.switching import queue_switch
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline, summarise_timeline
+from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
@@ -29,7 +30,7 @@ def joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def changed(value: Any, path: str, **fields: object) -> Any:
+def changed(value: Any, path: str, /, **fields: object) -> Any:
     """Return a copy of a record in which fields at a path are others."""
     first, _, rest = path.partition(".")
     if path:

@@ -180,7 +180,7 @@ def test_an_unknown_option_of_the_mark_is_refused_by_name(
     put("test_it", make(n=60))
     mark = "import pytest\n@pytest.mark.benchmark(min_round=3)\ndef test_it(): pass"
     result = run(pytester, tests=mark)
-    result.stdout.fnmatch_lines(["*ValueError: *::test_it: the benchmark mark is not valid*"])
+    result.stdout.fnmatch_lines(["*BadInput: *::test_it: the benchmark mark is not valid*"])
     assert "min_round" in result.stdout.str()
 
 

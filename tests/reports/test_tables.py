@@ -70,19 +70,18 @@ def fruitless() -> list[RunRecord]:
 def figured() -> list[RunRecord]:
     """Cells with figures of the device, and figures that are refused."""
     probe, wait = (
-        "metrics.queue_switch.overhead",
-        "metrics.ready_to_start.other_stream_before.first",
+        "metrics.queue_switch.overhead.difference",
+        "metrics.ready_to_start.other_stream_before.first.median",
     )
     probes = (("a", 8, 3.0), ("b", 8, 2.0), ("c", 8, 2.5), ("a", 16, 4.0), ("a", 1, 77.7))
-    refused = {"difference": "the streams are threads"}
     convoy = make("hetero_kernels", streams=2, tags={"small": 5e6})
     return [
-        *(changed(make(name, streams=n), probe, difference=value, interval=(1.0, 9.0))
+        *(changed(make(name, streams=n), probe, value=value, low=1.0, high=9.0)
           for name, n, value in probes),
-        changed(make("t", streams=2), probe, difference=None, interval=None, refused=refused),
-        changed(convoy, "metrics.ratios.convoy_ratio.intervals", p50=(0.1, 20.0)),
+        changed(make("t", streams=2), probe, value=None, refused="the streams are threads"),
+        changed(convoy, "metrics.ratios.convoy_ratio.p50", low=0.1, high=20.0),
         make("hetero_kernels", streams=4, tags={"small": 5e6}, median_ns=430e3),
-        changed(make(streams=4), wait, median=None, refused={"median": "9 of 9 early"}),
+        changed(make(streams=4), wait, value=None, refused="9 of 9 early"),
     ]  # fmt: skip
 
 
@@ -236,10 +235,9 @@ def test_a_short_rate_and_its_unit_make_the_whole(value: float, unit: str) -> No
 
 @given(p99_ms=st.lists(st.floats(0.001, 1e6), min_size=1, max_size=9, unique=True))
 def test_as_many_runs_are_faster_as_slower(one_record: RunRecord, p99_ms: list[float]) -> None:
-    runs = [changed(one_record, "metrics.latency", p99=value) for value in p99_ms]
+    runs = [changed(one_record, "metrics.latency.p99", value=value) for value in p99_ms]
     latency = CellRuns(tuple(runs)).middle.metrics.latency
     assert latency is not None
-    assert latency.p99 is not None
     slower = sum(value > latency.p99 for value in p99_ms)
     assert 0 <= slower - sum(value < latency.p99 for value in p99_ms) <= 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork
-from pytest_hwqueue.metrics.timeline import TimelineSummary
+from pytest_hwqueue.metrics.overlap import TimelineSummary
 
 from .conftest import EXACT, ON_DEVICE, Bench, costs
 
