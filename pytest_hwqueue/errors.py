@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from pytest_hwqueue.scenarios.located_yaml import Problem
@@ -156,19 +156,33 @@ def within(place: str = "", *, remedy: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def translated(kind: type[HwqError], said: str, *foreign: type[BaseException]) -> Iterator[None]:
+def translated(
+    kind: Callable[[str], HwqError], said: str, *foreign: type[BaseException], remedy: str = ""
+) -> Iterator[None]:
     """Let other errors be ours.
 
     Args:
         kind: what is raised.
-        said: begins its text, which the other error's follows.
+        said: begins its text, which the other error's `complaint` follows.
         foreign: what is caught.
+        remedy: ends it.
 
     """
     try:
         yield
     except foreign as error:
-        raise kind(f"{said}: {error}" if said else str(error)) from error
+        text = f"{said}: {complaint(error)}" if said else complaint(error)
+        raise kind(f"{text}; {remedy}" if remedy else text) from error
+
+
+def complaint(error: BaseException) -> str:
+    """Return what an error says, abridged; of pydantic's, the first field and what is wrong."""
+    problems = getattr(error, "errors", None)
+    if problems is None:
+        return abridged(error)
+    first = problems()[0]
+    field = ".".join(map(str, first["loc"]))
+    return abridged(f"{field}: {first['msg']}" if field else first["msg"])
 
 
 @contextmanager

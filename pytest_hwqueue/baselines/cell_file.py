@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import stat
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
-from pytest_hwqueue.errors import RecordError, files, within
+from pytest_hwqueue.errors import RecordError, files, translated, within
 from pytest_hwqueue.records.files import cell_file_name, write_text
 from pytest_hwqueue.records.samples import GRID, decode_samples
 
@@ -48,18 +50,12 @@ def read_cell(path: Path) -> CellBaseline:
     """
     lines = read_lines(path, SCHEMA)
     header = _header(path, lines[0])
-    number = 1
-    try:
-        runs = []
-        for line in lines[1:]:
-            number += 1
+    runs = []
+    for number, line in enumerate(lines[1:], start=2):
+        with read_as(path, f"line {number}"):
             run = _RUN.validate_json(line)
             _check_figures(run)
-            runs.append(run)
-    except ValidationError as error:
-        raise damaged(path, f"line {number} is not a run: {first_error(error)}") from error
-    except ValueError as error:
-        raise damaged(path, f"line {number}: {error}") from error
+        runs.append(run)
     if not runs:
         raise damaged(path, "it holds no run")
     return CellBaseline(header, tuple(runs))
@@ -172,11 +168,9 @@ def damaged(path: Path, reason: str) -> RecordError:
     return RecordError(f"{path} is damaged: {reason}; {_REPAIR}")
 
 
-def first_error(error: ValidationError) -> str:
-    """Return the field and message of pydantic's first complaint."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
+def read_as(path: Path, said: str) -> AbstractContextManager[None]:
+    """Let what does not hold what was stored be an error that names the file; ``said`` of what."""
+    return translated(partial(damaged, path), said, ValueError)
 
 
 def json_schema() -> dict[str, Any]:
@@ -186,10 +180,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def _header(path: Path, line: bytes) -> CellHeader:
-    try:
+    with read_as(path, "line 1"):
         header = CellHeader.model_validate_json(line)
-    except ValidationError as error:
-        raise damaged(path, f"line 1 is not a header: {first_error(error)}") from error
     if path.name != cell_file_name(header.cell.id):
         raise RecordError(
             f"{path} holds the cell {header.cell.id}, whose file is "

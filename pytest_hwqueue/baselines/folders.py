@@ -11,19 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, SoftFileLock, Timeout
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from pytest_hwqueue.baselines.cell_file import (
-    damaged,
-    first_error,
     line_of,
+    read_as,
     read_cell,
     read_lines,
     write_lines,
     write_whole,
 )
 from pytest_hwqueue.baselines.runs import CellBaseline, condition_differences
-from pytest_hwqueue.errors import RecordError, files
+from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import is_cell_file_name
 
@@ -103,11 +102,10 @@ def inside(folder: Path, root: Path) -> Path:
         RecordError: naming the link.
 
     """
-    try:
+    # RuntimeError: a circle of links, before 3.13.
+    with translated(RecordError, f"cannot use {folder}", OSError, RuntimeError):
         if folder.resolve().is_relative_to(root.resolve()):
             return folder
-    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links, before 3.13
-        raise RecordError(f"cannot use {folder}: {error}") from error
     raise RecordError(
         f"{folder} is a link that leads out of {root}, where nothing is read or written: remove "
         "the link, or name the other folder as the root"
@@ -274,10 +272,8 @@ def read_history(path: Path) -> list[Move]:
         return []
     moves = []
     for number, line in enumerate(read_lines(path, HISTORY_SCHEMA)[1:], start=2):
-        try:
+        with read_as(path, f"line {number}"):
             moves.append(_MOVE.validate_json(line))
-        except ValidationError as error:
-            raise damaged(path, f"line {number} is not a move: {first_error(error)}") from error
     return moves
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.fingerprint import Value
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.records.files import device_folder
@@ -125,11 +125,9 @@ class Run:
             RecordError: if they are damaged.
 
         """
-        try:
+        where = f"the run of {self.when} in session {self.session}"
+        with translated(RecordError, where, ValueError, remedy="remove it, and store it again"):
             return decode_samples(self.samples, self.n)
-        except ValueError as error:
-            where = f"the run of {self.when} in session {self.session}"
-            raise RecordError(f"{where}: {error}; remove it, and store it again") from error
 
 
 @dataclass(frozen=True)
@@ -219,10 +217,8 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
     definition, latency_ns = _definition(record), record.latency_ns()
     if not latency_ns:
         raise RecordError(f"{where}: the record has no latency samples; measure it again")
-    try:
+    with translated(RecordError, where, ValueError, remedy="measure it again"):
         run = _run(record, latency_ns, session)
-    except ValueError as error:
-        raise RecordError(f"{where}: {error}; measure it again") from error
     header = CellHeader(
         schema=SCHEMA,
         # As it will be read again: JSON has lists and no tuples.

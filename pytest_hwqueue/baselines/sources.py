@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.baselines.cell_file import first_error
 from pytest_hwqueue.baselines.folders import cell_files, read_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.errors import RecordError, files, within
-from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_record
+from pytest_hwqueue.errors import RecordError, complaint, within
+from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_model, read_record
 from pytest_hwqueue.records.files import is_device, is_name
 from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles, read_files
 
@@ -59,7 +58,7 @@ def _records_within(path: Path, content: SessionFile) -> list[RunRecord]:
             del renamed["setting"]
             records.append(RunRecord.model_validate(renamed))
         except (KeyError, ValidationError) as error:
-            said = first_error(error) if isinstance(error, ValidationError) else f"{error} missing"
+            said = complaint(error) if isinstance(error, ValidationError) else f"{error} missing"
             raise RecordError(
                 f"{path} is damaged: records[{number}] is not a record: {said}; measure again"
             ) from error
@@ -76,13 +75,7 @@ def _names_files(path: Path) -> bool:
 
 
 def _read(path: Path, model: type[Model]) -> Model:
-    try:
-        with files("read", path):
-            return model.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise RecordError(
-            f"{path} is not a session file (--hwq-json writes them): {first_error(error)}"
-        ) from error
+    return read_model(path, model, "a session file (--hwq-json writes them)")
 
 
 _SESSION_FILE = "session.json"

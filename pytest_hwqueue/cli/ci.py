@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_hwqueue.errors import GitHubError
+from pytest_hwqueue.errors import BadInput, GitHubError, translated
 
 if TYPE_CHECKING:
     from pytest_hwqueue.pulls.comment import PullRequest
@@ -98,7 +98,7 @@ def comment(
 
     try:
         found = find_pull_request(os.environ, pull, repository)
-        text = comment_text(_read(ctx, file, unfinished), found, name)
+        text = comment_text(_read(file, unfinished), found, name)
         if dry_run:
             click.echo(text, nl=False)
             return
@@ -112,17 +112,12 @@ def comment(
     click.echo(url)
 
 
-def _read(ctx: click.Context, file: Path, unfinished: bool) -> str | None:
-    try:
+def _read(file: Path, unfinished: bool) -> str | None:
+    if unfinished and not file.exists():
+        return None
+    remedy = f"pytest --hwq-markdown={file} writes it"
+    with translated(BadInput, f"cannot read {file}", OSError, ValueError, remedy=remedy):
         return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if unfinished:
-            return None
-        raise click.UsageError(
-            f"there is no file {file}: pytest --hwq-markdown={file} writes it", ctx
-        ) from None
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"cannot read {file}: {error}", ctx) from None
 
 
 def _publish(pull: PullRequest, name: str, text: str) -> str:

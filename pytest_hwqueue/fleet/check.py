@@ -24,14 +24,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.baselines.sources import read_session_file
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import RecordError, files
+from pytest_hwqueue.errors import RecordError, within
 from pytest_hwqueue.fleet.outliers import NAMED, FleetVerdict, Gpu, comparable_conditions
 from pytest_hwqueue.processes.reaper import die_with_parent
-from pytest_hwqueue.records.cell import RunRecord, now
+from pytest_hwqueue.records.cell import RunRecord, now, read_model
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.suite import pytest_command, pytest_environment
 
@@ -67,12 +67,8 @@ def read_check(path: Path) -> CheckRecord:
         RecordError: naming the file that cannot be read or is damaged.
 
     """
-    try:
-        with files("read", path):
-            return CheckRecord.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        said = error.errors()[0]["msg"]
-        raise RecordError(f"{path} is not the record of a check ({said}): check again") from error
+    with within(remedy="check again"):
+        return read_model(path, CheckRecord, "the record of a check")
 
 
 LIMIT_S = 300.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.errors import NotProven, translated
 from pytest_hwqueue.records.noise import RemedyRecord
 
 # As in the study this is compared with: `taskset -c 0-3 nice -n -10`.
@@ -94,11 +94,9 @@ def isolation(pids: Iterable[int]) -> CoreIsolation:
 
     """
     own = os.sched_getaffinity(0)
-    try:
+    with translated(NotProven, "a measured process has ended", ProcessLookupError):
         measured = own.intersection(*(os.sched_getaffinity(pid) for pid in pids))
         return isolated_cores(measured, own, read_hyperthreads(measured))
-    except ProcessLookupError:
-        raise NotProven("a measured process has ended") from None
 
 
 def read_hyperthreads(cores: Iterable[int]) -> dict[int, set[int]]:
@@ -185,11 +183,9 @@ def _apply(
     pid: int, isolated: CoreIsolation | None, before: dict[int, tuple[list[int], int]]
 ) -> RemedyRecord:
     """Set every thread, and note its previous state in ``before``."""
-    try:
+    with translated(NotProven, "a measured process has ended", psutil.NoSuchProcess):
         process = psutil.Process(pid)
         nice_before, cores_before = process.nice(), sorted(process.cpu_affinity())
-    except psutil.NoSuchProcess:
-        raise NotProven(f"the measured process {pid} has ended") from None
     nice = _raised(nice_before)
     try:
         record = RemedyRecord(

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
-from pytest_hwqueue.errors import RecordError, files
+from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
@@ -388,12 +388,8 @@ def read_model(path: Path, model: type[Model], what: str) -> Model:
         what: the file should be, for people, with its article.
 
     """
-    try:
-        with files("read", path):
-            return model.model_validate_json(path.read_bytes())
-    except ValueError as error:
-        first = str(error).splitlines()
-        raise RecordError(f"{path} is not {what}: {' '.join(first[:3])}") from error
+    with files("read", path), translated(RecordError, f"{path} is not {what}", ValueError):
+        return model.model_validate_json(path.read_bytes())
 
 
 def session_text(

@@ -88,10 +88,8 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[np.
     if not unpacking.eof or unpacking.unused_data:
         raise RecordError("it is cut off, or something follows it")
     first, _, body = plain.partition(b"\n")
-    try:
+    with translated(RecordError, "its first line is damaged", ValidationError):
         head = _Head.model_validate_json(first)
-    except ValidationError as error:
-        raise RecordError(f"its first line is damaged: {error.errors()[0]['msg']}") from error
     if sum(column.rows * column.width for column in head.columns) != len(body):
         raise RecordError("its columns are longer or shorter than its first line says")
     tables: dict[str, dict[str, NDArray[np.int64]]] = {}

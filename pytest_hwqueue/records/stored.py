@@ -13,7 +13,7 @@ from typing import Annotated, Literal, overload
 
 from pydantic import Field, ValidationError
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
 from pytest_hwqueue.records.cell import Json, RunRecord, SessionInfo, SweepScaling, read_record
 
@@ -184,11 +184,8 @@ def read_files(path: Path, files: SessionFiles) -> list[RunRecord]:
         RecordError: naming the file that cannot be read or is damaged.
 
     """
-    try:
+    with translated(RecordError, f"{path} is damaged", ValidationError):
         apart = [RunRecord.model_validate(each) for each in files.records]
-    except ValidationError as error:
-        first = " ".join(str(error).splitlines()[:3])
-        raise RecordError(f"{path} is damaged: {first}") from error
     return [*(read_record(_below(path, name)) for name in files.files), *apart]
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from pytest_hwqueue.errors import RecordError, files
+from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import SessionFile
@@ -70,20 +70,13 @@ def read_compared(path: Path) -> Compared:
         RecordError: naming the file, if it is neither.
 
     """
-    try:
-        with files("read", path):
-            content = json.loads(path.read_bytes())
+    with files("read", path), translated(RecordError, f"{path} {_NEITHER}", ValueError):
+        content = json.loads(path.read_bytes())
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
             judgement = JudgedFile.model_validate(content)
             return Compared((judgement,), tuple(each.cell for each in judgement.verdicts))
         session = SessionFile.model_validate(content)
         judgements = tuple(map(JudgedFile.model_validate, session.judgements))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RecordError(f"{path} {_NEITHER}: {where}: {first['msg']}") from error
-    except ValueError as error:
-        raise RecordError(f"{path} {_NEITHER}: {error}") from error
     return Compared(
         judgements,
         tuple(str(record.get("cell", "")) for record in session.records),

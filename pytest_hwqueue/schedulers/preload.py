@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pytest_hwqueue.errors import BadInput, NotProven, abridged, within
+from pytest_hwqueue.errors import BadInput, NotProven, translated, within
 from pytest_hwqueue.processes.services import (
     Service,
     Stop,
@@ -57,14 +57,8 @@ def read_description(file: Path, model: type[Described]) -> Described:
         BadInput: naming the file and the wrong field.
 
     """
-    try:
+    with translated(BadInput, str(file), OSError, ValueError, yaml.YAMLError):
         return model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"{file} cannot be read: {abridged(error)}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise BadInput(f"{file}: {abridged(field)}: {first['msg']}") from None
 
 
 def _pattern(text: str) -> str:

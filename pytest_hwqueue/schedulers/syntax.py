@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadInput, DeviceError, within
+from pytest_hwqueue.errors import BadInput, DeviceError, refused_as, within
 from pytest_hwqueue.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -370,10 +370,8 @@ def _checked(mode: SchedulerDeclaration, given: Mapping[str, str]) -> dict[str, 
     for name in [*(name for name in known if name in given), *(n for n in given if n not in known)]:
         parameter = known.get(name, mode.per_tenant)
         assert parameter is not None
-        try:
+        with refused_as(f"{mode.name}: {name}", given[name]):
             read[name] = parameter.read(given[name])
-        except BadInput as error:
-            raise BadInput(f"{mode.name}: {name}={given[name]} is not valid; {error}") from None
     return read
 
 

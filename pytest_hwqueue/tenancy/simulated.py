@@ -15,7 +15,7 @@ from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, operatio
 from pytest_hwqueue.devices.simulated.costs import KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.repeats import Replay
-from pytest_hwqueue.errors import BadInput, DeviceError, OwnCodeFailed
+from pytest_hwqueue.errors import BadInput, DeviceError, OwnCodeFailed, translated
 from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.metrics.attribution import DeviceWork
@@ -202,10 +202,8 @@ def _refuse_groups(plan: Colocation, sharing: SimulatedSharing, device: Simulate
     if not sharing.groups:
         return
     others = any(tenant.name not in sharing.groups for tenant in plan.tenants)
-    try:
+    with translated(_not_modelled, plan.scheduler, DeviceError):
         device.profile.refuse_split(tuple(sharing.groups.values()), others=others)
-    except DeviceError as error:
-        raise _not_modelled(f"{plan.scheduler}: {error}") from None
 
 
 def _priority(sharing: SimulatedSharing, device: SimulatedDevice, priority: int) -> int:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.errors import BadInput, OwnCodeFailed
+from pytest_hwqueue.errors import BadInput, OwnCodeFailed, translated
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
@@ -369,12 +369,8 @@ def _names(text: str, file: Path) -> set[str] | None:
         BadInput: if the file cannot be read or is no Python.
 
     """
-    try:
+    with translated(BadInput, f"{text}: {file} cannot be read", SyntaxError, OSError, ValueError):
         table = symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
-    except SyntaxError as error:
-        raise BadInput(f"{text}: {file}, line {error.lineno}: {error.msg}") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{text}: {file} cannot be read: {error}") from None
     bound = {
         symbol.get_name()
         for symbol in table.get_symbols()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -221,17 +221,23 @@ def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]
 
     """
     values = {**workload.sizes[size], **given}
+    return valid_parameters(workload.name, workload.parameter_model, values)
+
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def valid_parameters(whose: str, model: type[Checked], values: Mapping[str, object]) -> Checked:
+    """Return parameters; BadInput names whose they are, the wrong one, and what is valid."""
     try:
-        return workload.parameter_model.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        name = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            known = ", ".join(workload.parameter_model.model_fields)
-            text = f"{workload.name} has no parameter {name!r}; it has {known}"
-        else:
-            text = f"{workload.name}.{name}={first['input']!r}: {first['msg']}"
-        raise BadInput(text) from None
+            known = ", ".join(model.model_fields)
+            raise BadInput(f"{whose} has no parameter {name!r}; it has {known}") from None
+        raise BadInput(f"{whose}.{name}={first['input']!r}: {first['msg']}") from None
 
 
 def require_close(

@@ -213,7 +213,7 @@ def test_services_end_with_the_session(
 @pytest.mark.parametrize(
     ("modes", "said"),
     [
-        ("native,xsched:level=9", "xsched: level=9 is not valid; give a whole"),
+        ("native,xsched:level=9", "level: '9' is not valid; give a whole"),
         ("preload:tini", "there is no tini.yaml in the folders of"),
         ("mps,xsched", "nothing to measure: mps needs an NVIDIA GPU"),
         ("native,preload:served --hwq-isolation=none",

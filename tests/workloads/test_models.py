@@ -103,7 +103,7 @@ def test_result_on_a_stream_is_that_of_a_plain_pass(name: str) -> None:
         model.check()
     for size in MODEL_SIZES:
         assert model_shape(name, size, {}).dtype == "fp32"
-    with pytest.raises(BadInput, match=f"{name} has no parameter 'lenght'; it has dtype "):
+    with pytest.raises(BadInput, match=f"{name} has no parameter 'lenght'; it has dtype, "):
         model_shape(name, "full", {"lenght": 3})
 
 
@@ -292,9 +292,12 @@ def test_one_wrong_value_or_none_at_all_is_noticed(name: str) -> None:
     ("given", "said"),
     [
         ({"batch": 0}, "resnet18: batch is 0, must be an integer of at least 1"),
-        ({"dtype": "fp64"}, "resnet18: dtype is 'fp64': input should be 'fp32', 'tf32', 'bf16' or"),
-        ({"image_size": 31}, "resnet18: image_size is 31: input should be greater than or equal"),
-        ({"sequence_length": 9}, r"resnet18 has no parameter 'sequence_length'; it has dtype .*im"),
+        ({"dtype": "fp64"}, "resnet18.dtype='fp64': Input should be 'fp32', 'tf32', 'bf16' or"),
+        ({"image_size": 31}, "resnet18.image_size=31: Input should be greater than or equal"),
+        (
+            {"sequence_length": 9},
+            r"resnet18 has no parameter 'sequence_length'; it has dtype, image_size",
+        ),
         ({"size": "small"}, "size is 'small', must be full or tiny"),
     ],
 )
@@ -372,8 +375,14 @@ def pickle_only(folder: Path) -> None:
     ("harm", "said"),
     [
         (shutil.rmtree, "no such folder"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-        (lambda folder: (folder / "config.json").write_text("{"), r"config.json: not JSON"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            "read: .*No such file",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text("{"),
+            "read: Expecting",
+        ),
         (lambda folder: (folder / "config.json").write_text("[]"), "model_type is None"),
         (lambda folder: change(folder, model_type="bert"), "'bert', must be 'resnet'"),
         (lambda folder: change(folder, depths=[3, 4, 6, 3]), r"depths is \[3, 4, 6, 3\], must be"),

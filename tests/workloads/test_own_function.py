@@ -78,7 +78,7 @@ def test_a_module_is_found_next_to_the_scenario_or_on_pythons_path_and_not_run(
         ("own_cod:make_step", STEP, "there is no module 'own_cod' in "),
         ("own_code.inner:make_step", STEP, r"there is no module 'own_code\.inner' in "),
         ("own_code:make_stp", STEP, r"own_code\.py has no 'make_stp' .* did you mean make_step\?"),
-        ("own_code:make_step", "x = (\n", r"own_code\.py, line 1: '\(' was never closed"),
+        ("own_code:make_step", "x = (\n", r"own_code\.py cannot be read: '\(' was never closed"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(

@@ -304,10 +304,8 @@ def load_profile(specification: str) -> Profile:
 
 @lru_cache
 def _parse(file: str, text: str) -> Profile:
-    try:
+    with translated(BadInput, f"{file}: not YAML", yaml.YAMLError):
         values: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(f"{file}: not YAML: {abridged(error)}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{file}: not a table of fields but {type(values).__name__}")
     try:

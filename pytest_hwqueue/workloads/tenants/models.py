@@ -125,12 +125,8 @@ def _configuration(library: Any, family: ModelFamily, size: ModelSize, folder: P
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; give one with config.json and its weights")
     file = folder / "config.json"
-    try:
+    with translated(BadInput, f"{file} cannot be read", OSError, ValueError):
         contents = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"{folder}: config.json is missing") from None
-    except ValueError as error:
-        raise BadInput(f"{file}: not JSON: {error}") from None
     configuration_class = getattr(library, family.configuration_class)
     wanted_type = configuration_class.model_type
     found_type = contents.get("model_type") if isinstance(contents, dict) else None

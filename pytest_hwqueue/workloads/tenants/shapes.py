@@ -6,9 +6,10 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.workloads.workload import valid_parameters
 
 if TYPE_CHECKING:
     from pytest_hwqueue.workloads.tenants.families import ModelFamily
@@ -112,19 +113,4 @@ def model_shape(model: str, size: ModelSize, given: Mapping[str, Any]) -> Shape:
 
     """
     found = shape_class(model)
-    try:
-        return found.model_validate({**found.sizes[size], **given})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            reason = f"{model} has no parameter {name!r}; it has {_known(found)}"
-        else:
-            message = first["msg"][0].lower() + first["msg"][1:]
-            reason = f"{model}: {name} is {first['input']!r}: {message}"
-        raise BadInput(reason) from None
-
-
-def _known(shape: type[Shape]) -> str:
-    fields = shape.model_fields.items()
-    return ", ".join(f"{name} ({field.description})" for name, field in fields)
+    return valid_parameters(model, found, {**found.sizes[size], **given})
