@@ -17,19 +17,17 @@ from pathlib import Path
 
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import figure, percent, printed
-from pytest_hwqueue.noise.names import NOISES, NONE
-from pytest_hwqueue.records.cell import RunRecord, read_record
-from pytest_hwqueue.reports.document import markdown_table, plain
-from pytest_hwqueue.reports.noise_losses import (
-    Loss,
+from pytest_hwqueue.noise.losses import (
     by_run,
     core_speed,
     paired_losses,
-    quiet_cell,
-    remedy_lines,
     tail_figure,
     throughput,
 )
+from pytest_hwqueue.noise.names import NOISES, NONE
+from pytest_hwqueue.records.cell import RunRecord, read_record
+from pytest_hwqueue.reports.document import markdown_table, plain
+from pytest_hwqueue.reports.noise_losses import quiet_cell, remedy_lines
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand
 
@@ -118,15 +116,15 @@ def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> 
                     ("", "")
                     if noise == NONE
                     else (
-                        _loss("lost", lost[noise], notes),
-                        _loss(f"{tail_name} longer", longer[noise], notes),
+                        _loss("lost", lost, noise, notes),
+                        _loss(f"{tail_name} longer", longer, noise, notes),
                     )
                 ),
                 _middle(_switches(one) for one in rates_of),
                 _middle(_sum(one.system_softirqs) for one in rates_of),
                 _middle(_sum(one.system_interrupts) for one in rates_of),
                 _waiting(counters),
-                "" if noise == NONE else _loss("core did less", slower[noise], notes),
+                "" if noise == NONE else _loss("core did less", slower, noise, notes),
             ]
         )
     return rows
@@ -192,10 +190,10 @@ def _median(given: Estimate) -> str:
     return printed(given, figure).number
 
 
-def _loss(figure: str, loss: Loss, notes: Notes) -> str:
-    for reason in dict.fromkeys(loss.refused.values()):
-        notes.refuse(figure, reason, loss.noise)
-    return "—" if loss.value is None else str(percent(loss.value, loss.interval))
+def _loss(figure: str, losses: Mapping[str, Estimate], noise: str, notes: Notes) -> str:
+    if losses[noise].refused:
+        notes.refuse(figure, losses[noise].refused, noise)
+    return str(printed(losses[noise], percent))
 
 
 def _records(folder: Path) -> Iterator[RunRecord]:

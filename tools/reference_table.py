@@ -23,9 +23,9 @@ from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import MeanDifference
 from pytest_hwqueue.gate.verdict import THROUGHPUT, GateSettings
-from pytest_hwqueue.metrics.estimate import Interval, untold
+from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import counted, figure, percent, rate, times
+from pytest_hwqueue.metrics.numbers import counted, figure, percent, printed, rate, times
 from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdict_words import mean_value
@@ -94,12 +94,11 @@ def ratio_rows(cell: CellBaseline, notes: Notes) -> list[list[str]]:
             runs = _gated(f"{name}.{quantile}", cell.runs)
             value = None if runs is None else mean_value(runs)
             ends = None if runs is None or value is None else interval(runs)
-            reason = "a run has too few samples for it"
-            if value is not None:
-                reason = untold(value, ends, unit="×") or ""
-            if reason:
-                notes.refuse(f"{name} at {quantile.upper()}", reason, what.id)
-            row.append(_NONE if reason or value is None else str(times(value, ends)))
+            low, high = ends or (-math.inf, math.inf)
+            given = Estimate(value=value, low=low, high=high, refused="a run has too few samples")
+            given = given.told(unit="×")
+            notes.note(given, f"{name} at {quantile.upper()}", what.id, interval=False)
+            row.append(str(printed(given, times)))
         rows.append(row)
     return rows
 

@@ -196,13 +196,13 @@ def margin_of(result: GoalResult) -> float | None:
     """
     goal = parse_goal(result.goal)
     upwards = goal.comparison in ("<", "<=")
-    if not result.n or goal.number <= 0:
+    if not result.figure.n or goal.number <= 0:
         return None
-    if result.value is None:
+    if result.figure.value is None:
         return _FAR
-    if result.value <= 0:
+    if result.figure <= 0:
         return -_FAR if upwards else _FAR
-    beyond = math.log(result.value / goal.number)
+    beyond = math.log(result.figure / goal.number)
     return min(max(beyond if upwards else -beyond, -_FAR), _FAR)
 
 

@@ -153,6 +153,23 @@ class Estimate(PlainData):
         update = {"value": None, "low": -math.inf, "high": math.inf, "refused": reason}
         return self.model_copy(update=update)
 
+    def told(
+        self, *, least: float = -math.inf, most: float = math.inf, unit: str = "%"
+    ) -> Estimate:
+        """Return it, or refused if it says too little to be printed.
+
+        Args:
+            least: the smallest possible value of this share or ratio, 1 being 100 % or once the
+                reference.
+            most: the greatest possible value.
+            unit: of the figures in the reason: ``%`` or ``×``.
+
+        """
+        if self.value is None:
+            return self
+        reason = _too_little(self.value, self.interval, least, most, unit)
+        return self.without_value(reason) if reason else self
+
     def __float__(self) -> float:
         __tracebackhide__ = True
         if self.value is None:
@@ -271,24 +288,10 @@ WIDEST = 1.0
 """Width up to which an interval always tells something: 100 percentage points."""
 
 
-def untold(
-    value: float,
-    interval: Interval | None,
-    *,
-    least: float = -math.inf,
-    most: float = math.inf,
-    unit: str = "%",
-) -> str | None:
-    """Return why a figure says too little to be printed, or None if it may be.
-
-    Args:
-        value: of a share or a ratio, 1 being 100 % or once the reference.
-        interval: its ends; None without one.
-        least: the smallest possible value.
-        most: the greatest possible value.
-        unit: of the figures in the reason: ``%`` or ``×``.
-
-    """
+def _too_little(
+    value: float, interval: Interval | None, least: float, most: float, unit: str
+) -> str:
+    """Return why a figure says too little to be printed; empty if it may be."""
     low, high = (value, value) if interval is None else interval
     if low > most:
         return f"{_text(low, unit)} is more than is possible, {_text(most, unit)} at most"
@@ -300,7 +303,7 @@ def untold(
             f"its interval, {_text(low, unit)} to {_text(high, unit)}, is wider than {than} and "
             "than the figure itself"
         )
-    return None
+    return ""
 
 
 def _text(value: float, unit: str) -> str:

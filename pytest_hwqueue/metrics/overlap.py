@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier, untold
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
 from pytest_hwqueue.metrics.latency import CONFIDENCE, LEAST_ITERATIONS, block_count, shortfall
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -109,13 +109,9 @@ def overlap_efficiency(
     compute, comms, both = (of_series[:shortest] for of_series in medians.values())
     shares = (compute + comms - both) / np.minimum(compute, comms)
     efficiency = _estimate(shares, n[fewest], fewest, "")
-    if efficiency.value is not None:
-        # With an interval its width says whether a cost above the shorter work was seen.
-        interval = efficiency.interval
-        least = LEAST_EFFICIENCY if interval is None else -math.inf
-        reason = untold(efficiency.value, interval, least=least, most=MOST_EFFICIENCY)
-        if reason is not None:
-            efficiency = efficiency.without_value(reason)
+    # With an interval its width says whether a cost above the shorter work was seen.
+    least = LEAST_EFFICIENCY if efficiency.interval is None else -math.inf
+    efficiency = efficiency.told(least=least, most=MOST_EFFICIENCY)
     times = {
         f"{name}_ms": _estimate(of_series / _NS_PER_MS, n[name], name, "ms")
         for name, of_series in medians.items()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier, untold
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,
@@ -225,9 +225,7 @@ def _compare(
         low, high = np.quantile(resampled[0] / resampled[1], [tail, 1 - tail]).tolist()
         speedup = speedup.model_copy(update={"low": low, "high": high})
     share = base_streams / streams
-    why = untold(float(speedup), speedup.interval, most=MOST_EFFICIENCY / share, unit="×")
-    if why is not None:
-        speedup = speedup.without_value(why)
+    speedup = speedup.told(most=MOST_EFFICIENCY / share, unit="×")
     return ScaledPoint(
         streams=streams, throughput=rates[0], speedup=speedup, efficiency=speedup.scaled(share, "")
     )

@@ -19,7 +19,7 @@ from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
-from pytest_hwqueue.metrics.interference import LatencyRatioResult
+from pytest_hwqueue.metrics.interference import LatencyRatioResult, PriorityEffect
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
 from pytest_hwqueue.metrics.scaling import Scaling
@@ -152,6 +152,15 @@ class SchedulerProof(PlainData):
     mode: str
     evidence: str
     device_priorities: list[int]
+    effective: bool | None = Field(
+        None, description="whether less urgent work was seen held up; null if not looked for"
+    )
+    priority: PriorityEffect | None = Field(
+        None, description="what a probe before the window saw; null where none ran"
+    )
+    counts: dict[str, int] = Field(
+        default_factory=dict, description="how often what was seen, by name"
+    )
 
 
 class Metrics(PlainData):

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
-from pytest_hwqueue.metrics.interference import PriorityEffect
-from pytest_hwqueue.records.cell import Json, Status, read_model
+from pytest_hwqueue.records.cell import Json, SchedulerProof, Status, read_model
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, write_text
 from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
@@ -113,23 +112,6 @@ class TenantResult(PlainData):
     last_output: str = Field("", description="last lines it wrote, where something went wrong")
 
 
-class ColocationProof(PlainData):
-    """Evidence that the scheduler mode was active."""
-
-    mode: str
-    evidence: str
-    device_priorities: list[int]
-    effective: bool | None = Field(
-        None, description="whether less urgent work was seen held up; null if not looked for"
-    )
-    priority: PriorityEffect | None = Field(
-        None, description="what a probe before the window saw; null where none ran"
-    )
-    counts: dict[str, int] = Field(
-        default_factory=dict, description="how often what was seen, by name"
-    )
-
-
 class ColocationRecord(PlainData):
     """What happened when tenants ran together once."""
 
@@ -142,7 +124,7 @@ class ColocationRecord(PlainData):
     stage: str = Field("", description="where it went wrong, such as warm-up or measure")
     device: str = Field(description="label of the device, such as cuda or cuda:1")
     scheduler: str
-    proof: ColocationProof | None = Field(None, description="null where simulated, and not ok")
+    proof: SchedulerProof | None = Field(None, description="null where simulated, and not ok")
     tenants: list[TenantResult] = Field(default_factory=list)
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(

@@ -130,7 +130,7 @@ def goals_not_met(rate: CapacityRate) -> list[str]:
     """Return the goals that kept a rate from holding, with their figures."""
     return [
         f"{goal.verdict}: {goal.goal}"
-        + ("" if goal.value is None else f" ({goal.value:.4g} {goal.unit})")
+        + ("" if goal.figure.value is None else f" ({goal.figure:.4g} {goal.figure.unit})")
         for goal in rate.goals
         if goal.verdict != "met"
     ]

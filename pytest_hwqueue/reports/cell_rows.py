@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pytest_hwqueue.metrics.estimate import Estimate, Interval, untold
+from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.numbers import (
@@ -202,11 +202,8 @@ class CellRows:
     def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []
         for key in _WITH_INTERVAL:
-            given: Estimate = getattr(ratio, key)
-            if given.value is not None:
-                # Too wide to be printed; the gate, which compares runs, still has it.
-                wide = untold(given.value, given.interval, unit="×")
-                given = given if wide is None else given.without_value(wide)
+            # What is too wide to be printed the gate, which compares runs, still has.
+            given: Estimate = getattr(ratio, key).told(unit="×")
             at = f"at {PERCENTILES[key]}"
             parts.append(f"{self._figure(f'{name} {at}', given, times)} {at}")
         parts[0] = f"{name} {parts[0]}"

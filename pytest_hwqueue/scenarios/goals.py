@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
 
 from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.scenarios.deciding import decided_by_s
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.metrics.estimate import Estimate
     from pytest_hwqueue.tenancy.figures import Estimator, Served
 
 GoalVerdict = Literal["met", "missed", "undecided"]
@@ -110,47 +112,45 @@ class Goal:
         return self.number * self.factor
 
 
-@dataclass(frozen=True)
-class GoalResult:
-    """A goal's outcome.
+class GoalResult(PlainData):
+    """A goal's outcome."""
 
-    Attributes:
-        goal: its text.
-        verdict: ``met``, ``missed`` or ``undecided``.
-        value: of the figure, in the goal's ``unit``; None if it is infinite.
-        low: lower end of its interval, likewise.
-        high: upper end, likewise.
-        unit: ``ms``, ``%``, ``/s``, ``x`` …
-        n: requests that the figure rests on (of two sides, the fewer); 0 if there is no figure.
-        reason: why, if undecided.
-        sessions: number of sessions that the figure rests on.
-        decided_by_s: length of a window that would decide it if it is undecided (`deciding`); None
-            if none of up to 24 h would, or that cannot be told.
-        rate_per_s: requests per second of the tenant in these windows, for which that holds.
-
-    """
-
-    goal: str
+    goal: str = Field(description="its text")
     verdict: GoalVerdict
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    unit: str = ""
-    n: int = 0
-    reason: str = ""
-    sessions: int = 1
-    decided_by_s: float | None = None
-    rate_per_s: float | None = None
+    figure: Estimate = Field(
+        default=Estimate(),
+        description="in the goal's unit: `ms`, `%`, `/s`, `x` …; its value is null if it is "
+        "infinite; without a figure n is 0",
+    )
+    reason: str = Field("", description="why, if undecided")
+    decided_by_s: float | None = Field(
+        None,
+        description="length of a window that would decide it if it is undecided; null if none of "
+        "up to 24 h would, or that cannot be told",
+    )
+    rate_per_s: float | None = Field(
+        None, description="requests of the tenant in these windows, for which that holds"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        """Read results of earlier versions, which had the figure's parts beside the verdict."""
+        if not isinstance(data, Mapping) or "n" not in data:
+            return data
+        parts = {name: data[name] for name in _OF_FIGURE if name in data}
+        kept = {name: value for name, value in data.items() if name not in _OF_FIGURE}
+        return {**kept, "figure": parts}
 
     def __str__(self) -> str:
         """Return one line of text."""
-        parts = []
-        if self.n:
-            value, high = _plain(self.value), _plain(self.high)
-            sessions = f" in {self.sessions} sessions" if self.sessions > 1 else ""
+        parts, found = [], self.figure
+        if found.n:
+            low, high = (_plain(end) for end in found.ends)
+            sessions = f" in {found.sessions} sessions" if found.sessions > 1 else ""
             parts.append(
-                f"{value} {self.unit}, {CONFIDENCE:.0%} interval {_plain(self.low)} to {high}, "
-                f"n = {self.n}{sessions}"
+                f"{_plain(found.value)} {found.unit}, {CONFIDENCE:.0%} interval {low} to {high}, "
+                f"n = {found.n}{sessions}"
             )
         if self.reason:
             parts.append(self.reason)
@@ -160,6 +160,9 @@ class GoalResult:
                 f"{_plain(self.rate_per_s)}/s"
             )
         return f"{self.verdict}: {self.goal} ({'; '.join(parts)})"
+
+
+_OF_FIGURE = ("value", "low", "high", "n", "unit", "sessions")
 
 
 def parse_goal(text: str) -> Goal:
@@ -230,7 +233,6 @@ def evaluate(
         ValueError: if ``reference`` or ``within_ns`` is missing.
 
     """
-    from pytest_hwqueue.metrics.estimate import Estimate
     from pytest_hwqueue.tenancy import sessions
 
     estimator = _estimator(goal.figure, within_ns)
@@ -245,7 +247,8 @@ def evaluate(
         estimate = sessions.ratio(estimator, windows, reference, confidence)
     if estimate.value is None:
         reason = estimate.refused or f"{goal.reference} has nothing to divide by"
-        return GoalResult(str(goal), "undecided", unit=goal.unit, reason=reason)
+        figure = Estimate(unit=goal.unit, refused=reason)
+        return GoalResult(goal=str(goal), verdict="undecided", figure=figure, reason=reason)
     verdict = _verdict(goal, estimate)
     reason = ""
     if verdict == "undecided":
@@ -254,16 +257,14 @@ def evaluate(
     if verdict == "undecided":
         longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
         rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9
+    figure = estimate.scaled(1 / goal.factor, goal.unit)
+    if math.isinf(estimate.value):
+        figure = figure.model_copy(update={"value": None})
     return GoalResult(
         goal=str(goal),
         verdict=verdict,
-        value=_in_unit(estimate.value, goal),
-        low=_in_unit(estimate.low, goal),
-        high=_in_unit(estimate.high, goal),
-        unit=goal.unit,
-        n=estimate.n,
+        figure=figure,
         reason=reason,
-        sessions=estimate.sessions,
         decided_by_s=longer,
         rate_per_s=rate,
     )
@@ -322,10 +323,6 @@ def _verdict(goal: Goal, estimate: Estimate) -> GoalVerdict:
     if all(ends):
         return "met"
     return "undecided" if any(ends) else "missed"
-
-
-def _in_unit(value: float, goal: Goal) -> float | None:
-    return None if math.isinf(value) else value / goal.factor
 
 
 def _plain(value: float | None) -> str:

@@ -253,7 +253,7 @@ class ScenarioRuns:
         for record in self.records(own):
             if record.noise is not None and record.noise.status == "not applied":
                 reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
-                return [GoalResult(str(goal), "undecided", reason=reason) for goal in goals]
+                return [_undecided(goal, reason) for goal in goals]
         return [self._judged(case, own, goal, goals, confidence) for goal in goals]
 
     def _judged(
@@ -267,10 +267,9 @@ class ScenarioRuns:
             try:
                 bad = self.unusable(own, run)
             except PeakUnknown as error:
-                return GoalResult(str(goal), "undecided", reason=str(error))
+                return _undecided(goal, str(error))
             if bad is not None:
-                reason = f"{goal.reference} was {bad.status}: {bad.reason}"
-                return GoalResult(str(goal), "undecided", reason=reason)
+                return _undecided(goal, f"{goal.reference} was {bad.status}: {bad.reason}")
             same = run.key == own.key and name == goal.tenant
             reference = windows if same else self.windows(run, name)
         (tenant,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
@@ -311,3 +310,7 @@ class ScenarioRuns:
         throughput = record.tenants[0].throughput if record.status == "ok" else None
         rate = 0.0 if throughput is None else throughput.requests_per_s
         return rate or None
+
+
+def _undecided(goal: Goal, reason: str) -> GoalResult:
+    return GoalResult(goal=str(goal), verdict="undecided", reason=reason)

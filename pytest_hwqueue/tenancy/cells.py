@@ -12,7 +12,7 @@ from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_rati
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.channel import Message
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, SchedulerProof
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     GeneratorLateness,
@@ -77,7 +77,6 @@ def _tenant_record(
         host_ns=tenant.latency_ns, device_ns=[], enqueue_ns=[], pace_ns=[],
         references_ns={name: list(values) for name, values in references.items()},
     )  # fmt: skip
-    proof = record.proof and SchedulerProof.model_validate(record.proof, from_attributes=True)
     return RunRecord(
         **{name: getattr(record, name) for name in _IN_BOTH},
         cell=cell,
@@ -92,7 +91,7 @@ def _tenant_record(
         failed_for=failed_for([tenant]),
         samples=samples if measured else None,
         metrics=_metrics(record, tenant, references) if measured else Metrics(),
-        scheduler_proof=proof,
+        scheduler_proof=record.proof,
         counters=tenant.counters,
     )
 

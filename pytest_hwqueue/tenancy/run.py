@@ -23,7 +23,7 @@ from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.tenants import ColocationProof
+from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
@@ -126,7 +126,7 @@ class ColocationRun:
         found.stage = "proof"
         inside = {name: InsideEvidence(**ready[name]["evidence"]) for name in pids}
         proof = self.servers.proof(pids, inside)
-        found.proof = ColocationProof.model_validate(proof, from_attributes=True)
+        found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
         if effect is not None:
             seen = {"priority": effect, "effective": effect.effective}
             found.proof = found.proof.model_copy(update=seen)

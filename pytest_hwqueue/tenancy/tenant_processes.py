@@ -13,7 +13,8 @@ from pytest_hwqueue.harness.attempt import Found, RunEnded
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.tenants import ColocationProof, TenantResult
+from pytest_hwqueue.records.cell import SchedulerProof
+from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.cells import delivered, with_advice
 from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
@@ -53,7 +54,7 @@ class FoundOfTenants(Found):
     """
 
     duration_s: float = 0.0
-    proof: ColocationProof | None = None
+    proof: SchedulerProof | None = None
     tenants: list[TenantResult] = field(default_factory=list)
 
 

@@ -13,8 +13,8 @@ from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import EffectVerdict
 from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.records.cell import Status
-from pytest_hwqueue.records.tenants import ColocationProof, ColocationRecord
+from pytest_hwqueue.records.cell import SchedulerProof, Status
+from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 
@@ -235,7 +235,7 @@ def _of_windows(name: str, counts: Sequence[int]) -> int:
     return max(counts) if any(each in name for each in _THERE) else sum(counts)
 
 
-def _priority(proofs: Sequence[ColocationProof], ordered: bool) -> tuple[PriorityProof | None, str]:
+def _priority(proofs: Sequence[SchedulerProof], ordered: bool) -> tuple[PriorityProof | None, str]:
     """Return the worst of what the windows' probes found, and its figures or why it is so.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pytest_hwqueue.metrics.estimate import Estimate, untold
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
@@ -246,10 +246,10 @@ def _ratio(
     if estimate.value is None:
         return estimate.without_value(f"{what} has nothing to divide by")
     figure = told(estimate)
-    if estimator is not figures.throughput and figure.value is not None and figure.interval:
-        too_wide = untold(figure.value, figure.interval, unit="×")
-        if too_wide is not None:
-            return figure.without_value(too_wide)
+    if estimator is not figures.throughput and figure.value is not None:
+        figure = figure.told(unit="×")
+        if figure.value is None:
+            return figure
     measured = len({window.session for window in windows})
     if estimate.sessions < measured and not figure.refused:
         reason = f"of {estimate.sessions} of {measured} sessions: the others lack {what}"
@@ -262,8 +262,10 @@ def loss_of(kept: Estimate) -> Estimate:
     if kept.value is None:
         return kept
     lost = {"value": 1 - kept.value, "low": 1 - kept.high, "high": 1 - kept.low}
-    reason = untold(lost["value"], (lost["low"], lost["high"]))
-    return kept.model_copy(update=lost) if reason is None else kept.without_value(reason)
+    found = kept.model_copy(update=lost)
+    if found.interval is None:
+        return found.without_value(found.refused or "its interval has no end on one side")
+    return found.told()
 
 
 def told(estimate: Estimate, factor: float = 1.0, unit: str = "") -> Estimate:

@@ -169,19 +169,23 @@ def test_verdicts_that_leave_no_doubt_and_the_reason_of_the_undecided(
 
 def test_a_result_holds_its_interval_in_the_goals_unit() -> None:
     met = judge("a.p99 < 10 ms", ORDERED)
-    assert met.value == pytest.approx(9.9, abs=0.01)
-    assert (met.low or 0) < 9.9 < (met.high or 0) <= 10
-    assert (met.unit, met.n, judge("a.p99 < 10 ms", FEW).high) == ("ms", 1000, None)
-    assert judge("a.p99 < 10 ms", served(np.full(1000, MS), never=50)).value is None
+    assert met.figure.value == pytest.approx(9.9, abs=0.01)
+    assert met.figure.low < 9.9 < met.figure.high <= 10
+    few, late = judge("a.p99 < 10 ms", FEW), served(np.full(1000, MS), never=50)
+    assert (met.figure.unit, met.figure.n, few.figure.ends[1]) == ("ms", 1000, None)
+    assert judge("a.p99 < 10 ms", late).figure.value is None
+    flat = {"value": 9.9, "low": 9.5, "high": None, "n": 3, "unit": "ms", "sessions": 2}
+    kept = GoalResult.model_validate({"goal": "g", "verdict": "undecided", **flat})
+    assert kept.figure.model_dump(exclude={"refused"}) == flat
     # A run is exactly what it is its own reference of.
-    few = [served([MS] * 3)]
-    same = evaluate(parse_goal("a.throughput >= 80% of native"), few, few)
-    assert (same.verdict, same.value, same.low, same.high) == ("met", 100, 100, 100)
-    assert evaluate(parse_goal("a.p99 > 1 x native"), few, few).verdict == "missed"
+    own = [served([MS] * 3)]
+    same = evaluate(parse_goal("a.throughput >= 80% of native"), own, own)
+    assert (same.verdict, same.figure.value, same.figure.interval) == ("met", 100, (100, 100))
+    assert evaluate(parse_goal("a.p99 > 1 x native"), own, own).verdict == "missed"
     with pytest.raises(ValueError, match="needs windows of native"):
-        evaluate(parse_goal("a.p99 > 1 x native"), few)
+        evaluate(parse_goal("a.p99 > 1 x native"), own)
     with pytest.raises(ValueError, match="latency within which"):
-        evaluate(parse_goal("a.attainment >= 99%"), few)
+        evaluate(parse_goal("a.attainment >= 99%"), own)
 
 
 @given(
@@ -231,7 +235,7 @@ def test_attainment_counts_issued_requests() -> None:
     # Exact for independent requests; that they are is not known, and costs a little.
     assert 0.75 < estimate.low <= exact.low < exact.high <= estimate.high < 1
     assert judge("a.attainment >= 99%", window, within_ns=10e6).verdict == "missed"
-    assert judge("a.attainment >= 99%", window, within_ns=1e3).value == 0
+    assert judge("a.attainment >= 99%", window, within_ns=1e3).figure.value == 0
 
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 30.0])
@@ -288,9 +292,9 @@ def test_any_requests_get_a_verdict_with_plain_numbers(
     assume(goal.factor * goal.number < math.inf)
     windows, reference = served(own, never=never), served(other, never=never_other)
     result = evaluate(goal, [windows], [reference], 5e5)
-    for value in (result.value, result.low, result.high):
-        assert value is None or math.isfinite(value)
-    if result.low is not None and result.high is not None and result.value is not None:
-        assert not result.n or result.low <= result.high
+    value, (low, high) = result.figure.value, result.figure.ends
+    assert all(each is None or math.isfinite(each) for each in (value, low, high))
+    assert None in (low, high) or result.figure.low <= result.figure.high
+    assert str(GoalResult.model_validate_json(result.model_dump_json())) == str(result)
     assert bool(result.reason) == (result.verdict == "undecided")
     assert result.goal in str(result)

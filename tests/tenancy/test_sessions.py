@@ -56,8 +56,8 @@ def test_three_gpus_whose_solo_differs_recover_the_truth() -> None:
         assert pooled.value < 1
     goal = parse_goal("high.p99 <= 1 x solo")
     result = evaluate(goal, own, reference)
-    assert result.value == pytest.approx(1.17, rel=1e-6)
-    assert result.sessions == 1
+    assert result.figure.value == pytest.approx(1.17, rel=1e-6)
+    assert result.figure.sessions == 1
 
 
 def test_a_goal_over_three_sessions_says_so_and_holds_the_spread() -> None:
@@ -68,13 +68,11 @@ def test_a_goal_over_three_sessions_says_so_and_holds_the_spread() -> None:
         own.append(window(kept * solo, gpu))
         reference.append(window(solo, gpu))
     result = evaluate(parse_goal("high.p50 <= 3 x solo"), own, reference)
-    assert (result.verdict, result.sessions) == ("met", 3)
+    assert (result.verdict, result.figure.sessions) == ("met", 3)
     assert "in 3 sessions" in str(result)
-    assert result.value == pytest.approx((1.1 * 1.2 * 1.3) ** (1 / 3), rel=0.01)
-    assert result.low is not None
-    assert result.high is not None
-    assert result.low < 1.1
-    assert result.high > 1.3
+    assert result.figure.value == pytest.approx((1.1 * 1.2 * 1.3) ** (1 / 3), rel=0.01)
+    assert result.figure.low < 1.1
+    assert result.figure.high > 1.3
     assert evaluate(parse_goal("high.p50 <= 1.2 x solo"), own, reference).verdict == "undecided"
 
 

@@ -25,7 +25,7 @@ def judged(
 ) -> WhichCase:
     """A case with an urgent tenant and less urgent ones of these throughputs."""
     others = [tenant(f"low{index}", 0, each, half) for index, each in enumerate(throughputs)]
-    goals = [] if verdict is None else [GoalResult("g", verdict)]
+    goals = [] if verdict is None else [GoalResult(goal="g", verdict=verdict)]
     return WhichCase(
         id=name, role="case", variant=None, placement="processes", scheduler=name, status="ok",
         tenants=[tenant("high", 1, 1.0, half), *others], goals=goals,

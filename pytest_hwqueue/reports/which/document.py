@@ -175,11 +175,10 @@ def _goals(found: WhichFile) -> list[Part]:
 
 def _goal_text(goal: GoalResult) -> str:
     """Return the goal's figure with its interval, in the goal's unit."""
-    unit = "×" if goal.unit == "x" else goal.unit
+    unit = "×" if goal.figure.unit == "x" else goal.figure.unit
     # Goals give shares in %, where a table's figures are of one.
     scale = 0.01 if unit == "%" else 1.0
-    given = Estimate.model_validate({"value": goal.value, "low": goal.low, "high": goal.high})
-    return str(printed(given.scaled(scale, unit), unit))
+    return str(printed(goal.figure.scaled(scale, unit), unit))
 
 
 def _not_met(found: WhichFile) -> list[Part]:

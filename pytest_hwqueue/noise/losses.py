@@ -1,0 +1,183 @@
+"""What noise cost, and what pinning, priority or a scheduler won back of it.
+
+Rounds are compared with their own quiet turn; a loss is a share of the quiet figure: 0.088 is
+8.8 %, below 0 it is a gain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
+
+from pytest_hwqueue.gate.statistics import compare_pairs
+from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
+from pytest_hwqueue.metrics.numbers import percent
+from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.records.cell import RunRecord
+
+RecordFigure = Callable[[RunRecord], float | None]
+Key = TypeVar("Key", bound=Hashable)
+_LEAST_PAIRS = 2
+
+
+def by_run(
+    by_noise: Mapping[Key, Sequence[RunRecord]], figure: RecordFigure
+) -> dict[Key, list[float | None]]:
+    """Return each run's figure, by the conditions of the run; None where it does not count.
+
+    A run counts if it succeeded and its noise, if any, was felt.
+    """
+    runs = sorted({record.run for records in by_noise.values() for record in records})
+    found: dict[Key, list[float | None]] = {}
+    for noise, records in by_noise.items():
+        of_run = {record.run: record for record in records}
+        found[noise] = [_counting(of_run.get(run), figure) for run in runs]
+    return found
+
+
+def _counting(record: RunRecord | None, figure: RecordFigure) -> float | None:
+    """Return the figure of a successful run in which the noise was felt."""
+    if record is None or record.status != "ok" or record.noise is None:
+        return None
+    return None if record.noise.status == "not applied" else figure(record)
+
+
+def throughput(record: RunRecord) -> float | None:
+    """Return the rate of a cell's first unit of work."""
+    return record.metrics.throughput[0].value if record.metrics.throughput else None
+
+
+def core_speed(record: RunRecord) -> float | None:
+    """Return the enqueuing thread's core speed per second of CPU time."""
+    return None if record.noise is None else record.noise.core_speed_per_s
+
+
+def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, RecordFigure]:
+    """Return the highest percentile available in all runs."""
+
+    def p99(record: RunRecord) -> float | None:
+        return None if record.metrics.latency is None else record.metrics.latency.p99.value
+
+    def p50(record: RunRecord) -> float | None:
+        return None if record.metrics.latency is None else record.metrics.latency.p50.value
+
+    records = [record for each in by_noise.values() for record in each if record.status == "ok"]
+    return ("P99", p99) if all(p99(record) is not None for record in records) else ("P50", p50)
+
+
+def paired_losses(
+    figures: Mapping[str, Sequence[float | None]], *, higher_is_worse: bool
+) -> dict[str, Estimate]:
+    """Return what each noise cost, of the rounds that have a figure under it and a quiet one.
+
+    The value comes from the mean of the pairs' differences of logarithms, so it is the loss of the
+    geometric mean of their ratios; the interval is the paired t's. For a rate the loss is (quiet -
+    noisy) / quiet, for a latency (noisy - quiet) / quiet.
+
+    Args:
+        figures: by noise, each round's figure (a rate or a latency, above 0); None where the
+            noise was not applied or the round failed. ``none`` must be among them.
+        higher_is_worse: True for latencies, False for rates.
+
+    Raises:
+        ValueError: if ``none`` is missing, the numbers of rounds differ, or a figure is not finite
+            and above 0.
+
+    """
+    if NONE not in figures:
+        raise ValueError(f"there are no figures of {NONE!r} to compare with")
+    for noise, of_rounds in figures.items():
+        if len(of_rounds) != len(figures[NONE]):
+            raise ValueError(f"{noise} has {len(of_rounds)} rounds, {NONE} {len(figures[NONE])}")
+        bad = [each for each in of_rounds if each is not None and not 0 < each < math.inf]
+        if bad:
+            raise ValueError(f"a figure of {noise} is not finite and above 0: {bad[0]}")
+    return {
+        noise: _loss(figures[NONE], of_rounds, higher_is_worse)
+        for noise, of_rounds in figures.items()
+        if noise != NONE
+    }
+
+
+def _loss(
+    quiet: Sequence[float | None], noisy: Sequence[float | None], higher_is_worse: bool
+) -> Estimate:
+    pairs = [
+        (math.log(before), math.log(after))
+        for before, after in zip(quiet, noisy, strict=True)
+        if before is not None and after is not None
+    ]
+    n = len(pairs)
+    if n == 0:
+        return Estimate(refused=shortfall(1, 0, "rounds"))
+    value = _share(math.fsum(after - before for before, after in pairs) / n, higher_is_worse)
+    if n < _LEAST_PAIRS:
+        return Estimate(value=value, n=n, refused=shortfall(_LEAST_PAIRS, n, "rounds"))
+    before, after = zip(*pairs, strict=True)
+    difference = compare_pairs(before, after, GateSettings().floor)
+    try:
+        ends = [_share(end, higher_is_worse) for end in difference.interval(0.0, CONFIDENCE)]
+    except OverflowError:
+        return Estimate(n=n, refused="rounds differ too much for any bound to be a number")
+    return Estimate(value=value, low=min(ends), high=max(ends), n=n).told()
+
+
+def _share(log_ratio: float, higher_is_worse: bool) -> float:
+    return math.expm1(log_ratio) if higher_is_worse else -math.expm1(log_ratio)
+
+
+def won_back(
+    quiet: Sequence[float | None],
+    without: Sequence[float | None],
+    with_remedy: Sequence[float | None],
+    *,
+    higher_is_worse: bool,
+) -> tuple[Estimate, Estimate]:
+    """Return what a noise cost without a remedy, and what the remedy won back of it.
+
+    Of each round's figure without the noise, under it, and under it with the remedy, as in
+    `paired_losses`; only rounds that have all three count. For a rate (with - without) / quiet is
+    won back, for a latency (without - with) / quiet, of the rounds' geometric means; below 0 is
+    what the remedy cost. The interval is the paired t's, with the error of the difference of both
+    ratios by the delta method (Casella and Berger, Statistical Inference, 2nd ed., 5.5.4), exact
+    for small differences. It is wider by the spread of the quiet figures on both sides: a
+    difference within that is no finding, and ``refused`` then says why.
+    """
+    rounds = [
+        (base, noisy, remedied)
+        for base, noisy, remedied in zip(quiet, without, with_remedy, strict=True)
+        if base is not None and noisy is not None and remedied is not None
+    ]
+    bases, noisy, remedied = ([each[side] for each in rounds] for side in range(3))
+    sides = {NONE: bases, "noise": noisy, "remedy": remedied}
+    lost = paired_losses(sides, higher_is_worse=higher_is_worse)["noise"]
+    if not rounds:
+        return lost, lost
+    logs = [
+        [math.log(figure / base) for figure, base in zip(side, bases, strict=True)]
+        for side in (noisy, remedied)
+    ]
+    before, after = (math.exp(math.fsum(side) / len(side)) for side in logs)
+    value = before - after if higher_is_worse else after - before
+    if len(rounds) < _LEAST_PAIRS:
+        return lost, lost.model_copy(update={"value": value})
+    # The derivative of a mean's exponential is that exponential.
+    scaled = [before * each for each in logs[0]], [after * each for each in logs[1]]
+    floor = GateSettings().floor * max(before, after)
+    low, high = compare_pairs(*scaled, floor).interval(0.0, CONFIDENCE)
+    half = (high - low) / 2
+    won = Estimate(value=value, low=value - half, high=value + half, n=len(rounds)).told()
+    if won.value is None:
+        return lost, won
+    spread = max(bases) / min(bases) - 1
+    ends = value - half - spread, value + half + spread
+    refused = ""
+    if ends[0] <= 0 <= ends[1]:
+        alone = abs(value) > half
+        refused = (
+            f"quiet runs alone differ by {percent(spread)}" if alone else "its interval spans 0"
+        )
+    return lost, Estimate(value=value, low=ends[0], high=ends[1], n=len(rounds), refused=refused)
