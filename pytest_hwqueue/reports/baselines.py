@@ -51,7 +51,13 @@ from pytest_hwqueue.reports.document import (
     Row,
     Table,
 )
-from pytest_hwqueue.reports.verdict_words import figure_value, mean_value, tau_words
+from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.verdict_words import (
+    figure_value,
+    least_detected,
+    mean_value,
+    tau_words,
+)
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.stored import HOW_TO_RECORD, StoredFigure, describe_stored
 
@@ -171,21 +177,23 @@ def cells_document(label: str, rows: Sequence[CellRow], settings: GateSettings) 
     for row in rows:
         cell = row.stored
         mean = REFUSED if row.mean is None else figure_value(row.quantity, row.mean, row.mean)
-        detects = str(REFUSED)
-        if cell.detectable is not None:
-            detects = least_change(row.quantity, cell.detectable)
+        detects = least_detected(row.quantity, cell.detectable) or str(REFUSED)
         texts = {
             "cell": cell.cell_id, "figure": cell.label, "runs": str(cell.runs),
             "sessions": str(cell.sessions), "sd": share(cell.sd), "detects": detects,
         }  # fmt: skip
-        table.append(Row(texts, {"mean": [mean]}, opens=True, below=[*row.notes]))
+        table.append(Row(texts, {"mean": [mean]}, opens=True))
+    notes = Notes()
+    notes.remark(table, [row.notes for row in rows])
     legend = (
         "Mean: geometric, over runs; sd: between runs, of its logarithm. Detects: the least "
         f"worsening found with {100 * settings.power:.3g} % power, if {100 * settings.rate:.3g} % "
         f"of unchanged suites may alarm. --tau: {tau_words(settings)}."
     )
     title = f"{label}: {counted(len({row.stored.cell_id for row in rows}), 'cell')}"
-    return Document([Heading(title, 1), Table(columns, table), Paragraph(legend)])
+    return Document(
+        [Heading(title, 1), Table(columns, table, notes.lines(len(rows))), Paragraph(legend)]
+    )
 
 
 _TIMES = {
@@ -325,13 +333,6 @@ def share(value: float | None) -> str:
     return str(REFUSED) if value is None else f"{100 * value:.2f} %"
 
 
-def least_change(quantity: Quantity, detectable: float) -> str:
-    """Format the smallest worsening detected as a change: ``≥ +8.7 %``, or ``≤ -8.0 %``."""
-    if quantity.higher_is_worse:
-        return f"≥ {percent(detectable)}"
-    return f"≤ {percent(1 / (1 + detectable) - 1)}"
-
-
 def _row(
     stored: StoredFigure,
     quantity: Quantity,
@@ -393,7 +394,9 @@ def calibration_document(
             "run_sd": [_sd(cell.run_sd, cell.run_sd_interval)],
             "session_sd": [_sd(cell.session_sd, cell.session_sd_interval)],
         }
-        rows.append(Row(texts, figures, opens=True, below=[cell.warning] if cell.warning else []))
+        rows.append(Row(texts, figures, opens=True))
+    notes = Notes()
+    notes.remark(rows, [[each.warning] * bool(each.warning) for each in found.cells.values()])
     legend = (
         f"sd: standard deviation of the figure's logarithm, with its {100 * CONFIDENCE:.3g} % "
         "interval. Detects: the least rise that a baseline of K runs finds with "
@@ -401,7 +404,8 @@ def calibration_document(
     )
     lines = [*(f"left out: {reason}" for reason in left_out), *_advice(found)]
     return Document([
-        Heading("Noise of unchanged code", 1), Table(columns, rows), Paragraph(legend),
+        Heading("Noise of unchanged code", 1), Table(columns, rows, notes.lines(len(rows))),
+        Paragraph(legend),
         *(Paragraph(line, "") for line in lines),
     ])  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,7 +11,7 @@ from typing import TypeVar
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.reports.document import Heading, Paragraph, Part
+from pytest_hwqueue.reports.document import Heading, Paragraph, Part, Row
 
 # The key of the setting, its heading, and how a cell says it.
 _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
@@ -198,6 +199,20 @@ class Notes:
             self.refuse(figure, reason, cell, tag)
         elif interval and estimate.interval is None:
             self.refuse(f"interval of {figure}", reason, cell, tag)
+
+    def remark(self, rows: Sequence[Row], remarks: Sequence[Sequence[str]]) -> None:
+        """Put each row's remarks below it, and those of several rows below the table.
+
+        Args:
+            rows: with the text ``cell``, which gets the marks.
+            remarks: of each row.
+
+        """
+        counts = Counter(text for each in remarks for text in each)
+        for row, own in zip(rows, remarks, strict=True):
+            row.below += [text for text in own if counts[text] == 1]
+            marks = [self.footnote(text) for text in own if counts[text] > 1]
+            row.texts["cell"] = " ".join([row.texts["cell"], *marks])
 
     def explain(self, name: str, text: str) -> None:
         """Explain a figure that has its own name, once below the table."""

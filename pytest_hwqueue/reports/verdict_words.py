@@ -69,13 +69,13 @@ def change_of(verdict: Verdict) -> PrintedFigure:
     return PrintedFigure(_signed(verdict.ratio - 1), "%", interval)
 
 
-def least_detected(verdict: Verdict) -> str:
-    """Return the smallest worsening that the cell detects, such as ``≥ +8.7 %``."""
-    if verdict.detectable is None:
+def least_detected(quantity: Quantity, detectable: float | None) -> str:
+    """Return the smallest worsening detected as a change: ``≥ +8.7 %``, or ``≤ -8.0 %``."""
+    if detectable is None:
         return ""
-    if verdict.quantity.higher_is_worse:
-        return f"≥ {percent(verdict.detectable)}"
-    return f"≤ {percent(1 / (1 + verdict.detectable) - 1)}"
+    if quantity.higher_is_worse:
+        return f"≥ {percent(detectable)}"
+    return f"≤ {percent(1 / (1 + detectable) - 1)}"
 
 
 def lower_figure(judged: CellVerdict) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
@@ -59,6 +58,8 @@ _COLUMNS = (
     Column("runs", "old + new", "runs", right=True, rank=2),
     Column("detect", "can detect", right=True, rank=2),
 )
+# Verdict, change and runs are the sentence of these.
+_SAID_BY_COLUMNS = ("worse", "better", "within-noise", "not-shown")
 _MOST_NAMES = 3
 _EXPLAINED_WIDTH = 100
 
@@ -81,7 +82,8 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
     if earlier:
         lines.append(f"earlier looks: {', '.join(earlier)}")
     # A blind cell's sentence says so.
-    reach = least_detected(verdict) if verdict.reason != "blind" else ""
+    seen = None if verdict.reason == "blind" else verdict.detectable
+    reach = least_detected(verdict.quantity, seen)
     noise = "" if verdict.sd is None else f"sd of {label} between runs {100 * verdict.sd:.1f} %"
     lines.append(", ".join(filter(None, [noise, reach and f"this cell can detect {reach}"])))
     parts: list[Part] = [Heading(f"{judged.cell_id}: {label} {_AGAINST[verdict.state]} {baseline}")]
@@ -190,24 +192,17 @@ def _named(cells: Sequence[str], brief: bool) -> str:
 
 
 def verdict_table(verdicts: Sequence[CellVerdict], brief: bool) -> Table:
-    """Return a row for each verdict, in their order; the sentence stands below."""
-    notes = Notes()
-    sentences = Counter(each.verdict.sentence for each in verdicts)
-    rows = []
+    """Return a row for each verdict, in their order, and below what its columns do not say."""
+    notes, rows, remarks = Notes(), [], []
     for judged in verdicts:
         verdict = judged.verdict
         row = Row(style=_STYLES.get(verdict.state, ""), opens=True)
         row.texts = {"cell": judged.cell_id, "figure": verdict.quantity.label}
-        remarks = remarks_of(judged, brief=brief)
-        if verdict.state != "pass":
-            if sentences[verdict.sentence] > 1:
-                remarks.insert(0, verdict.sentence)
-            else:
-                row.below.append(verdict.sentence)
-        marks = [notes.footnote(remark) for remark in remarks]
-        row.texts["cell"] = " ".join([judged.cell_id, *marks])
         _put_numbers(row, verdict)
         rows.append(row)
+        said = [verdict.sentence] * (verdict.reason not in _SAID_BY_COLUMNS)
+        remarks.append(said + remarks_of(judged, brief=brief))
+    notes.remark(rows, remarks)
     return Table(_COLUMNS, rows, notes.lines(len(rows)))
 
 
@@ -215,7 +210,7 @@ def _put_numbers(row: Row, verdict: Verdict) -> None:
     row.texts |= {
         "state": verdict.state,
         "runs": f"{len(verdict.baseline)} + {len(verdict.new)}",
-        "detect": least_detected(verdict),
+        "detect": least_detected(verdict.quantity, verdict.detectable),
     }
     row.figures["change"] = [change_of(verdict)]
     row.figures |= {side: [mean] for side, mean in _means(verdict).items()}
