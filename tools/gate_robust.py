@@ -1,8 +1,8 @@
-"""Measure what the gate does with wild and noisy runs. Runs are simulated figures.
+"""Measure what the gate does with outliers and noisy runs. Runs are simulated figures.
 
 python tools/gate_robust.py size       the exact test after the set-aside, 200,000 unchanged cells
 python tools/gate_robust.py unchanged  the whole gate, 2,000 unchanged suites of 100 cells each
-python tools/gate_robust.py power      one changed cell of 100: wild runs, half of the runs, +2 %
+python tools/gate_robust.py power      one changed cell of 100: outliers, half of the runs, +2 %
 
 `gate_rates.py` measures rates and power on 35 models of well-behaved runs, `gate_timed.py` what
 happens to runs that end by time.
@@ -44,7 +44,7 @@ def normal(sd: float) -> Draw:
     return lambda rng, cells: sd * rng.standard_normal((cells, ALL))
 
 
-def wild(share: float, factor: float) -> Draw:
+def outliers(share: float, factor: float) -> Draw:
     """Return 3 % of normal noise, a share of the runs being slower by a factor."""
 
     def draw(rng: np.random.Generator, cells: int) -> Floats:
@@ -78,9 +78,9 @@ def ended_by_time(rng: np.random.Generator, cells: int) -> Floats:
 MODELS: dict[str, Draw] = {
     "lognormal 3 %": normal(0.03),
     "t(2.5), scale 3 %": lambda rng, cells: 0.03 * rng.standard_t(2.5, (cells, ALL)),
-    "5 % wild x 1.5": wild(0.05, 1.5),
-    "5 % wild x 10": wild(0.05, 10),
-    "two clocks, x 1.25 in 30 %": wild(0.30, 1.25),
+    "5 % outliers x 1.5": outliers(0.05, 1.5),
+    "5 % outliers x 10": outliers(0.05, 10),
+    "two clocks, x 1.25 in 30 %": outliers(0.30, 1.25),
     "skewed (exponential, 5 %)": lambda rng, cells: 0.05 * rng.exponential(size=(cells, ALL)),
     "ended by time, 5 %": ended_by_time,
 }
@@ -195,8 +195,8 @@ def changed(rise: float, noise: Draw) -> Draw:
     return draw
 
 
-def one_wild(rise: float, factor: float, side: str) -> Draw:
-    """Return slower new runs at 3 %, one of the baseline or of the first two new ones wild."""
+def one_outlier(rise: float, factor: float, side: str) -> Draw:
+    """Return slower new runs at 3 %, one of the baseline or of the first two new ones an outlier."""
 
     def draw(rng: np.random.Generator, cells: int) -> Floats:
         logs = changed(rise, normal(0.03))(rng, cells)
@@ -228,13 +228,13 @@ def power(options: argparse.Namespace) -> None:
         for sd in sds
     }
     rows |= {
-        f"+{rise:.0%}, one {side} run x {factor:g}": one_wild(rise, factor, side)
+        f"+{rise:.0%}, one {side} run x {factor:g}": one_outlier(rise, factor, side)
         for side in ("new", "old")
         for rise in (0.10, 0.20, 0.30)
         for factor in (5, 10)
     }
     rows |= {
-        f"+{rise:.0%}, every run wild (x {factor:g}) with 5 %": changed(rise, wild(0.05, factor))
+        f"+{rise:.0%}, every run an outlier (x {factor:g}) with 5 %": changed(rise, outliers(0.05, factor))
         for factor in (1.5, 10)
         for rise in (0.10, 0.20)
     }
@@ -250,7 +250,7 @@ def power(options: argparse.Namespace) -> None:
         shares = {state: states[state] / len(verdicts) for state in states}
         runs = sum(len(verdict.new) for verdict in verdicts) / len(verdicts)
         print(
-            f"{name:42s} convicted {shares.get('regression', 0):.3f}  inconclusive "
+            f"{name:42s} regression {shares.get('regression', 0):.3f}  inconclusive "
             f"{shares.get('inconclusive', 0):.3f} (blind {blind:.3f})  pass "
             f"{shares.get('pass', 0):.3f}  new runs {runs:.1f}",
             flush=True,

@@ -47,7 +47,7 @@ _NO_FIGURES = 1
 @click.option("--duration", metavar="TIME", help="measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,
-              help="windows that share this time; cases take turns, back and forth")  # fmt: skip
+              help="windows that share this time; cases take turns, in mirrored order")  # fmt: skip
 @click.option("--schedulers", metavar="MODE[,MODE...]",
               help="only these of the scenario's; a mode without parameters selects all its "
               "kinds")  # fmt: skip

@@ -189,7 +189,7 @@ def _planned(judging: InterleavedJudging, cells: int, say: Callable[[str], None]
     """Return how many pairs to measure; say so if these are more than before."""
     before, pairs = judging.settings.pairs, judging.plan(cells)
     if pairs > before:
-        say(f"up to {pairs} pairs are planned: {before} cannot convict one cell of {cells}")
+        say(f"up to {pairs} pairs are planned: {before} cannot show a regression in one cell of {cells}")
     return pairs
 
 

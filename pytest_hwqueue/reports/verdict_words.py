@@ -243,7 +243,7 @@ def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
         judged: a verdict of any state.
 
     Returns:
-        Names such as ``CELL.p99.verdict`` with their values; ``.by`` names what convicted, if not
+        Names such as ``CELL.p99.verdict`` with their values; ``.by`` names what is worse, if not
         the figure itself, and the time per iteration in ``CELL.iteration_time.ratio``.
 
     """

@@ -1,7 +1,7 @@
 """Runs of a scenario, and one more with traces where a goal was missed.
 
 A relative goal needs its reference from the same session, and near in time: all runs of a scenario
-take turns, back and forth (ABBA), so that machine drift affects all of them alike.
+take turns in mirrored order (ABBA), so that machine drift affects all of them alike.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _line(tenant: str, causes: Causes) -> str:
 
 
 ROUNDS = 2
-"""Into how many runs, forth and back, a window is cut where goals compare runs."""
+"""Into how many runs, in mirrored order, a window is cut where goals compare runs."""
 
 
 class PeakUnknown(HwqError):

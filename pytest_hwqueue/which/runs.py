@@ -90,7 +90,7 @@ class WhichRuns(ScenarioRuns):
     def measure_all(
         self, wanted: Sequence[Case], rounds: int, begins: Callable[[int, int], None]
     ) -> None:
-        """Measure everything a table of these cases needs, back and forth in this many rounds.
+        """Measure everything a table of these cases needs, in this many rounds of mirrored order.
 
         A run that failed is not measured in further rounds.
 

@@ -277,9 +277,9 @@ def test_more_pairs_are_planned_where_those_asked_for_could_convict_nothing() ->
     assert len(session.asked) == 26
     planned = [text for text in session.said if "planned" in text]
     assert planned == [
-        "up to 11 pairs are planned: 7 cannot convict one cell of 4",
+        "up to 11 pairs are planned: 7 cannot show a regression in one cell of 4",
         # That a test measures three of them shows in the first pair.
-        "up to 13 pairs are planned: 11 cannot convict one cell of 12",
+        "up to 13 pairs are planned: 11 cannot show a regression in one cell of 12",
     ]
     assert session.said.index(planned[0]) == 0
     settings = GateSettings()
