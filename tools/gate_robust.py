@@ -196,7 +196,7 @@ def changed(rise: float, noise: Draw) -> Draw:
 
 
 def one_outlier(rise: float, factor: float, side: str) -> Draw:
-    """Return slower new runs at 3 %, one of the baseline or of the first two new ones an outlier."""
+    """Return slower new runs at 3 %; one of the baseline or of the first two is an outlier."""
 
     def draw(rng: np.random.Generator, cells: int) -> Floats:
         logs = changed(rise, normal(0.03))(rng, cells)
@@ -234,7 +234,9 @@ def power(options: argparse.Namespace) -> None:
         for factor in (5, 10)
     }
     rows |= {
-        f"+{rise:.0%}, every run an outlier (x {factor:g}) with 5 %": changed(rise, outliers(0.05, factor))
+        f"+{rise:.0%}, every run an outlier (x {factor:g}) with 5 %": changed(
+            rise, outliers(0.05, factor)
+        )
         for factor in (1.5, 10)
         for rise in (0.10, 0.20)
     }

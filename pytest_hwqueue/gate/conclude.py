@@ -30,6 +30,7 @@ from pytest_hwqueue.gate.verdict import (
     Verdict,
     percent,
 )
+from pytest_hwqueue.metrics.numbers import counted
 
 NORMAL_NOISE = "assumes normal run noise"
 
@@ -234,15 +235,15 @@ def _obstacle(cell: CellGate) -> str:
     if can_convict(runs, last, settings, cells):
         return ""
     if runs < LEAST_RUNS:
-        return f"{runs} baseline run{'s' * (runs > 1)} cannot tell: record {LEAST_RUNS_EXACT}"
+        return f"{counted(runs, 'baseline run')} cannot tell: record {LEAST_RUNS_EXACT}"
     if settings.paired:
         pairs = pairs_to_convict(settings, cells)
-        return f"{runs} pairs are too few for {cells} figures: needs {pairs}"
+        return f"{counted(runs, 'pair')}: too few for {counted(cells, 'figure')}, needs {pairs}"
     needed, look = runs_to_convict(settings, cells), look_to_convict(runs, settings, cells)
     ways = [f"{needed} baseline runs"] * (needed is not None)
     ways += [f"a last look at {look} new runs"] * (look is not None)
     wanted = " or ".join(ways) or "fewer cells"
-    return f"{runs} baseline runs are too few for {cells} cells: needs {wanted}"
+    return f"{runs} baseline runs are too few for {counted(cells, 'cell')}: needs {wanted}"
 
 
 def _failure_shares(cell: CellGate) -> str:

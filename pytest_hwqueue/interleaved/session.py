@@ -21,6 +21,7 @@ from pytest_hwqueue.interleaved.bisection import Compared, Outcome, Tracked
 from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, looks, open_sides
 from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import RunRecord, now, read_record
 from pytest_hwqueue.records.files import make_session_folder, write_text
@@ -157,8 +158,8 @@ def interleave(
         judging.add(name, measured.records, measured.problem)
         seconds = time.monotonic() - began
         problem = f"; {measured.problem}" if measured.problem else ""
-        say(f"run {number} of {planned}, {side.name}: {len(measured.records)} cells, "
-            f"{seconds:.0f} s{problem}")  # fmt: skip
+        say(f"run {number} of {planned}, {side.name}: "
+            f"{counted(len(measured.records), 'cell')}, {seconds:.0f} s{problem}")  # fmt: skip
         if number <= 2 and not judging.measured(name):
             raise HwqError(f"{side.name} ({side.label}) measured nothing: " + (
                 measured.problem or "; ".join(f"{r.cell_id}: {r.reason}" for r in measured.records)
@@ -189,7 +190,8 @@ def _planned(judging: InterleavedJudging, cells: int, say: Callable[[str], None]
     """Return how many pairs to measure; say so if these are more than before."""
     before, pairs = judging.settings.pairs, judging.plan(cells)
     if pairs > before:
-        say(f"up to {pairs} pairs are planned: {before} cannot show a regression in one cell of {cells}")
+        short = f"{before} cannot show a regression in one cell of {cells}"
+        say(f"up to {pairs} pairs are planned: {short}")
     return pairs
 
 

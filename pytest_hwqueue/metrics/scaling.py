@@ -19,6 +19,7 @@ from pytest_hwqueue.metrics.latency import (
     shortfall,
     throughput,
 )
+from pytest_hwqueue.metrics.numbers import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,7 +245,7 @@ def _saturation_refused(ordered: Sequence[ScalingPoint]) -> str | None:
     fewest = min(ordered, key=lambda point: len(point.iteration_ns))
     if len(fewest.iteration_ns) < LEAST_ITERATIONS:
         reason = shortfall(LEAST_ITERATIONS, len(fewest.iteration_ns), "iterations at each count")
-        return f"{reason} at {fewest.streams} streams"
+        return f"{reason} at {counted(fewest.streams, 'stream')}"
     return None
 
 

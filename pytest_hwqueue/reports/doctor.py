@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, decimals, fixed
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, decimals, fixed
 from pytest_hwqueue.reports.document import (
     Column,
     Document,
@@ -71,7 +71,7 @@ def _limits(limits: DeviceLimits) -> list[Part]:
         )
     parts += _missing((name, Estimate(refused=reason)) for name, reason in limits.refused.items())
     parts += [Heading(_DISPATCH), _dispatch_table(limits.dispatch)]
-    parts += _missing((f"{row.streams} streams", row.delay) for row in limits.dispatch)
+    parts += _missing((counted(row.streams, "stream"), row.delay) for row in limits.dispatch)
     return parts
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from pytest_hwqueue.fleet.outliers import ALL_FIGURES, NAMED, RATE, FleetVerdict, GpuVerdict
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Row, Table
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
@@ -47,7 +48,7 @@ def remarks(found: FleetVerdict) -> list[str]:
     counts = Counter(gpu.verdict for gpu in found.gpus)
     named = sum(counts[verdict] for verdict in NAMED)
     parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    lines = [f"{len(found.gpus)} GPUs: {parts}; {named} named"]
+    lines = [f"{counted(len(found.gpus), 'GPU')}: {parts}; {named} named"]
     for model, figures in found.smallest.items():
         if figures:
             least = ", ".join(f"{name} {100 * each:.1f} %" for name, each in figures.items())

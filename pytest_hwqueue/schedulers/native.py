@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import PROCESSES, THREADS, Proof, Scheduler, TenantRequest
@@ -44,5 +45,5 @@ class Native(Scheduler):
             raise NotProven(f"native: streams should share one priority, but report {seen}")
         evidence = f"no scheduler's library is mapped in {', '.join(inside)}"
         if seen:
-            evidence = f"all {len(seen)} streams report priority {seen[0]}"
+            evidence = f"priority {seen[0]} read back from {counted(len(seen), 'stream')}"
         return Proof(self.mode, evidence, tuple(seen))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.schedulers.declaration import BUILT_IN
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
@@ -47,8 +48,10 @@ def test_a_mode_is_proven_where_all_streams_report_what_it_asks_for_and_nowhere_
     ordered = all(
         mine < other for level, mine in streams for less, other in streams if level > less
     )
+    native = f"priority {seen[0]} read back from {counted(len(seen), 'stream')}"
+    native = f"priority {seen[0]} read back from {counted(len(seen), 'stream')}"
     for mode, active, evidence in (
-        (NATIVE, len(set(seen)) == 1, f"all {len(seen)} streams report priority {seen[0]}"),
+        (NATIVE, len(set(seen)) == 1, native),
         (STREAM_PRIORITY, ordered, f"priorities read back: {seen}"),
     ):
         if active:
@@ -109,7 +112,7 @@ def test_tenants_of_one_process_or_several_are_proven() -> None:
     assert NATIVE.environment(CELL) == STREAM_PRIORITY.environment(CELL) == {}
     one, several = {"t0": 1, "t1": 1}, {"t0": 1, "t1": 2}
     proof = NATIVE.proof(several, inside((0, 0), (0, 0), maps=["/lib/libcuda.so.1"]))
-    assert proof == Proof("native", "all 2 streams report priority 0", (0, 0))
+    assert proof == Proof("native", "priority 0 read back from 2 streams", (0, 0))
     assert STREAM_PRIORITY.proof(one, inside((0, 0), (5, -5))).device_priorities == (0, -5)
     shim: dict[str, Any] = {"maps": ["/x/libshimcuda.so"]}
     for mode, pids, found, said in (
