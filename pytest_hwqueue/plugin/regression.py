@@ -23,7 +23,7 @@ from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
 from pytest_hwqueue.plugin.state import wrong_usage
-from pytest_hwqueue.reports.verdict_words import failed_report, properties_of
+from pytest_hwqueue.reports.verdict_words import properties_of
 from pytest_hwqueue.reports.verdicts import explain
 from pytest_hwqueue.settings.options import OPTIONS, Settings
 from pytest_hwqueue.verdicts.judging import (
@@ -242,7 +242,7 @@ class Regression:
         if self._settings.on_missing != "fail":
             return []
         return [
-            failed_report(
+            _failed_report(
                 f"{judgement.baseline}::{cell.cell_id}",
                 (judgement.baseline, cell.cell_id),
                 f"{cell.cell_id} is in {judgement.baseline} and was not measured: {cell.reason} "
@@ -258,7 +258,7 @@ class Regression:
         asked = settings.compare or settings.against
         if settings.save and not asked and not self._stored:
             option = f"--hwq-save={settings.save}"
-            return [failed_report(option, (settings.save, "stores nothing"),
+            return [_failed_report(option, (settings.save, "stores nothing"),
                                   f"{option} stores no cell: none was measured")]  # fmt: skip
         if not asked or any(judgement.judged for judgement in self.judgements()):
             return []
@@ -272,7 +272,9 @@ class Regression:
             list(self._judgings),
             [record.cell for record in self._records if record.status == "ok"],
         )
-        return [failed_report(option, (asked, "judges nothing"), f"{option} judges no cell\n{why}")]
+        return [
+            _failed_report(option, (asked, "judges nothing"), f"{option} judges no cell\n{why}")
+        ]
 
     def files(self, session: str) -> list[dict[str, Any]]:
         """Return all verdicts as the session file of that id holds them."""
@@ -415,3 +417,22 @@ class Regression:
 def _of_a_tail(judged: CellVerdict) -> bool:
     """Whether a verdict concerns the latency tail and has a ratio: something got slower."""
     return judged.figure in _TAILS and judged.verdict.ratio is not None
+
+
+def _failed_report(nodeid: str, place: tuple[str, str], text: str) -> pytest.TestReport:
+    """Return a failed report for a test without a function.
+
+    Args:
+        nodeid: its name in listings.
+        place: file and name, for JUnit.
+        text: why.
+
+    """
+    return pytest.TestReport(
+        nodeid=nodeid,
+        location=(place[0], None, place[1]),
+        keywords={},
+        outcome="failed",
+        longrepr=text,
+        when="call",
+    )

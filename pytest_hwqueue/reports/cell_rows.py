@@ -112,7 +112,7 @@ class CellRows:
         """
         record, metrics = self._record, self._record.metrics
         head = Row(texts=dict(identity), opens=True)
-        marks = "".join(self._notes.footnote(text) + " " for text in remarks_of(record))
+        marks = "".join(self._notes.footnote(text) + " " for text in record_remarks(record))
         if marks:
             head.texts["workload"] += f" {marks.rstrip()}"
         if record.primary.per != "iteration" or record.primary.name != "iteration":
@@ -263,7 +263,7 @@ def _rate(unit: str, value: float, interval: Interval | None) -> PrintedFigure:
     return rate(value, unit, interval)
 
 
-def remarks_of(record: RunRecord) -> list[str]:
+def record_remarks(record: RunRecord) -> list[str]:
     """Return what a reader should know before trusting the record's numbers."""
     remarks = []
     if record.warm_up is not None and not record.warm_up.stable:

@@ -20,7 +20,7 @@ from pytest_hwqueue.records.stored import CellRuns
 from pytest_hwqueue.reports.cell_rows import (
     PERCENTILES,
     CellRows,
-    remarks_of,
+    record_remarks,
     status_of,
 )
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
@@ -153,7 +153,7 @@ class _Glance:
         kinds = by_kind(
             (text, record)
             for record in self._records
-            for text in remarks_of(record)
+            for text in record_remarks(record)
             if not text.startswith(LAUNCH_BOUND)
         )
         lines = [f"{self._whose(records)}: {text}" for text, records in kinds.values()]

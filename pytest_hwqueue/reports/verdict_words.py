@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-import pytest
-
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
@@ -266,22 +264,3 @@ def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
         name = f"{judged.cell_id}.{companion.quantity.name}"
         found.append((f"{name}.ratio", round(companion.ratio, 6)))
     return found
-
-
-def failed_report(nodeid: str, place: tuple[str, str], text: str) -> pytest.TestReport:
-    """Return a failed report for a test without a function.
-
-    Args:
-        nodeid: its name in listings.
-        place: file and name, for JUnit.
-        text: why.
-
-    """
-    return pytest.TestReport(
-        nodeid=nodeid,
-        location=(place[0], None, place[1]),
-        keywords={},
-        outcome="failed",
-        longrepr=text,
-        when="call",
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.gate.verdict import State, Verdict, percent
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
@@ -145,13 +145,16 @@ def _sides(verdict: Verdict) -> Table:
     return Table(columns, rows)
 
 
-def judgement_parts(judgement: Judgement, *, brief: bool, fold: bool) -> list[Part]:
+def judgement_parts(
+    judgement: Judgement, *, brief: bool, fold: bool, details: Mapping[str, str] | None = None
+) -> list[Part]:
     """Return what a comparison found: the worst first, then what was not compared, and the gate.
 
     Args:
         judgement: what a comparison found.
         brief: whether to leave details to ``-v``.
         fold: whether to sum up passes; more than 20 always are.
+        details: which of the page's cells has a cell's details, by its id.
 
     """
     style = "red" if judgement.count("regression") else "bold"
@@ -163,12 +166,12 @@ def judgement_parts(judgement: Judgement, *, brief: bool, fold: bool) -> list[Pa
     if folded:
         listed = [each for each in listed if each.verdict.state != "pass"]
     if listed:
-        parts.append(verdict_table(by_severity(listed), brief))
+        parts.append(verdict_table(by_severity(listed), brief, details))
     if folded:
         short = passes_in_short([each.verdict for each in passes], judgement.settings)
         labels = dict.fromkeys(each.verdict.quantity.label for each in passes)
         short += f" ({', '.join(labels)})" if len(labels) > 1 else ""
-        parts += [Folded(short, verdict_table(passes, brief))]
+        parts += [Folded(short, verdict_table(passes, brief, details))]
         lines = aside_lines(passes)
         if not different_fields(listed):
             lines += filter(None, [different_fields(passes)])
@@ -191,13 +194,17 @@ def _named(cells: Sequence[str], brief: bool) -> str:
     return ", ".join(shown) + more
 
 
-def verdict_table(verdicts: Sequence[CellVerdict], brief: bool) -> Table:
+def verdict_table(
+    verdicts: Sequence[CellVerdict], brief: bool, details: Mapping[str, str] | None = None
+) -> Table:
     """Return a row for each verdict, in their order, and below what its columns do not say."""
     notes, rows, remarks = Notes(), [], []
     for judged in verdicts:
         verdict = judged.verdict
         row = Row(style=_STYLES.get(verdict.state, ""), opens=True)
         row.texts = {"cell": judged.cell_id, "figure": verdict.quantity.label}
+        if details and judged.cell_id in details:
+            row.links["cell"] = details[judged.cell_id]
         _put_numbers(row, verdict)
         rows.append(row)
         said = [verdict.sentence] * (verdict.reason not in _SAID_BY_COLUMNS)

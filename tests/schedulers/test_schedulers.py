@@ -49,7 +49,6 @@ def test_a_mode_is_proven_where_all_streams_report_what_it_asks_for_and_nowhere_
         mine < other for level, mine in streams for less, other in streams if level > less
     )
     native = f"priority {seen[0]} read back from {counted(len(seen), 'stream')}"
-    native = f"priority {seen[0]} read back from {counted(len(seen), 'stream')}"
     for mode, active, evidence in (
         (NATIVE, len(set(seen)) == 1, native),
         (STREAM_PRIORITY, ordered, f"priorities read back: {seen}"),

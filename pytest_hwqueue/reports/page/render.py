@@ -215,6 +215,7 @@ def page_of(
             if cell.folder == stored.path.parent
         }
         answers.append(which_document(stored.record, details=keys))
+    judged = {cell.shown.cell_id: cell.key for cell in cells if cell.verdicts}
     records = [cell.shown for cell in cells]
     simulated = [each.simulated for each in records] + [each.simulated for each in shown]
     simulated += [each.simulated for each in results]
@@ -225,7 +226,8 @@ def page_of(
         details=details,
         answers=[*answers, *map(capacity_document, results)],
         comparisons=[
-            Document(judgement_parts(each, brief=False, fold=True)) for each in judgements
+            Document(judgement_parts(each, brief=False, fold=True, details=judged))
+            for each in judgements
         ],
         damaged=list(found.damaged),
         noise=[line for those in sessions.values() for line in noise_lines(those)],

@@ -16,7 +16,7 @@ from pytest_hwqueue.metrics.numbers import NO_INTERVAL, milliseconds, time_unit
 from pytest_hwqueue.records.cell import RunRecord, Samples, SchedulerProof, write_record
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.tenants import write_colocation
-from pytest_hwqueue.reports.document import Chart, Paragraph
+from pytest_hwqueue.reports.document import Chart, Paragraph, Table
 from pytest_hwqueue.reports.page import render as needed
 from pytest_hwqueue.reports.page.cells import find_records, page_cells
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
@@ -131,6 +131,13 @@ def test_its_words_are_as_stored_in_one_small_file_without_a_number_for_a_refusa
     packed = next(body for given, body in parsed.scripts if given.get("id") == "vega")
     assert len(text.encode()) - data + len(packed) < MOST_BYTES
     assert [link for link in parsed.links if not link.startswith("#")] == []
+    # A verdict leads to its cell.
+    shown = {each.cell.shown.cell_id: each.cell.key for each in page.details if each.cell.verdicts}
+    tables = [part for part in page.comparisons[0].parts if isinstance(part, Table)]
+    led = {row.texts["cell"].split(" ")[0]: row.links.get("cell") for row in tables[0].rows}
+    assert led == {cell_id: shown.get(cell_id) for cell_id in led}
+    assert {f"#cell-{key}" for key in led.values() if key} <= set(parsed.links)
+    assert any(led.values())
     assert "default-src 'none'" in text
 
 
