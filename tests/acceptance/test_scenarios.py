@@ -368,7 +368,7 @@ def test_what_would_measure_nothing_is_refused(
     (tmp_path / "weights" / "resnet18").mkdir()
     empty = run(SOLO, *SIMULATED, "--hwq-weights=weights", "-x")
     assert empty.status == pytest.ExitCode.TESTS_FAILED
-    assert "config.json is missing" in empty.output
+    assert "config.json cannot be read" in empty.output
     monkeypatch.setattr(selection, "find_spec", lambda name: None)
     alone = run(SOLO, *SIMULATED)
     both = run(SOLO, "test_other.py", "-rs")

@@ -104,7 +104,7 @@ def test_one_count_or_too_few_iterations_say_nothing_of_scaling(bench: Bench) ->
 
     found = scaling_of(sweep(bench, "connections", 1, strong=False, counts=[1, 2], iterations=49))
     assert found.saturation_streams is None
-    reason = "needs at least 50 iterations at each count, has 49 (1 missing) at 1 streams"
+    reason = "needs at least 50 iterations at each count, has 49 (1 missing) at 1 stream"
     assert found.refused["saturation_streams"] == reason
     for point in found.points:
         assert point.speedup.interval is None
