@@ -63,7 +63,7 @@ def _operation(name: str) -> Callable[[Estimate, object], Any]:
 
     def operation(self: Estimate, other: object) -> Any:
         __tracebackhide__ = True
-        if isinstance(other, (Real, Estimate)):
+        if isinstance(other, Real):
             return compute(float(self), float(other))
         return NotImplemented
 
@@ -192,7 +192,7 @@ class Estimate(PlainData):
 
     def __eq__(self, other: object) -> bool:
         __tracebackhide__ = True
-        if isinstance(other, Real):
+        if isinstance(other, Real) and not isinstance(other, Estimate):
             return float(self) == other
         return super().__eq__(other)
 
@@ -221,6 +221,9 @@ class Estimate(PlainData):
     def __round__(self, digits: int | None = None) -> float:
         return round(float(self), digits)
 
+
+# `pytest.approx` compares numbers only, and finds all else unequal.
+Real.register(Estimate)
 
 _EARLIER = {"interval", "reason", "share"}
 

@@ -103,6 +103,7 @@ USES: list[Callable[[Any], object]] = [
     lambda p99: f"{p99:.1f}",
     lambda p99: np.array([p99], dtype=np.float64),
     lambda p99: pytest.approx(p99) == 1.0,
+    lambda p99: p99 == pytest.approx(1.0),
     *(abs, float, int, operator.neg),
 ]
 
@@ -118,6 +119,16 @@ def test_whatever_uses_a_refused_estimate_fails_with_the_reason(
         assert str(raised.value) == TEXT
         assert isinstance(raised.value, AssertionError)
     use(Estimate(value=1.0))
+
+
+def test_it_is_about_as_large_as_its_value_is() -> None:
+    given = Estimate(value=2.31071, low=2.0, high=2.5, n=400, unit="ms")
+    assert given == pytest.approx(2.31, rel=0.005)
+    assert 2.31 == pytest.approx(given, rel=0.005)  # noqa: SIM300
+    assert given != pytest.approx(2.31, rel=1e-6)
+    assert {"p99": given} == pytest.approx({"p99": 2.31}, rel=0.005)
+    # Two estimates are the same in all they say, or not.
+    assert given != given.model_copy(update={"n": 300})
 
 
 def test_it_shows_its_reason_and_differs_from_others() -> None:
