@@ -10,7 +10,7 @@ from pathlib import Path
 _TREE = Path(__file__).parents[1]
 # Called by name: by pytest, pydantic, torch, urllib, a process that is started, a user.
 _CALLED = re.compile(
-    r"pytest_\w+|__\w+__|main|main_of_rank|teardown|reportinfo|redirect_request|get_seq_length"
+    r"pytest_\w+|__\w+__|main|teardown|reportinfo|redirect_request|get_seq_length"
     r"|assert_p95"
 )
 _BY_OTHERS = {"_OneHost"}

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_hwqueue.errors import BadOption
 
 if TYPE_CHECKING:
+    import socket
+
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 
@@ -80,6 +82,50 @@ def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
     if not text.isdecimal():
         raise BadOption(f"environment variable {name}", text, "the launcher gives a whole number")
     return int(text)
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def place_on_this_host(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return the variables that `launched_rank` reads, of a rank whose whole group is on this host.
+
+    Args:
+        rank: its number.
+        size: how many there are.
+        port: of the store in which they meet.
+
+    """
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {
+        **{name: str(number) for name, number in numbers.items()},
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # All of it stays on this machine.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+
+
+_HOSTED: list[Store] = []
+
+
+def host_store(listener: socket.socket) -> None:
+    """Host a store behind a listening socket, until this process ends.
+
+    Torch's own way to a store listens on every interface, whatever address it is given; and a store
+    has no password.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, port = listener.getsockname()
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+    # It would end with the last reference to it.
+    _HOSTED.append(store)
 
 
 def connect(launched: LaunchedRank, prefix: str, *, keep: bool = False) -> Store:

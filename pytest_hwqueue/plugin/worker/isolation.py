@@ -12,6 +12,7 @@ from pytest_hwqueue.errors import INTERRUPTED, BadInput, NotProven, on_one_line
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
 from pytest_hwqueue.plugin.worker.local_ranks import (
+    MAIN,
     STARTING_S,
     LocalRanks,
     have_collect,
@@ -25,10 +26,7 @@ from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
-    from pytest_hwqueue.processes.starting import Main
     from pytest_hwqueue.reports.progress import Progress
-
-_MAIN: Main = "pytest_hwqueue.plugin.worker.process"
 
 
 class Isolation:
@@ -151,12 +149,12 @@ class Isolation:
                 self._config, self._files, folder, self._session.command, self._started, self._run,
                 services.notes, self._only_traced,
             )  # fmt: skip
+            server = self._config.stash.get(FORK_SERVER, None)
             if ranks == 1:
-                server = self._config.stash.get(FORK_SERVER, None)
-                self._child = MeasuredProcess.start(server, _MAIN, environment, log)
+                self._child = MeasuredProcess.start(server, MAIN, environment, log)
                 have_collect(self._child, start)
             else:
-                self._child = LocalRanks(environment, log, ranks)
+                self._child = LocalRanks(server, environment, log, ranks)
                 self._child.have_collect(start)
         return self._child
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import PLANNED
-from pytest_hwqueue.processes.channel import Channel, Message, last_lines
-from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded, kill_group
-from pytest_hwqueue.processes.starting import Process, start_reaped
+from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.ranks.launched import place_on_this_host
 
+if TYPE_CHECKING:
+    from pytest_hwqueue.processes.channel import Message
+    from pytest_hwqueue.processes.starting import ForkServer, Main
+
+MAIN: Main = "pytest_hwqueue.plugin.worker.process"
 STARTING_S = 180.0
 
 # The worker is this package before it is a pytest session, so its asserts are never rewritten;
@@ -51,6 +49,7 @@ def start_message(
         more.append("--no-cov")
     basetemp = config.getoption("basetemp", None)
     return {
+        "environment": {},
         "arguments": [str(argument) for argument in config.invocation_params.args],
         "more_arguments": more,
         "folder": str(config.invocation_params.dir),
@@ -121,103 +120,75 @@ def have_collect(worker: MeasuredProcess, start: Message) -> None:
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
 # what a failure means (`cell.RankGroup`), in less than this.
 _OTHERS_S = 15.0
-_POLL_S = 0.1
-
-_LAUNCH = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.plugin.worker.rank_launcher import main; main()"
-)
-_RANK = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.plugin.worker.process import main_of_rank; main_of_rank(sys.argv[2])"
-)
-
-
-class _Rank(MeasuredProcess):
-    """A rank. It is the launcher's child, so the launcher and not this process sees its end."""
-
-    def __init__(
-        self, pid: int, channel: Channel, log: Path, launcher: Process, ended: Callable[[], str]
-    ) -> None:
-        super().__init__(launcher, channel, log)
-        self._pid = pid
-        self._ended = ended
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._pid
-
-    def how_it_ended(self) -> str:
-        """Wait for the launcher to end, and return what it saw."""
-        return self._ended()
 
 
 class LocalRanks:
-    """Ranks that torch's elastic launcher starts; rank 0's messages count as the worker's.
+    """A worker process for each rank; rank 0's messages count as the worker's.
 
     Has the interface of `MeasuredProcess`.
     """
 
-    def __init__(self, environment: Mapping[str, str], log: Path, size: int) -> None:
-        """Start the launcher.
+    def __init__(
+        self, server: ForkServer | None, environment: Mapping[str, str], log: Path, size: int
+    ) -> None:
+        """Start the ranks.
 
         Args:
-            environment: the whole environment of the launcher and the ranks.
-            log: file for its output; the ranks' logs are named after it.
+            server: forks them, as in `MeasuredProcess.start`.
+            environment: the whole environment of each.
+            log: the ranks' logs are named after it.
             size: how many ranks.
 
         """
-        self._size = size
-        self._log = log
-        self._endings = log.with_name(f"{log.stem}-endings.txt")
-        self._logs = [log.with_name(f"{log.stem}-rank-{rank}.log") for rank in range(size)]
-        self._ranks: dict[int, _Rank] = {}
         self._inbox: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
         self._finished: dict[int, Message] = {}
         self._failed: dict[int, str] = {}
         self._hurry: float | None = None
-        # A path of its own: one in the records' folder may be longer than a socket's may be.
-        self._folder = tempfile.TemporaryDirectory(prefix="hwq-ranks-")
-        path = f"{self._folder.name}/ranks"
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen(size)
-        paths = json.dumps(sys.path)
-        rank = json.dumps(["-c", _RANK, paths, json.dumps([path, *map(str, self._logs)])])
-        command = [sys.executable, "-c", _LAUNCH, paths, str(size), str(self._endings), rank]
-        self._launcher = start_reaped(command, environment, log)
+        self._ranks: list[MeasuredProcess] = []
+        try:
+            for rank in range(size):
+                own = log.with_name(f"{log.stem}-rank-{rank}.log")
+                self._ranks.append(MeasuredProcess.start(server, MAIN, environment, own))
+                self._ranks[rank].deliver_to(self._inbox, rank)
+        except BaseException:
+            self.kill("not started")
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
-        """The launcher's process id."""
-        return self._launcher.pid
+        """The process id of rank 0."""
+        return self._ranks[0].pid
 
     def have_collect(self, start: Message) -> None:
-        """Wait for all ranks, and have them collect their tests.
+        """Have rank 0 host the store in which all meet, and all collect their tests.
 
         Raises:
             ProcessEnded: if one ended, or did not finish in time.
 
         """
         deadline = time.monotonic() + STARTING_S
-        self._accept(deadline)
-        self.send("start", **start)
-        waiting = set(range(self._size))
+        self._ranks[0].send("host store")
+        waiting, size = set(range(len(self._ranks))), len(self._ranks)
         while waiting:
             message = self._next(deadline)
             if message is None:
                 self.kill("not ready")
-                raise ProcessEnded(f"was not ready within {STARTING_S:.0f} s: {_list(waiting)}")
-            rank, content = message
-            if content["kind"] == "ready":
-                waiting.discard(rank)
+                late = ", ".join(f"rank {rank}" for rank in sorted(waiting))
+                raise ProcessEnded(f"was not ready within {STARTING_S:.0f} s: {late}")
+            number, content = message
+            if content["kind"] == "store":
+                for rank, process in enumerate(self._ranks):
+                    place = place_on_this_host(rank, size, content["port"])
+                    process.send("start", **{**start, "environment": place})
+            elif content["kind"] == "ready":
+                waiting.discard(number)
 
     def send(self, kind: str, **content: object) -> None:
         """Send a command to all ranks; ProcessEnded if one has ended."""
         if kind == "run":
             self._finished, self._failed, self._hurry = {}, {}, None
-        for rank in self._ranks.values():
+        for rank in self._ranks:
             rank.send(kind, **content)
 
     def receive(self, deadline: float | None) -> Message | None:
@@ -239,7 +210,7 @@ class LocalRanks:
             rank, message = got
             if message["kind"] == "finished":
                 self._finished[rank] = message
-                if len(self._finished) == self._size:
+                if len(self._finished) == len(self._ranks):
                     retire = any(each["retire"] for each in self._finished.values())
                     return {**self._finished[0], "retire": retire or bool(self._failed)}
                 self._hurry = self._hurry or time.monotonic() + _OTHERS_S
@@ -253,73 +224,29 @@ class LocalRanks:
 
     def finish(self, within_s: float) -> None:
         """Ask the ranks to exit; end them if they do not."""
-        try:
-            self.send("exit")
-            self._launcher.wait(within_s)
-        except (ProcessEnded, subprocess.TimeoutExpired):
-            self.kill("did not exit")
+        for rank in self._ranks:
+            rank.finish(within_s)
 
     def kill(self, why: str) -> None:
         """End all ranks and everything they have started."""
-        for rank in self._ranks.values():
-            kill_group(rank.pid)
-        if not self._ranks and self._launcher.poll() is None:
-            # The launcher knows its ranks; it is asked to end them.
-            os.kill(self._launcher.pid, signal.SIGTERM)
-            try:
-                self._launcher.wait(_OTHERS_S)
-            except subprocess.TimeoutExpired:
-                kill_group(self._launcher.pid)
-        kill_group(self._launcher.pid)
-        self._launcher.wait()
+        for rank in self._ranks:
+            rank.kill(why)
 
     def close(self) -> None:
         """Close the channels; all ranks must have ended."""
-        for rank in self._ranks.values():
+        for rank in self._ranks:
             rank.close()
-        self._listener.close()
-        self._folder.cleanup()
 
     def dump_stacks(self) -> str:
         """Have every rank write its threads' stacks to its log; return them."""
-        return "\n".join(
-            f"rank {rank}:\n{process.dump_stacks()}"
-            for rank, process in sorted(self._ranks.items())
-        )
+        stacks = (f"rank {rank}:\n{p.dump_stacks()}" for rank, p in enumerate(self._ranks))
+        return "\n".join(stacks)
 
     def last_lines(self) -> str:
-        """Return the last output of each rank and of the launcher."""
-        texts = [(f"rank {rank}", log) for rank, log in enumerate(self._logs)]
-        said = [(name, last_lines(log, 25)) for name, log in [*texts, ("launcher", self._log)]]
+        """Return the last output of each rank."""
+        said = [(rank, process.last_lines(25)) for rank, process in enumerate(self._ranks)]
         failed = [f"rank {rank} failed:\n{text}" for rank, text in sorted(self._failed.items())]
-        return "\n".join([*failed, *(f"{name}:\n{text}" for name, text in said if text)])
-
-    def _accept(self, deadline: float) -> None:
-        self._listener.settimeout(_POLL_S)
-        while len(self._ranks) < self._size:
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                if self._launcher.poll() is not None:
-                    raise ProcessEnded(self._how_it_ended("its launcher")) from None
-                if time.monotonic() > deadline:
-                    self.kill("not started")
-                    absent = set(range(self._size)) - set(self._ranks)
-                    text = f"was not started within {STARTING_S:.0f} s: {_list(absent)}"
-                    raise ProcessEnded(text) from None
-                continue
-            descriptor = connection.detach()
-            os.set_blocking(descriptor, True)
-            channel = Channel.to_process(descriptor, os.dup(descriptor))
-            hello = channel.receive(deadline)
-            if hello is None:
-                raise ProcessEnded("connected and said nothing")
-            number = hello["rank"]
-            rank = self._ranks[number] = _Rank(
-                hello["pid"], channel, self._logs[number], self._launcher,
-                partial(self._how_it_ended, f"rank {number}"),
-            )  # fmt: skip
-            rank.deliver_to(self._inbox, number)
+        return "\n".join([*failed, *(f"rank {rank}:\n{text}" for rank, text in said if text)])
 
     def _next(self, deadline: float | None) -> tuple[int, Message] | None:
         """Wait for any rank's next message; None after ``deadline``; ProcessEnded if one ended."""
@@ -329,27 +256,13 @@ class LocalRanks:
         except queue.Empty:
             return None
         if message is None:
-            raise ProcessEnded(self._ranks[rank].how_it_ended())
+            raise ProcessEnded(f"ended: rank {rank} {self._ranks[rank].how_it_ended()}")
         return rank, message
 
     def _cut_short(self) -> Message:
         """End ranks that wait for others; keep rank 0's outcome if it has one."""
-        absent = set(range(self._size)) - set(self._finished)
-        if 0 in absent:
+        if 0 not in self._finished:
             failed = "; ".join(f"rank {r}: {t.splitlines()[-1]}" for r, t in self._failed.items())
             raise ProcessEnded(f"could not go on: {failed}")
         self.kill("others waited for it")
         return {**self._finished[0], "retire": True}
-
-    def _how_it_ended(self, which: str) -> str:
-        try:
-            self._launcher.wait(_OTHERS_S)
-        except subprocess.TimeoutExpired:
-            self.kill("closed its channel without exiting")
-        if self._endings.exists():
-            return f"ended: {self._endings.read_text()}"
-        return f"ended: {which} has gone"
-
-
-def _list(ranks: set[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in sorted(ranks))

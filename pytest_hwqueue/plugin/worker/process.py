@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import os
 import queue
 import signal
@@ -39,6 +38,7 @@ from pytest_hwqueue.plugin.state import (
 from pytest_hwqueue.plugin.worker.services import Fitness
 from pytest_hwqueue.plugin.worker.test_run import packed
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message, keep_output
+from pytest_hwqueue.ranks.launched import LOOPBACK, host_store
 from pytest_hwqueue.records.noise import Provenance
 
 if TYPE_CHECKING:
@@ -285,33 +285,19 @@ def main() -> None:
     _serve(Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1])))
 
 
-def main_of_rank(places: str) -> None:
-    """Serve one pytest session together with the other ranks started with this one.
-
-    The launcher has given each rank its own session, hence its own process group.
-
-    Args:
-        places: the socket at which the session listens, and every rank's log, in JSON.
-
-    """
-    path, *logs = json.loads(places)
-    rank = int(os.environ["RANK"])
-    with open(logs[rank], "wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    descriptor = connection.detach()
-    channel = Channel.from_process(descriptor, os.dup(descriptor))
-    channel.send("hello", rank=rank, pid=os.getpid())
-    _serve(channel)
-
-
 def _serve(channel: Channel) -> None:
     keep_output()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     start = channel.receive()
     assert start is not None
+    if start["kind"] == "host store":
+        # Of several ranks, the first; the others connect once they have been told the port.
+        listener = socket.create_server((LOOPBACK, 0))
+        channel.send("store", port=listener.getsockname()[1])
+        host_store(listener)
+        start = channel.receive()
+        assert start is not None
+    os.environ.update(start["environment"])
     os.chdir(start["folder"])
     sink = WorkerSink(Path(start["records"]), start["command"], channel)
     plugin = WorkerPlugin(channel, sink, start)
