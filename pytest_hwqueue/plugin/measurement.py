@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,17 +18,18 @@ from pytest_hwqueue.plugin.cells import (
     resolve_size,
     trace_plan,
 )
+from pytest_hwqueue.plugin.noise import under_noise
 from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
 from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from pytest_hwqueue.devices.protocol import Device, Stream
     from pytest_hwqueue.harness.cell import OpenCell
     from pytest_hwqueue.harness.program import Program
+    from pytest_hwqueue.plugin.session import RecordSink
     from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.schedulers.syntax import Scheduler
@@ -39,48 +40,6 @@ if TYPE_CHECKING:
 
 COMPARED_TIME_STRETCH = 3
 """A compared run may take so many times --hwq-max-time to reach its baseline's samples."""
-
-
-class Sink(Protocol):
-    """Where a measurement reports to: the pytest process, directly or from a worker."""
-
-    # Of the records.
-    folder: Path
-    command: str
-    # What names the running test, the same on all ranks that run it.
-    key: str
-    # Whether the process has become unfit to measure again.
-    retire_process: bool
-
-    def cell_begins(self, cell: Cell, nodeid: str) -> None:
-        """A cell is about to be measured."""
-
-    def keep_device(self, key: str) -> None:
-        """Have the session take a device for itself, and keep it."""
-
-    def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Another session holds the device, or has released it."""
-
-    def progress(self, stage: str, done: int, planned: int) -> None:
-        """Report the cell's progress."""
-
-    def confirm_scheduler(self) -> None:
-        """Raise NotProven if a service of the scheduler mode has ended."""
-
-    def under_noise(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Run a noise during the ``with`` block; the list then holds what it did."""
-
-    def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Record the running noise during the ``with`` block; the list then holds the result."""
-
-    def rank_failed(self, reason: str, detail: str) -> None:
-        """Another rank has failed and this one will not end by itself: end this process."""
-
-    def record(self, record: RunRecord) -> None:
-        """A cell has ended: keep its record."""
-
-    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
-        """Keep each rank's own record of a cell along with the cell's."""
 
 
 class Hwq:
@@ -100,7 +59,7 @@ class Hwq:
         scheduler: Scheduler,
         dispatch: str,
         noise: str,
-        sink: Sink,
+        sink: RecordSink,
     ) -> None:
         self._request = request
         self._settings = settings
@@ -306,13 +265,16 @@ class Hwq:
             only_traced=only_traced,
             lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
         )
-        sink = self._sink
-        sink.cell_begins(cell, nodeid)
-        runner = CellRunner(self._device, self._scheduler, sink.progress, sink.confirm_scheduler)
-        number = len(self.records)
-        record, failure = measure_cell(
-            runner, request, launched, sink.key, number, settings.timeout, sink
+        sink, session = self._sink, self._sink.session
+        session.cell_begins(cell)
+        runner = CellRunner(
+            self._device, self._scheduler, session.progress, session.confirm_scheduler
         )
+        number = len(self.records)
+        record, failure, of_ranks = measure_cell(
+            runner, request, launched, sink.key, number, settings.timeout, session
+        )
+        sink.keep_ranks(of_ranks)
         self.records.append(record.for_test())
         self._note_properties(record)
         sink.retire_process |= failure is not None and failure.retire_process
@@ -332,7 +294,9 @@ class Hwq:
         own = self._request.node.stash.get(NOISE, None)
         if own is not None:
             return own.around_cell if own.possible() else None
-        return partial(self._sink.under_noise, self._noise) if self._settings.noise else None
+        if not self._settings.noise:
+            return None
+        return partial(under_noise, self._sink.session, self._noise)
 
     def _find_causes(self, only_traced: bool) -> Callable[[OpenCell, Program], None] | None:
         from pytest_hwqueue.causes.traced_cell import find_causes

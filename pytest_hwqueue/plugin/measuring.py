@@ -21,6 +21,7 @@ from pytest_hwqueue.plugin.session import (
     report_session,
 )
 from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
+from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
 from pytest_hwqueue.reports.mirror import mirror
@@ -128,7 +129,7 @@ class Measuring:
             cells = [item for item in possible if not is_scenario(item)]
             self._isolation = Isolation(config, self.session, cells, progress)
         else:
-            config.stash[SINK] = RecordSink(self.session.folder, self.session.command)
+            config.stash[SINK] = self._sink()
         if self._settings.save or self._settings.compare or self._settings.against:
             from pytest_hwqueue.plugin.regression import Regression
 
@@ -143,8 +144,7 @@ class Measuring:
         if self._isolation is not None and (runs > 1 or self._regression is not None):
             from pytest_hwqueue.plugin.scenario_items import EachInItsWay, ScenarioRounds
 
-            sink = RecordSink(self.session.folder, self.session.command)
-            runner = EachInItsWay(self._isolation, ScenarioRounds(sink))
+            runner = EachInItsWay(self._isolation, ScenarioRounds(self._sink()))
             self._replication = Replication(runner, possible, runs, self, budget)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -189,9 +189,7 @@ class Measuring:
         """Attach records to the report of a test that ran in this process."""
         report = yield
         if self._isolation is None:
-            sink = self._config.stash[SINK]
-            assert isinstance(sink, RecordSink)
-            attach_records(report, sink.take())
+            attach_records(report, self._config.stash[SINK].take())
         return report
 
     def taken(self, report: pytest.TestReport) -> None:
@@ -311,6 +309,10 @@ class Measuring:
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 annotations = annotate(self._regression, self._places())
                 terminalreporter.write("\n" + annotations + "\n")
+
+    def _sink(self) -> RecordSink:
+        """Return what keeps the records of tests that run in this process."""
+        return RecordSink(self.session.folder, self.session.command, SessionCalls())
 
     def _places(self) -> dict[str, tuple[str, int | None]]:
         """Return the file and line of each test."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import NotProven, on_one_line
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
@@ -21,7 +21,7 @@ from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.candidate import Candidate
-    from pytest_hwqueue.plugin.measurement import Sink
+    from pytest_hwqueue.plugin.worker.calls import SessionCalls
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.settings.options import Settings
 
@@ -50,22 +50,23 @@ class ItemNoise:
         # Other processes of the session would be disturbed as well, and measure.
         self._shared = hasattr(config, "workerinput")
 
-    def begin(self, name: str, pid: int, seconds: int) -> str:
-        """Start a noise for a process; return why it could not start, or an empty string."""
-        if self._shared:
-            return f"noise {name} runs with one worker process only: leave out xdist's -n"
-        logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
-        try:
-            noise = open_noise(name, self._places)
-            self._running = self._stack.enter_context(running(noise, pid, logs, seconds))
-        except NotProven as error:
-            return on_one_line(error)
-        return ""
+    def begin(self, name: str, pid: int, seconds: int) -> None:
+        """Start a noise for a process.
 
-    def end(self) -> dict[str, object]:
-        """End it; return what it did, as JSON."""
+        Raises:
+            NotProven: if it cannot be started.
+
+        """
+        if self._shared:
+            raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
+        logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
+        noise = open_noise(name, self._places)
+        self._running = self._stack.enter_context(running(noise, pid, logs, seconds))
+
+    def end(self) -> NoiseRound:
+        """End it; return what it did."""
         assert self._running is not None
-        found = self._running.end_round().model_dump(mode="json")
+        found = self._running.end_round()
         self.close()
         return found
 
@@ -74,16 +75,43 @@ class ItemNoise:
         assert self._running is not None
         self._round = self._running.another_round()
 
-    def end_round(self) -> dict[str, object]:
-        """End that round and return what happened in it, as JSON."""
+    def end_round(self) -> NoiseRound:
+        """End that round and return what happened in it."""
         assert self._round is not None
-        found, self._round = self._round.end_round().model_dump(mode="json"), None
+        found, self._round = self._round.end_round(), None
         return found
 
     def close(self) -> None:
         """End whatever still runs."""
         self._running = self._round = None
         self._stack.close()
+
+
+@contextmanager
+def under_noise(session: SessionCalls, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
+    """Run a noise during the ``with`` block; the list then holds what it did.
+
+    Raises:
+        NotProven: if it cannot be started.
+
+    """
+    session.begin_noise(noise, seconds)
+    rounds: list[NoiseRound] = []
+    try:
+        yield rounds
+    finally:
+        rounds.append(session.end_noise())
+
+
+@contextmanager
+def _another_round(session: SessionCalls) -> Iterator[list[NoiseRound]]:
+    """Observe the running noise during the ``with`` block; the list then holds what it did."""
+    session.begin_noise_round()
+    rounds: list[NoiseRound] = []
+    try:
+        yield rounds
+    finally:
+        rounds.append(session.end_noise_round())
 
 
 class NoiseBlock:
@@ -141,12 +169,12 @@ class HwqNoise:
             )
         if reason := self._refusal(name):
             pytest.skip(reason)
-        sink: Sink = self._request.config.stash[SINK]
+        session = self._request.config.stash[SINK].session
         block = NoiseBlock(name)
         limit_s = seconds_of_a_cell(self._settings.max_time) if seconds is None else seconds
         rounds: list[NoiseRound] = []
         try:
-            with sink.under_noise(name, limit_s) as rounds:
+            with under_noise(session, name, limit_s) as rounds:
                 self.running = name
                 yield block
         finally:
@@ -159,8 +187,10 @@ class HwqNoise:
 
     def around_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
         """Give a cell its own round under the current noise, or in the quiet."""
-        sink: Sink = self._request.config.stash[SINK]
-        return sink.under_noise(NONE, seconds) if self.running == NONE else sink.another_round()
+        session = self._request.config.stash[SINK].session
+        if self.running == NONE:
+            return under_noise(session, NONE, seconds)
+        return _another_round(session)
 
     def _refusal(self, name: str) -> str | None:
         """Return why a noise cannot run here, or None."""

@@ -23,10 +23,9 @@ from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, wrong_us
 from pytest_hwqueue.settings.options import Settings
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from pytest_hwqueue.records.cell import Cell, RunRecord, SessionInfo, SweepScaling
-    from pytest_hwqueue.records.noise import NoiseRound, Provenance
+    from pytest_hwqueue.plugin.worker.calls import SessionCalls
+    from pytest_hwqueue.records.cell import RunRecord, SessionInfo, SweepScaling
+    from pytest_hwqueue.records.noise import Provenance
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
@@ -279,44 +278,24 @@ class ApartSession:
 class RecordSink:
     """Keeps the running test's records on disk, and attaches them to its report.
 
-    It ignores progress; a worker's sink sends it on.
+    Attributes:
+        folder: of the records.
+        command: repeats the session.
+        session: of the test.
+        key: names the running test, the same on all ranks that run it.
+        retire_process: whether the process has become unfit to measure again.
+
     """
 
-    def __init__(self, folder: Path, command: str) -> None:
+    def __init__(self, folder: Path, command: str, session: SessionCalls) -> None:
         self.folder = folder
         self.command = command
+        self.session = session
         self.key = ""
         self._entries: list[dict[str, Any]] = []
         self.retire_process = False
 
-    def cell_begins(self, cell: Cell, nodeid: str) -> None:
-        """Ignore that a cell is about to be measured."""
-
-    def keep_device(self, key: str) -> None:
-        """Do nothing: this process is the session's, and keeps what it takes."""
-
-    def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Ignore that another session holds the device, or no longer does."""
-
-    def progress(self, stage: str, done: int, planned: int) -> None:
-        """Ignore the cell's progress."""
-
-    def confirm_scheduler(self) -> None:
-        """Do nothing: modes that work in any process have no services."""
-
-    def under_noise(self, noise: str, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
-        """Noise exists only in workers, which have another sink."""
-        raise NotImplementedError
-
-    def another_round(self) -> AbstractContextManager[list[NoiseRound]]:
-        """Noise exists only in workers, which have another sink."""
-        raise NotImplementedError
-
-    def rank_failed(self, reason: str, detail: str) -> None:
-        """Several ranks are measured only in workers, which have another sink."""
-        raise NotImplementedError
-
-    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
+    def keep_ranks(self, records: Sequence[RunRecord]) -> None:
         """Write each rank's own record into the cell's folder for ranks.
 
         Raises:
@@ -333,6 +312,8 @@ class RecordSink:
     def record(self, record: RunRecord) -> None:
         """Write the record; if that fails, it travels whole with the report, so it is not lost.
 
+        The session has it at once: whatever the test does next, the record is the session's.
+
         Raises:
             RecordError: if it could not be written.
 
@@ -340,10 +321,14 @@ class RecordSink:
         from pytest_hwqueue.records.cell import write_record
 
         try:
-            self._entries.append({"path": str(write_record(self.folder, record))})
+            self._keep({"path": str(write_record(self.folder, record))})
         except RecordError:
-            self._entries.append({"record": record.model_dump(mode="json")})
+            self._keep({"record": record.model_dump(mode="json")})
             raise
+
+    def _keep(self, entry: dict[str, Any]) -> None:
+        self._entries.append(entry)
+        self.session.measured(entry)
 
     def take(self) -> list[dict[str, Any]]:
         """Return the records kept since the last call."""

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_hwqueue.devices.protocol import Device
-    from pytest_hwqueue.plugin.measurement import Hwq, Sink
+    from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise import HwqNoise
+    from pytest_hwqueue.plugin.session import RecordSink
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.noise import Provenance
     from pytest_hwqueue.schedulers.syntax import Scheduler
@@ -51,7 +52,7 @@ PARAMETERS = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
 SCENARIO = "scenario"
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-SINK: pytest.StashKey[Sink] = pytest.StashKey()
+SINK: pytest.StashKey[RecordSink] = pytest.StashKey()
 # Of a test that asks for the fixture hwq_noise.
 NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.

@@ -37,7 +37,6 @@ from pytest_hwqueue.ranks.launched import (
     tell_failure,
 )
 from pytest_hwqueue.records.cell import (
-    Cell,
     Metrics,
     RankPart,
     RanksSummary,
@@ -277,20 +276,17 @@ def _bound_to(device: Device) -> dict[str, Any]:
     return {"device_id": device.torch_device} if backend_of(device) == "nccl" else {}
 
 
-class RanksSink(Protocol):
-    """Receives the ranks' own records, and ends a rank that waits for one that has gone."""
+class Session(Protocol):
+    """What measuring a cell on its rank asks of the session that follows this process."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
         """End this process: another rank has failed, and this one will not end by itself."""
 
-    def keep_ranks(self, cell: Cell, records: Sequence[RunRecord]) -> None:
-        """Keep each rank's own record of a cell along with the cell's."""
-
     def keep_device(self, key: str) -> None:
-        """Have this process's session take a device, and keep it."""
+        """Take a device, and keep it."""
 
-    def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Report that another session holds the device, or no longer does."""
+    def waits_for_device(self, text: str) -> None:
+        """Another session holds the device, as the text says; empty once it no longer does."""
 
 
 def measure_cell(
@@ -300,9 +296,9 @@ def measure_cell(
     test: str,
     cell: int,
     timeout_s: float,
-    sink: RanksSink,
-) -> tuple[RunRecord, Failure | None]:
-    """Measure a cell; return its record, and the failure if there was one.
+    session: Session,
+) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+    """Measure a cell; return its record, the failure if there was one, and rank 0's of each rank.
 
     Args:
         runner: measures it on this process's device.
@@ -311,15 +307,15 @@ def measure_cell(
         test: name of the test, the same on all ranks and unique in this session.
         cell: number of the cell in its test.
         timeout_s: time limit for a cell.
-        sink: receives failed ranks and records.
+        session: follows this process.
 
     """
     device = runner.device
-    with _leased(device, launched, sink):
+    with _leased(device, launched, session):
         if launched is None:
-            return measure_alone(runner, request)
+            return (*measure_alone(runner, request), [])
         group = RankGroup(launched, device, test, cell, timeout_s)
-        with group.watched(sink.rank_failed):
+        with group.watched(session.rank_failed):
             joined = replace(request, rank_sync=group, group=group.join)
             record, failure = runner.run(joined)
 
@@ -334,9 +330,7 @@ def measure_cell(
                     workload.primary,
                 )
 
-            record, failure, parts = group.settle(record, failure, summarised)
-        sink.keep_ranks(request.cell, parts)
-        return record, failure
+            return group.settle(record, failure, summarised)
 
 
 def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, Failure | None]:
@@ -349,20 +343,20 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 
 
 @contextmanager
-def _leased(device: Device, launched: LaunchedRank | None, sink: RanksSink) -> Iterator[None]:
+def _leased(device: Device, launched: LaunchedRank | None, session: Session) -> Iterator[None]:
     """Take the device's lease, if it needs one. Ranks may share the CPU: rank 0 leases it for all.
 
     Other ranks have devices that their session does not know of; each is held for its cell.
     """
     first = launched is None or launched.rank == 0
     if device.lease_key is None or (device.capabilities.host and not first):
-        sink.waits_for_device(False, "")
+        session.waits_for_device("")
         yield
         return
     if first:
-        sink.keep_device(device.lease_key)
-    with lease(device.lease_key, on_wait=lambda text: sink.waits_for_device(True, text)):
-        sink.waits_for_device(False, "")
+        session.keep_device(device.lease_key)
+    with lease(device.lease_key, on_wait=session.waits_for_device):
+        session.waits_for_device("")
         yield
 
 

@@ -216,11 +216,15 @@ class LocalRanks:
                 self._hurry = self._hurry or time.monotonic() + _OTHERS_S
             elif rank == 0:
                 return message
-            elif message["kind"] == "confirm":
-                self._ranks[rank].send("confirmed", problem="")
-            elif message["kind"] == "report" and message["data"]["outcome"] == "failed":
-                self._failed[rank] = str(message["data"]["longrepr"])
-                self._hurry = self._hurry or time.monotonic() + _OTHERS_S
+            elif message["kind"] != "call":
+                continue
+            elif message["waits"]:
+                self._ranks[rank].send("answer", value=None, error="")
+            elif message["method"] == "report":
+                data = message["arguments"]["data"]
+                if data["outcome"] == "failed":
+                    self._failed[rank] = str(data["longrepr"])
+                    self._hurry = self._hurry or time.monotonic() + _OTHERS_S
 
     def finish(self, within_s: float) -> None:
         """Ask the ranks to exit; end them if they do not."""

@@ -15,15 +15,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.config import _prepareconfig
 
-from pytest_hwqueue.errors import LeaseError, NotProven
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import (
     NOTES,
@@ -35,122 +33,30 @@ from pytest_hwqueue.plugin.state import (
     WORKER_KEY,
     item_key,
 )
+from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.services import Fitness
 from pytest_hwqueue.plugin.worker.test_run import packed
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message, keep_output
+from pytest_hwqueue.processes.remote import remote
 from pytest_hwqueue.ranks.launched import LOOPBACK, host_store
 from pytest_hwqueue.records.noise import Provenance
 
 if TYPE_CHECKING:
     import warnings
 
-    from pytest_hwqueue.records.cell import Cell, RunRecord
-    from pytest_hwqueue.records.noise import NoiseRound
-
 
 # How much captured output of a test goes with its report, at its beginning and at its end each.
 _HALF_OF_OUTPUT = 500_000
-
-# Kinds of messages that the running test waits for; the others are commands.
-_ANSWERS = ("confirmed", "kept", "noise", "noise_over", "noise_round", "noise_round_over")
-
-
-class WorkerSink(RecordSink):
-    """Sends the cell's progress to the session, which displays it and detects hangs."""
-
-    def __init__(self, folder: Path, command: str, channel: Channel) -> None:
-        super().__init__(folder, command)
-        self._channel = channel
-        self.answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
-
-    def cell_begins(self, cell: Cell, nodeid: str) -> None:
-        """Report that a cell is about to be measured."""
-        self._channel.send("cell", cell=cell.model_dump(mode="json"))
-
-    def record(self, record: RunRecord) -> None:
-        """Keep a record, and report it: whatever the test does next, the record is the session's.
-
-        Raises:
-            RecordError: if it could not be written.
-
-        """
-        try:
-            super().record(record)
-        finally:
-            self._channel.send("measured", entry=self._entries[-1])
-
-    def keep_device(self, key: str) -> None:
-        """Have the session take a device and keep it, beyond the life of this process.
-
-        Raises:
-            LeaseError: if it cannot.
-
-        """
-        self._channel.send("keep", key=key)
-        problem = self.answers.get()["problem"]
-        if problem:
-            raise LeaseError(problem)
-
-    def waits_for_device(self, waiting: bool, text: str) -> None:
-        """Report that another session holds the device, or no longer does."""
-        self._channel.send("lease", waiting=waiting, text=text)
-
-    def progress(self, stage: str, done: int, planned: int) -> None:
-        """Report the cell's progress."""
-        self._channel.send("progress", stage=stage, done=done, planned=planned)
-
-    @contextmanager
-    def under_noise(self, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
-        """Have the session run a noise for this process during the ``with`` block.
-
-        Raises:
-            NotProven: if it could not be started.
-
-        """
-        from pytest_hwqueue.records.noise import NoiseRound
-
-        self._channel.send("noise", name=noise, seconds=seconds)
-        if problem := self.answers.get()["problem"]:
-            raise NotProven(problem)
-        rounds: list[NoiseRound] = []
-        try:
-            yield rounds
-        finally:
-            self._channel.send("noise_over")
-            rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
-
-    @contextmanager
-    def another_round(self) -> Iterator[list[NoiseRound]]:
-        """Have the session report what the running noise does in the ``with`` block."""
-        from pytest_hwqueue.records.noise import NoiseRound
-
-        self._channel.send("noise_round")
-        self.answers.get()
-        rounds: list[NoiseRound] = []
-        try:
-            yield rounds
-        finally:
-            self._channel.send("noise_round_over")
-            rounds.append(NoiseRound.model_validate(self.answers.get()["round"]))
-
-    def rank_failed(self, reason: str, detail: str) -> None:
-        """Ask the session to end this process, which waits for a rank that has failed."""
-        self._channel.send("rank_failed", reason=reason, detail=detail)
-
-    def confirm_scheduler(self) -> None:
-        """Ask the session, which watches the scheduler's services, whether they are alive."""
-        self._channel.send("confirm")
-        problem = self.answers.get()["problem"]
-        if problem:
-            raise NotProven(problem)
 
 
 class WorkerPlugin:
     """Runs the tests it is sent, one after the other."""
 
-    def __init__(self, channel: Channel, sink: WorkerSink, start: Message) -> None:
+    def __init__(self, channel: Channel, start: Message) -> None:
         self._channel = channel
-        self._sink = sink
+        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        session = remote(SessionCalls, channel, self._answers)
+        self._sink = RecordSink(Path(start["records"]), start["command"], session)
         self._start = start
         self._pid = os.getpid()
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -165,8 +71,8 @@ class WorkerPlugin:
                 os.killpg(os.getpgrp(), signal.SIGKILL)
             else:
                 assert message is not None
-                answers = message["kind"] in _ANSWERS
-                (self._sink.answers if answers else self._commands).put(message)
+                answers = message["kind"] == "answer"
+                (self._answers if answers else self._commands).put(message)
                 if message["kind"] == "exit":
                     return
 
@@ -236,7 +142,7 @@ class WorkerPlugin:
         config = self._config
         report.sections = [(name, _shortened(text)) for name, text in report.sections]
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        self._channel.send("report", data=packed(data))
+        self._sink.session.report(packed(data))
 
     def pytest_warning_recorded(
         self,
@@ -247,14 +153,13 @@ class WorkerPlugin:
     ) -> None:
         """Send a test's warning; the session shows warnings from collection itself."""
         if when == "runtest":
-            self._channel.send(
-                "warning",
-                text=str(warning_message.message),
-                category=warning_message.category.__name__,
-                file=warning_message.filename,
-                line=warning_message.lineno,
-                nodeid=nodeid,
-                location=location,
+            self._sink.session.warning(
+                str(warning_message.message),
+                warning_message.category.__name__,
+                warning_message.filename,
+                warning_message.lineno,
+                nodeid,
+                location,
             )
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -299,8 +204,7 @@ def _serve(channel: Channel) -> None:
         assert start is not None
     os.environ.update(start["environment"])
     os.chdir(start["folder"])
-    sink = WorkerSink(Path(start["records"]), start["command"], channel)
-    plugin = WorkerPlugin(channel, sink, start)
+    plugin = WorkerPlugin(channel, start)
     config = _prepareconfig([*start["arguments"], *start["more_arguments"]], [plugin])
     _configure(config, start)
     status = config.hook.pytest_cmdline_main(config=config)

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.devices.lease import keep
-from pytest_hwqueue.errors import LeaseError, NotProven, on_one_line
+from pytest_hwqueue.errors import NotProven, on_one_line
 from pytest_hwqueue.plugin.noise import ItemNoise
 from pytest_hwqueue.plugin.ranks import workload_of
 from pytest_hwqueue.plugin.session import attach_records
+from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
-from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
+from pytest_hwqueue.processes.remote import answer_to
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
     from pytest_hwqueue.records.cell import Cell, RunRecord, Status
+    from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.reports.progress import Progress
 
 
@@ -35,7 +37,7 @@ _TAG = "\0hwq "
 _KINDS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-def packed(value: object, *, hashed: bool = False) -> object:
+def packed(value: Any, *, hashed: bool = False) -> Any:
     """Return a value as JSON can hold it; what is of no built-in type stays, for its text.
 
     Args:
@@ -88,7 +90,7 @@ _OWN_CODE = "the test's own code"
 _TEARDOWN = "teardown"
 
 
-class ItemRun:
+class ItemRun(SessionCalls):
     """Follows one test from its start to its end in the worker."""
 
     def __init__(
@@ -143,9 +145,10 @@ class ItemRun:
             self._noise.close()
 
     def _follow(self, child: Worker, services: SchedulerServices) -> bool:
+        self._child, self._services = child, services
         self._restart_clock()
         check_at = time.monotonic()
-        while True:
+        while not self.cut_short:
             if services.text is not None and time.monotonic() >= check_at:
                 services.check(child.pid)
                 check_at = time.monotonic() + _CHECK_S
@@ -154,45 +157,18 @@ class ItemRun:
                 until = check_at if until is None else min(check_at, until)
             message = child.receive(until)
             if message is None:
-                if self._deadline is None or time.monotonic() < self._deadline:
-                    continue
-                self._time_out(child)
-                return True
-            if message["kind"] == "confirm":
-                ended = problem_of(services, child)
-                self.scheduler_ended = bool(ended)
-                child.send("confirmed", problem=ended)
-                continue
-            if message["kind"] == "keep":
-                child.send("kept", problem=self._keep(message["key"]))
-                self._restart_clock()
-                continue
-            if message["kind"] == "finished":
-                return bool(message["retire"])
-            if message["kind"] == "noise":
-                problem = self._noise.begin(message["name"], child.pid, message["seconds"])
-                child.send("noise", problem=problem)
-                self._restart_clock()
-                continue
-            if message["kind"] == "noise_over":
-                child.send("noise_over", round=self._noise.end())
-                continue
-            if message["kind"] == "noise_round":
-                self._noise.begin_round()
-                child.send("noise_round")
-                continue
-            if message["kind"] == "noise_round_over":
-                child.send("noise_round_over", round=self._noise.end_round())
-                continue
-            if message["kind"] == "rank_failed":
-                self.cut_short = True
-                child.kill("another rank has failed")
-                self.ended("failed", message["reason"], message["detail"], failed_test=True)
-                return True
-            if message["kind"] == "missing":
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    self._time_out()
+            elif message["kind"] == "call":
+                answer = answer_to(message, SessionCalls, self)
+                if answer is not None:
+                    child.send("answer", **answer)
+            elif message["kind"] == "missing":
                 self._report("the worker process did not collect this test; see its log", "")
                 return False
-            self._handle(message)
+            else:
+                return bool(message["retire"])
+        return True
 
     def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
         """Record a cell that did not end by itself, and report its test as failed.
@@ -214,60 +190,102 @@ class ItemRun:
         else:
             self._session.collect(report)
 
-    def _handle(self, message: Message) -> None:
-        kind = message["kind"]
-        hook = self._item.ihook
-        if kind == "report":
-            report = self._item.config.hook.pytest_report_from_serializable(
-                config=self._item.config, data=unpacked(message["data"])
-            )
-            report.nodeid = self._item.nodeid
-            if report.failed:
-                self._failed(report.longreprtext, "")
-            # A report brings all that was measured before it.
-            self._measured = []
-            self._reported.add(report.when)
-            self._emit(report)
-        elif kind == "warning":
-            hook.pytest_warning_recorded.call_historic(kwargs=_warning(message))
-        elif kind == "cell":
-            from pytest_hwqueue.records.cell import Cell
+    def cell_begins(self, cell: Cell) -> None:
+        """Count the time from here, and name this cell if the worker ends."""
+        self._cell = cell
+        self._stage = _SET_UP
+        self._restart_clock()
 
-            self._cell = Cell.model_validate(message["cell"])
-            self._stage = _SET_UP
-            self._restart_clock()
-        elif kind == "measured":
-            self._measured.append(message["entry"])
-            self._cell, self._stage = None, _OWN_CODE
-            self._restart_clock()
-        elif kind == "lease":
-            self._restart_clock()
-            if message["waiting"]:
-                # Waiting for another session is nobody's hang.
-                self._deadline = None
-                self._progress.show(message["text"])
-        elif kind == "progress":
-            self._stage = message["stage"]
-            self._progress.update(
-                self._name(), message["stage"], message["done"], message["planned"]
-            )
+    def measured(self, entry: dict[str, Any]) -> None:
+        """Keep the entry until a report brings it."""
+        self._measured.append(entry)
+        self._cell, self._stage = None, _OWN_CODE
+        self._restart_clock()
 
-    def _keep(self, key: str) -> str:
-        """Take a device for this session; return why it cannot be had, or nothing."""
-        try:
-            keep(key)
-        except LeaseError as error:
-            return str(error)
-        return ""
+    def progress(self, stage: str, done: int, planned: int) -> None:
+        """Show it."""
+        self._stage = stage
+        self._progress.update(self._name(), stage, done, planned)
+
+    def waits_for_device(self, text: str) -> None:
+        """Stop the clock, or start it again."""
+        self._restart_clock()
+        if text:
+            # Waiting for another session is nobody's hang.
+            self._deadline = None
+            self._progress.show(text)
+
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """End the worker, and report the test as failed."""
+        self.cut_short = True
+        self._child.kill("another rank has failed")
+        self.ended("failed", reason, detail, failed_test=True)
+
+    def report(self, data: dict[str, Any]) -> None:
+        """Report it as if the test had run here."""
+        report = self._item.config.hook.pytest_report_from_serializable(
+            config=self._item.config, data=unpacked(data)
+        )
+        report.nodeid = self._item.nodeid
+        if report.failed:
+            self._failed(report.longreprtext, "")
+        # A report brings all that was measured before it.
+        self._measured = []
+        self._reported.add(report.when)
+        self._emit(report)
+
+    def warning(
+        self, text: str, category: str, file: str, line: int, nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:  # fmt: skip
+        """Record it as pytest does a warning of a test that ran here."""
+        # Python's own categories keep their meaning; a plugin's is not imported here for its name.
+        kind = getattr(builtins, category, UserWarning)
+        recorded = warnings.WarningMessage(text, kind, file, line)
+        self._item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": recorded, "when": "runtest", "nodeid": nodeid,
+                "location": location,
+            }
+        )  # fmt: skip
+
+    def keep_device(self, key: str) -> None:
+        """Take it for this session; raises LeaseError."""
+        keep(key)
+        self._restart_clock()
+
+    def confirm_scheduler(self) -> None:
+        """Look at the services now; raises NotProven."""
+        problem = problem_of(self._services, self._child)
+        self.scheduler_ended = bool(problem)
+        if problem:
+            raise NotProven(problem)
+
+    def begin_noise(self, name: str, seconds: int) -> None:
+        """Start it for the worker; raises NotProven."""
+        self._noise.begin(name, self._child.pid, seconds)
+        self._restart_clock()
+
+    def end_noise(self) -> NoiseRound:
+        """End it."""
+        return self._noise.end()
+
+    def begin_noise_round(self) -> None:
+        """Begin a round of its own."""
+        self._noise.begin_round()
+
+    def end_noise_round(self) -> NoiseRound:
+        """End that round."""
+        return self._noise.end_round()
 
     def _restart_clock(self) -> None:
         self._began = time.monotonic()
         self._deadline = self._began + self._session.settings.timeout
 
-    def _time_out(self, child: Worker) -> None:
+    def _time_out(self) -> None:
         self.cut_short = True
-        stacks = child.dump_stacks()
-        child.kill("timed out")
+        stacks = self._child.dump_stacks()
+        self._child.kill("timed out")
         seconds = self._session.settings.timeout
         reason = f"not finished within {seconds:g} s (--hwq-timeout), in stage {self._where()}"
         self.ended("timeout", reason, stacks, failed_test=True)
@@ -339,15 +357,3 @@ def problem_of(services: SchedulerServices, child: Worker) -> str:
     except NotProven as error:
         return on_one_line(error)
     return ""
-
-
-def _warning(message: Message) -> dict[str, Any]:
-    # Python's own categories keep their meaning; a plugin's is not imported here for its name.
-    category = getattr(builtins, message["category"], UserWarning)
-    recorded = warnings.WarningMessage(message["text"], category, message["file"], message["line"])
-    return {
-        "warning_message": recorded,
-        "when": "runtest",
-        "nodeid": message["nodeid"],
-        "location": message["location"],
-    }

@@ -1,0 +1,79 @@
+"""What a test that is measured asks of its session, and tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_hwqueue.processes.remote import one_way
+from pytest_hwqueue.records.cell import Cell
+from pytest_hwqueue.records.noise import NoiseRound
+
+
+class SessionCalls:
+    """The session of a test. Of one that runs in the session's own process there is nothing to do.
+
+    A test in a worker has it `remote`; `test_run.ItemRun` answers.
+    """
+
+    @one_way
+    def cell_begins(self, cell: Cell) -> None:
+        """A cell is about to be measured."""
+
+    @one_way
+    def measured(self, entry: dict[str, Any]) -> None:
+        """A cell has ended; the entry is what its report will carry, should it get that far."""
+
+    @one_way
+    def progress(self, stage: str, done: int, planned: int) -> None:
+        """Show a cell's progress; it also tells where a hang is."""
+
+    @one_way
+    def waits_for_device(self, text: str) -> None:
+        """Another session holds the device, as the text says; empty once it no longer does."""
+
+    @one_way
+    def rank_failed(self, reason: str, detail: str) -> None:
+        """Another rank has failed, and this one will not end by itself: end this process."""
+
+    @one_way
+    def report(self, data: dict[str, Any]) -> None:
+        """A part of the test has ended; the data is pytest's, `packed`."""
+
+    @one_way
+    def warning(
+        self, text: str, category: str, file: str, line: int, nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:  # fmt: skip
+        """The test has warned."""
+
+    def keep_device(self, key: str) -> None:
+        """Take a device and keep it, beyond the life of the test's process.
+
+        Raises:
+            LeaseError: if it cannot be had.
+
+        """
+
+    def confirm_scheduler(self) -> None:
+        """Raise NotProven if a service of the scheduler mode has ended."""
+
+    def begin_noise(self, name: str, seconds: int) -> None:
+        """Start a noise for the test's process, for so many seconds at most.
+
+        Raises:
+            NotProven: if it cannot be started.
+
+        """
+        raise NotImplementedError("noise runs only beside a worker, and this was refused before")
+
+    def end_noise(self) -> NoiseRound:
+        """End it; return what it did."""
+        raise NotImplementedError
+
+    def begin_noise_round(self) -> None:
+        """Begin another round of the running noise, separate from that of `end_noise`."""
+        raise NotImplementedError
+
+    def end_noise_round(self) -> NoiseRound:
+        """End that round; return what happened in it."""
+        raise NotImplementedError
