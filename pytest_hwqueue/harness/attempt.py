@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import (
@@ -75,7 +74,9 @@ def _described(error: Exception, *verbatim: type[Exception]) -> Failure:
     text = _text_of(error)
     if isinstance(error, InvalidMeasurement):
         return Failure(text, retire_process=False, status="invalid")
-    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(text):
+    # A process that has not imported torch, such as a generator of load, has no error of it.
+    torch: Any = sys.modules.get("torch")
+    if isinstance(error, getattr(torch, "OutOfMemoryError", ())) or _NO_MEMORY.search(text):
         return Failure(
             f"out of memory: {text}; use a smaller --hwq-size, fewer streams, or a parameter such "
             "as mm_dim",

@@ -315,11 +315,7 @@ def _serve(
 
 
 def _reason(error: Exception) -> str:
+    from pytest_hwqueue.harness.attempt import describe_failure
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    if speaks_for_itself(error) or isinstance(error, StoppedServing):
-        return str(error)
-    # It brings torch, which a generator of load can do without.
-    from pytest_hwqueue.harness.attempt import describe_failure
-
-    return describe_failure(error).reason
+    return describe_failure(error, StoppedServing).reason

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import BadInput, InvalidMeasurement, NotApplicable
 from pytest_hwqueue.harness.open_loop import (
@@ -21,7 +19,6 @@ from pytest_hwqueue.harness.open_loop import (
     serve,
 )
 from pytest_hwqueue.harness.program import slowed_request
-from pytest_hwqueue.ranks.cell import open_group_of_one
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.workloads.own_function import MakeStep, load, prepared
@@ -265,6 +262,11 @@ def _function(
 
 
 def _workload(spec: TenantSpec, device: Device, streams: Sequence[Stream], seed: int) -> TenantWork:
+    # A generator of load, whose process has this module too, does without torch.
+    import torch.distributed as dist
+
+    from pytest_hwqueue.ranks.cell import open_group_of_one
+
     assert spec.workload is not None
     found = workload_class(spec.workload)
     needs = found.stream_range

@@ -7,6 +7,24 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.tenancy.tenant_processes import tenant_server
+
+_SERVERS: list[ForkServer] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_server() -> Iterator[None]:
+    """Start one fork server for all tests, as a session does for all its scenarios."""
+    _SERVERS.append(tenant_server("cpu", ["large_gemm_only", "tiny_kernel_stress"], []))
+    yield
+    _SERVERS.pop().close()
+
+
+def server_of_tests() -> ForkServer | None:
+    """What forks tenants whose environment is the tests' own; nothing in a process of a test's."""
+    return next(iter(_SERVERS), None)
+
 
 @pytest.fixture(scope="module")
 def own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

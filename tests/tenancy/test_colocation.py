@@ -37,6 +37,7 @@ from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import refuse_endless
+from tests.tenancy.conftest import server_of_tests
 
 NATIVE = (parse_scheduler("native"), SchedulerPaths())
 _LIMITS = Limits(ready_s=120, finish_s=60)
@@ -131,7 +132,9 @@ def run(
     """Run a plan and check what is true of every record."""
     settings = {"duration_s": 0.8, "warmup_s": 0.1, "folder": str(folder), **changed}
     plan = Colocation("beside", tuple(tenants), **settings)
-    record = colocate(plan, scheduler, quiet, folder, limits=limits, command="again")
+    record = colocate(
+        plan, scheduler, quiet, folder, limits=limits, command="again", server=server_of_tests()
+    )
     (path,) = folder.glob("*.json")
     assert read_colocation(path) == record
     assert record.id == plan.id

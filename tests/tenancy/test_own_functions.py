@@ -19,6 +19,7 @@ from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import open_work
+from tests.tenancy.conftest import server_of_tests
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
 
@@ -113,7 +114,10 @@ def run(place: Path, folder: Path, *tenants: TenantSpec, **changed: Any) -> Colo
     plan = Colocation("own", tenants, **{**settings, **changed})
     scheduler = Native(parse_scheduler("native"), SchedulerPaths())
     limits = Limits(ready_s=120, finish_s=60)
-    return colocate(plan, scheduler, lambda *_: None, place, limits=limits, traced=traced)
+    return colocate(
+        plan, scheduler, lambda *_: None, place, limits=limits, traced=traced,
+        server=server_of_tests(),
+    )  # fmt: skip
 
 
 def require_measured(record: ColocationRecord) -> None:

@@ -22,6 +22,7 @@ from pytest_hwqueue.schedulers.syntax import Scheduler, open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
+from tests.tenancy.conftest import server_of_tests
 
 _HIGH = TenantSpec("high", workload="tiny_kernel_stress", parameters={"rounds": 2}, priority=1)
 _MIDDLE = replace(_HIGH, name="middle", priority=0)
@@ -57,7 +58,7 @@ def run(
         "beside", tuple(tenants), placement=placement, scheduler=scheduler.mode, device=device,
         duration_s=0.2, warmup_s=0.1,
     )  # fmt: skip
-    return colocate(plan, scheduler, progress, folder, limits=_LIMITS)
+    return colocate(plan, scheduler, progress, folder, limits=_LIMITS, server=server_of_tests())
 
 
 def effect_of(record: ColocationRecord) -> PriorityEffect:

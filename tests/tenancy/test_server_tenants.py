@@ -33,6 +33,7 @@ from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 from pytest_hwqueue.tenancy.tenant_processes import Limits
+from tests.tenancy.conftest import server_of_tests
 
 from ..schedulers.conftest import library
 from ..schedulers.processes import has_ended, needs_compiler, wait_for
@@ -83,7 +84,10 @@ def run(
     )
     assert plan_from_json(plan.to_json()) == plan
     mode = Watched() if scheduler is None else scheduler
-    record = colocate(replace(plan, scheduler=mode.mode), mode, quiet, folder, limits=_LIMITS)
+    record = colocate(
+        replace(plan, scheduler=mode.mode), mode, quiet, folder, limits=_LIMITS,
+        server=server_of_tests(),
+    )  # fmt: skip
     (path,) = folder.glob("*.json")
     assert read_colocation(path) == record
     return record

@@ -4,8 +4,7 @@ Streams are mapped onto hardware queues (connections). A queue issues its comman
 head waits until its stream's previous command has ended, or until the event it waits for has
 passed, and meanwhile holds up every other stream of its queue, as hardware queues do. Issued
 kernels pass a front end that starts one after the other, then get slots of the multiprocessors
-(`multiprocessors`). Copies go to copy engines. Processes share the slots or take turns. On an idle
-device kernels take a short cut (`idle`).
+(`multiprocessors`). Copies go to copy engines. Processes share the slots or take turns.
 
 A calendar (binary heap) drives it, not simpy: with two or three coroutine switches per kernel,
 simpy alone would take most of the time allowed for 450,000 kernels (180 s of two models side by
@@ -32,7 +31,6 @@ from pytest_hwqueue.devices.simulated.multiprocessors import (
     QueuedStream,
     RunningKernel,
     TimeSlices,
-    run_alone,
 )
 from pytest_hwqueue.devices.simulated.profile import Hardware
 
@@ -57,7 +55,6 @@ class Rest(NamedTuple):
 
 
 _NO_POINTS: Mapping[int, Point] = {}
-_FOREVER_NS = 2**63 - 1
 
 
 class Engine:
@@ -70,9 +67,6 @@ class Engine:
         self._calendar: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._sequence = 0
         self._resident = 0
-        # What `_instant` must not go beyond: a time, or a point's passing.
-        self._until_ns = _FOREVER_NS
-        self._awaited = Point()
         self._streams: list[QueuedStream] = []
         self._queues: dict[tuple[int, int, int], HardwareQueue] = {}
         self._copy_free_ns = [0] * len(hardware.copy_bytes_per_s)
@@ -156,17 +150,13 @@ class Engine:
 
     def run(self, until_ns: int | None = None) -> None:
         """Run up to and including ``until_ns``, or to the end."""
-        self._awaited = Point()
-        self._until_ns = _FOREVER_NS if until_ns is None else until_ns
-        while self._calendar and self._calendar[0][0] <= self._until_ns:
+        while self._calendar and (until_ns is None or self._calendar[0][0] <= until_ns):
             self._instant()
         if until_ns is not None:
             self.now_ns = max(self.now_ns, until_ns)
 
     def run_until_passed(self, point: Point) -> bool:
         """Run until a point has passed; False if it never will without more work."""
-        self._awaited = point
-        self._until_ns = _FOREVER_NS
         while point.when_ns is None and self._calendar:
             self._instant()
         return point.when_ns is not None
@@ -200,12 +190,10 @@ class Engine:
     def _instant(self) -> None:
         """Run everything that the calendar has for its next time."""
         calendar = self._calendar
-        self.now_ns = calendar[0][0]
-        # Kernels that have the device to themselves take the time further.
-        while calendar and calendar[0][0] == self.now_ns:
-            now_ns, _, action, argument = heappop(calendar)
+        now_ns = self.now_ns = calendar[0][0]
+        while calendar and calendar[0][0] == now_ns:
+            _, _, action, argument = heappop(calendar)
             action(now_ns, argument)
-        now_ns = self.now_ns
         for front_end in (self._front_end, self._graph_front_end):
             if front_end.waiting:
                 room = self.hardware.concurrent_kernels - self._resident
@@ -237,23 +225,7 @@ class Engine:
         # Another time means that the queue has been woken, and put to sleep again, since.
         if queue.wake_ns == now_ns:
             queue.wake_ns = -1
-            if self._idle():
-                before_ns = self._until_ns + 1
-                if self._calendar:
-                    before_ns = min(before_ns, self._calendar[0][0])
-                now_ns = run_alone(now_ns, before_ns, queue, self._front_end, self._observe)
-                self.now_ns = now_ns
             self._issue(now_ns, queue)
-
-    def _idle(self) -> bool:
-        """Whether no kernel is on the device or on its way, and nothing waited for this instant."""
-        return (
-            not self._resident
-            and not self._front_end.waiting
-            and not self._graph_front_end.waiting
-            and len(self._multiprocessors) == 1
-            and self._awaited.when_ns is None
-        )
 
     def _issue(self, now_ns: int, queue: HardwareQueue) -> None:
         commands = queue.commands

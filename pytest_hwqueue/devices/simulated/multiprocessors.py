@@ -7,10 +7,6 @@ next one get the remaining slots. A block takes the same time whatever runs next
 Streams may be bound to groups of multiprocessors: each group has slots of its own. There a kernel
 needs more waves of the same blocks, except that memory, which all groups share, serves a few
 multiprocessors as fast as all.
-
-A kernel that nothing else can affect needs no calendar: its start and its end follow from its
-launch. The times are those that the calendar would give, at a fraction of the cost, and such
-kernels are most of what a suite launches.
 """
 
 from __future__ import annotations
@@ -117,10 +113,6 @@ class Multiprocessors:
             and not self._waiting
             and self._jumper is None
         )
-
-    def hold(self, work: KernelWork) -> bool:
-        """Whether all blocks of a kernel fit at once if nothing else runs."""
-        return work.blocks <= max(1, self.slots // work.slots_per_block)
 
     def add(self, now_ns: int, kernel: RunningKernel) -> None:
         """Queue a kernel's blocks for slots, which `allocate` assigns."""
@@ -255,7 +247,7 @@ class FrontEnd:
         self._switch_ns = switch_ns
         self._schedule = schedule
         self._started = started
-        self.free_ns = 0
+        self._free_ns = 0
         self._wake_ns = -1
         self._last_queue = -1
 
@@ -267,36 +259,28 @@ class FrontEnd:
         """Serve what can be served now, at most ``room`` items; return how many were served."""
         served = 0
         while self.waiting and served < room:
-            if self.free_ns > now_ns:
-                if self._wake_ns != self.free_ns:
-                    self._wake_ns = self.free_ns
-                    self._schedule(self.free_ns, _wake, None)
+            if self._free_ns > now_ns:
+                if self._wake_ns != self._free_ns:
+                    self._wake_ns = self._free_ns
+                    self._schedule(self._free_ns, _wake, None)
                 break
             _, queue, item = heappop(self.waiting)
             served += 1
-            self._schedule(self.start_ns(now_ns, queue), self._started, item)
-            self.served(now_ns, queue)
+            same = self._last_queue in (queue, -1)
+            start_ns = now_ns + self._start_ns + (0 if same else self._switch_ns)
+            self._schedule(start_ns, self._started, item)
+            self._free_ns = now_ns + self._service_ns
+            self._last_queue = queue
         return served
-
-    def start_ns(self, now_ns: int, queue: int) -> int:
-        """Return when an item of a queue runs if served now."""
-        if queue == self._last_queue or self._last_queue < 0:
-            return now_ns + self._start_ns
-        return now_ns + self._start_ns + self._switch_ns
 
     def rest(self, now_ns: int) -> tuple[int, int]:
         """Return what decides the next start if nothing waits: time until free, and queue."""
-        return max(0, self.free_ns - now_ns), self._last_queue
+        return max(0, self._free_ns - now_ns), self._last_queue
 
     def resume(self, rest: tuple[int, int], now_ns: int) -> None:
         """Restore a state that `rest` has returned, at another time."""
-        self.free_ns, self._last_queue = now_ns + rest[0], rest[1]
+        self._free_ns, self._last_queue = now_ns + rest[0], rest[1]
         self._wake_ns = -1
-
-    def served(self, now_ns: int, queue: int) -> None:
-        """Note that an item of a queue has been served."""
-        self.free_ns = now_ns + self._service_ns
-        self._last_queue = queue
 
 
 def _wake(now_ns: int, argument: None) -> None:
@@ -433,16 +417,6 @@ class HardwareQueue:
         self.commands: deque[Command | EventCommand] = deque()
         self.wake_ns = -1
 
-    def second_overtakes(self, end_ns: int) -> bool:
-        """Whether the second command may be issued while the first runs, until ``end_ns``."""
-        if len(self.commands) < 2:
-            return False
-        first, second = self.commands[0], self.commands[1]
-        if second.at_ns > end_ns:
-            return False
-        waits = isinstance(second, EventCommand) and second.waits
-        return waits or second.stream is not first.stream
-
 
 class Command:
     """Work submitted to a stream; ``points`` are the events that a graph's replay records."""
@@ -502,46 +476,3 @@ class KernelLaunch:
         self.work = work
         self.graph = graph
         self.node = node
-
-
-# Command, name, start and end of a kernel.
-Observe = Callable[[Command, str, int, int], None]
-
-
-def run_alone(
-    now_ns: int, before_ns: int, queue: HardwareQueue, front_end: FrontEnd, observe: Observe
-) -> int:
-    """Run the kernels at a queue's head one by one, as long as they end early enough.
-
-    Args:
-        now_ns: the time; nothing is on the device or on its way to it.
-        before_ns: time until which nothing else happens.
-        queue: the hardware queue.
-        front_end: starts kernels of streams.
-        observe: receives each kernel.
-
-    Returns:
-        The end of the last kernel that was run; ``now_ns`` if none was.
-
-    """
-    commands = queue.commands
-    while commands:
-        command = commands[0]
-        if not isinstance(command, Command) or command.done is not None:
-            break
-        work, stream = command.work, command.stream
-        if not isinstance(work, KernelWork) or stream.busy:
-            break
-        ready_ns = max(now_ns, command.at_ns)
-        if front_end.free_ns > ready_ns or not stream.multiprocessors.hold(work):
-            break
-        start_ns = front_end.start_ns(ready_ns, queue.index)
-        end_ns = start_ns + max(1, work.duration_ns)
-        if end_ns >= before_ns or queue.second_overtakes(end_ns):
-            break
-        front_end.served(ready_ns, queue.index)
-        commands.popleft()
-        stream.outstanding -= 1
-        observe(command, work.name, start_ns, end_ns)
-        now_ns = end_ns
-    return now_ns

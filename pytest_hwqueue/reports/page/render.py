@@ -32,7 +32,7 @@ from pytest_hwqueue.reports.verdict_words import (
 )
 from pytest_hwqueue.reports.verdicts import judgement_parts
 from pytest_hwqueue.reports.which.document import which_document
-from pytest_hwqueue.reports.which.words import headlines
+from pytest_hwqueue.reports.which.words import headline
 from pytest_hwqueue.which.file import WhichFile
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _of_tables(tables: Sequence[WhichFile]) -> Verdict:
     sentences = [
         f"{table.scenario}: {sentence}" if len(tables) > 1 else sentence
         for table in tables
-        for sentence in headlines(table)
+        for sentence in (headline(table, choice) for choice in table.choices)
     ]
     if not sentences:
         return Verdict("warn", "No scheduler was measured.")

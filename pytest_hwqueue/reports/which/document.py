@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, listed
 from pytest_hwqueue.reports.charts import pareto_chart
 from pytest_hwqueue.reports.document import (
     Bullets,
@@ -25,17 +24,17 @@ from pytest_hwqueue.reports.document import (
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.which.words import (
     LABELS,
-    SIMULATED,
     STYLES,
-    answers,
     commands,
     effective,
     failed_lines,
     failure,
     figures,
     goals_in_short,
+    headline,
     incomplete,
     last_outputs,
+    more_requests,
     printed,
     proof_line,
     remark,
@@ -45,6 +44,7 @@ from pytest_hwqueue.reports.which.words import (
     tenant_lines,
     title,
     trend_title,
+    what_it_leaves,
 )
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.which.file import (
@@ -71,9 +71,8 @@ _FIGURES = (
     Column("p99_solo", "P99", "to solo", rank=5),
     Column("capacity", LABELS["capacity"], unit_in_header=False, rank=8),
 )
-_BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 _MOST_NOTES = 3
-_IN_SHORT = ("case", "tenant", "n", "p50", "p95", "p99", "attained", "throughput", "p99_solo")
+_BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 
 
 def which_document(
@@ -88,24 +87,29 @@ def which_document(
 
     """
     parts: list[Part] = [Heading(title(found), 1)]
-    if found.simulated:
-        parts.append(Paragraph(SIMULATED, "bold yellow"))
-    described = [found.description, " · ".join(settings(found)), *tenant_lines(found)]
-    described += [several_sessions(found)] * verbose
-    parts += [Paragraph(line) for line in described if line]
-    parts += [Paragraph(line, "bold") for line in (incomplete(found), *answers(found)) if line]
-    parts += _decision(found)
+    parts += [Paragraph(line, "bold red") for line in (incomplete(found),) if line]
+    for choice in found.choices:
+        parts.append(Paragraph(headline(found, choice), "bold"))
+        parts += [Paragraph(line) for line in (what_it_leaves(found, choice),) if line]
+    parts += _decision(found, verbose)
     parts += [Verbatim(line, "red") for line in failed_lines(found)]
+    parts += map(Paragraph, more_requests(found))
     measured = [case for case in found.cases if case.status == "ok"]
-    table = _table(found, measured, details or {})
     if verbose:
         parts += [*_goals(found), *fronts(found.cases, found.simulated)]
-        parts += [Heading("What each tenant got"), table, Paragraph(_BRACKETS)]
+        parts += [Heading("What each tenant got"), _table(found, measured, details or {})]
+        parts.append(Paragraph(_BRACKETS))
     else:
-        parts.append(_in_short(table))
+        parts += _in_short(found)
     for trend in trends(found):
         parts += [Heading(trend_title(trend)), _trend(trend)]
-    parts += _details(found) if verbose else _not_met(found)
+    if verbose:
+        parts += _details(found)
+    described = [found.description, " · ".join(settings(found)), *tenant_lines(found)]
+    described += [several_sessions(found)] * verbose
+    parts.append(Heading("What was measured"))
+    parts += [Paragraph(line) for line in described if line]
+    parts += [] if verbose else [Paragraph("-v prints every figure, goal and proof")]
     return Document([*parts, *map(Command, commands(found))])
 
 
@@ -129,21 +133,6 @@ def _table(
             links = {} if key is None else {"tenant": key}
             rows.append(Row(texts, shown, opens=True, links=links))
     return Table(_FIGURES, rows, notes.lines(sum(case.status == "ok" for case in cases)))
-
-
-def _in_short(table: Table) -> Table:
-    """Return fewer columns, with an interval for P99 alone; what has no room is left out."""
-    columns = [replace(each, kept=False) for each in table.columns if each.key in _IN_SHORT]
-    rows = []
-    for row in table.rows:
-        bare = {
-            key: [replace(each, interval=each.interval if key == "p99" else "") for each in shown]
-            for key, shown in row.figures.items()
-        }
-        rows.append(replace(row, figures=bare))
-    more = len(table.notes) - _MOST_NOTES
-    notes = [*table.notes[:_MOST_NOTES], *[f"and {counted(more, 'more note')}: -v"] * (more > 0)]
-    return Table(columns, rows, notes)
 
 
 def _details(found: WhichFile) -> list[Part]:
@@ -181,16 +170,23 @@ def _goal_text(goal: GoalResult) -> str:
     return str(printed(goal.figure.scaled(scale, unit), unit))
 
 
-def _not_met(found: WhichFile) -> list[Part]:
-    """Return the goals not met, and the modes by what their proof shows."""
+def _in_short(found: WhichFile) -> list[Part]:
+    """Return for each goal which modes met it, and the modes by what their proof shows."""
     asked = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
-    lines = [f"{case.id}: {goal}" for case in asked for goal in case.goals if goal.verdict != "met"]
+    by_goal: dict[str, dict[GoalVerdict, list[str]]] = {}
+    for case in asked:
+        for goal in case.goals:
+            by_goal.setdefault(goal.goal, {}).setdefault(goal.verdict, []).append(case.id)
+    lines = {
+        goal: ["; ".join(f"{v} under {listed(names[v])}" for v in _BEST_GOAL if v in names)]
+        for goal, names in by_goal.items()
+    }
     shown: dict[str, list[str]] = {}
     for case in asked:
-        if effective(found, case):
+        if case.proof is not None:
             shown.setdefault(effective(found, case), []).append(case.id)
-    lines += [f"{', '.join(names)}: {what}" for what, names in shown.items()]
-    return [*map(Paragraph, lines), Paragraph("-v prints every figure, goal and proof")]
+    lines |= {what: [listed(names)] for what, names in shown.items()}
+    return [Bullets(lines)] if lines else []
 
 
 def _trend(trend: Trend) -> Table:
@@ -203,7 +199,7 @@ def _trend(trend: Trend) -> Table:
     return Table(columns, rows)
 
 
-def _decision(found: WhichFile) -> list[Part]:
+def _decision(found: WhichFile, verbose: bool) -> list[Part]:
     """Return a row for each mode, and one for each urgent tenant alone; and what failed."""
     measured = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
     urgent = {tenant.name for case in measured for tenant in _split(case)[0]}
@@ -214,7 +210,11 @@ def _decision(found: WhichFile) -> list[Part]:
         if case.status != "ok" or case.role != "solo" or case.tenants[0].name in urgent
     ]
     columns = _columns(measured[0]) if measured else [Column("case", "scheduler")]
-    parts: list[Part] = [Table(columns, rows, notes.lines(len(rows)))]
+    said = notes.lines(len(rows))
+    more = 0 if verbose else len(said) - _MOST_NOTES
+    if more > 0:
+        said = [*said[:_MOST_NOTES], f"and {counted(more, 'more note')}: -v"]
+    parts: list[Part] = [Table(columns, rows, said)]
     for case in found.cases:
         if case.status != "ok":
             text = f"{case.id} {failure(case)}"
@@ -284,6 +284,7 @@ def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:
     return urgent, [tenant for tenant in case.tenants if tenant.priority < most]
 
 
+_BEST_GOAL: tuple[GoalVerdict, ...] = ("met", "missed", "undecided")
 # What a case's goals say together: the worst of them.
 _WORST_GOAL: tuple[GoalVerdict, ...] = ("missed", "undecided", "met")
 _IS_REFERENCE = "native itself: it loses nothing by definition"

@@ -253,36 +253,18 @@ def incomplete(found: WhichFile) -> str:
     )
 
 
-def answers(found: WhichFile) -> list[str]:
-    """Return the answer from the table alone, one paragraph per variant."""
-    cases = {case.id: case for case in found.cases}
-    paragraphs = []
-    for choice in found.choices:
-        sentences = [_headline(found, choice)]
-        sentences += _kept(choice, cases, len(found.sessions))
-        sentences += _others(choice, cases)
-        paragraphs.append(" ".join(sentences))
-    return paragraphs
-
-
-def headlines(found: WhichFile) -> list[str]:
-    """Return for each variant in one sentence which schedulers met all goals."""
-    return [_headline(found, choice) for choice in found.choices]
-
-
-def _headline(found: WhichFile, choice: WhichChoice) -> str:
+def headline(found: WhichFile, choice: WhichChoice) -> str:
+    """Return in one sentence which schedulers met all goals of a variant."""
     measured = any(
         case.status == "ok" and case.role == "case" and case.variant == choice.variant
         for case in found.cases
     )
-    return _prefix(found, choice) + _met(choice, measured)
+    simulated = "Simulated, not measured. " if found.simulated else ""
+    return f"{simulated}{_variant(choice)}{_met(choice, measured)}"
 
 
-def _prefix(found: WhichFile, choice: WhichChoice) -> str:
-    parts = ["Simulated, not measured. " if found.simulated else ""]
-    if choice.variant is not None:
-        parts.append(f"Variant {choice.variant}: ")
-    return "".join(parts)
+def _variant(choice: WhichChoice) -> str:
+    return "" if choice.variant is None else f"Variant {choice.variant}: "
 
 
 def _met(choice: WhichChoice, measured: bool) -> str:
@@ -295,26 +277,26 @@ def _met(choice: WhichChoice, measured: bool) -> str:
     return f"All goals were met under {listed(choice.met)}."
 
 
-def _kept(choice: WhichChoice, cases: dict[str, WhichCase], sessions: int) -> list[str]:
+def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
+    """Return what less urgent tenants keep under the modes that met all goals; may be empty."""
     if not choice.met:
-        return []
+        return ""
     if choice.best is None and choice.less_urgent:
-        return [
+        return (
             "Which of them leaves most is not known: they were measured in different sessions, and "
             "not each has its tenants alone to be compared with."
-        ]
+        )
     if choice.best is None:
-        return ["No tenant is less urgent than another, so nothing is to be lost."]
-    best = cases[choice.best]
+        return "No tenant is less urgent than another, so nothing is to be lost."
+    best = next(case for case in found.cases if case.id == choice.best)
     left = [_throughput_of(best, name) for name in choice.less_urgent]
     lead = "It leaves"
     if len(choice.met) > 1:
         lead = f"Of these, it is {choice.best} that leaves most to"
     sentences = [f"{lead} {'; '.join(left)}."]
     if choice.alike:
-        what = (
-            "its share of that alone, within each session," if sessions > 1 else "that throughput"
-        )
+        several = len(found.sessions) > 1
+        what = "its share of that alone, within each session," if several else "that throughput"
         sentences.append(
             f"By {what} {listed(choice.alike)} cannot be told apart from it: the intervals overlap."
         )
@@ -322,7 +304,7 @@ def _kept(choice: WhichChoice, cases: dict[str, WhichCase], sessions: int) -> li
         sentences.append(f"But its priority is not proven: {best.proof.priority_evidence}.")
     elif best.proof is not None and best.proof.effective is False:
         sentences.append("But less urgent work was not seen held up under it.")
-    return sentences
+    return " ".join(sentences)
 
 
 def _throughput_of(case: WhichCase, name: str) -> str:
@@ -339,21 +321,14 @@ def _throughput_of(case: WhichCase, name: str) -> str:
     return f"{text}, a loss of {printed(loss, '%')} to native"
 
 
-def _others(choice: WhichChoice, cases: dict[str, WhichCase]) -> list[str]:
-    sentences = []
-    for verdict, ids in (("missed", choice.missed), ("undecided", choice.undecided)):
-        # Cases with the same goals are named together.
-        alike: dict[str, list[str]] = {}
-        for each in ids:
-            alike.setdefault(_goals_of(cases[each], verdict), []).append(each)
-        texts = [f"{goals} under {listed(names)}" for goals, names in alike.items()]
-        if texts:
-            sentences.append(f"{verdict.capitalize()}: {'; '.join(texts)}.")
-    if choice.undecided:
-        sentences.append(_longer([cases[each] for each in choice.undecided]))
-    if choice.without_figures:
-        sentences.append(f"Without figures: {listed(choice.without_figures)}.")
-    return sentences
+def more_requests(found: WhichFile) -> list[str]:
+    """Return for each variant how long a window would decide what is undecided."""
+    cases = {case.id: case for case in found.cases}
+    return [
+        f"{_variant(choice)}{_longer([cases[each] for each in choice.undecided])}"
+        for choice in found.choices
+        if choice.undecided
+    ]
 
 
 def _longer(undecided: Sequence[WhichCase]) -> str:
@@ -362,16 +337,12 @@ def _longer(undecided: Sequence[WhichCase]) -> str:
     lengths_s = [goal.decided_by_s for goal in goals]
     known_s = [length for length in lengths_s if length is not None]
     if not known_s:
-        return "More requests may decide: a longer --duration."
+        return "More requests may decide what is undecided: a longer --duration."
     sentence = (
         f"A window of {duration(math.ceil(max(known_s)))} (--duration {math.ceil(max(known_s))}s) "
-        "would decide each in 4 of 5 cases, if further requests are like these."
+        "would decide each undecided goal in 4 of 5 cases, if further requests are like these."
     )
     unknown = [goal.goal for goal in goals if goal.decided_by_s is None]
     if unknown:
         sentence += f" How long one would for {listed(dict.fromkeys(unknown))} is not known."
     return sentence
-
-
-def _goals_of(case: WhichCase, verdict: str) -> str:
-    return ", ".join(goal.goal for goal in case.goals if goal.verdict == verdict)
