@@ -7,6 +7,7 @@ output.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -17,6 +18,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from pytest_hwqueue.processes.reaper import Reaper, keep
@@ -107,8 +109,23 @@ def _begin(request: dict[str, Any], log: int, descriptors: list[int]) -> NoRetur
     for name in [name for name in os.environ if name.startswith(OF_PYTEST)]:
         del os.environ[name]
     os.environ.update(request["environment"])
-    importlib.import_module(request["main"]).main()
-    sys.exit(0)
+    try:
+        importlib.import_module(request["main"]).main()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        _leave(ended.code or 0)
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit as multiprocessing's processes do: taking all that was imported apart takes 0.25 s."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # A test may have closed its own.
+        with suppress(ValueError, OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def _fork() -> int:

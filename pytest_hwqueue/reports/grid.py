@@ -213,13 +213,17 @@ def rendered(parts: Sequence[Part], width: int, colour: bool) -> str:
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
+# Styles of an answer, and of what belongs to it.
+_ANSWERS = ("bold", "none")
+
+
 def _stands_apart(part: Part, before: Part) -> bool:
     """Whether a blank line goes between two parts: around answers, and before what is new."""
-    answers = [isinstance(each, Paragraph) and each.style == "bold" for each in (part, before)]
+    answers = [isinstance(each, Paragraph) and each.style in _ANSWERS for each in (part, before)]
     if isinstance(before, Heading):
         return False
     return (
-        any(answers)
+        any(answers) != all(answers)
         or isinstance(part, Heading)
         or (isinstance(part, Table) and isinstance(before, Table))
     )

@@ -90,7 +90,7 @@ def which_document(
     parts += [Paragraph(line, "bold red") for line in (incomplete(found),) if line]
     for choice in found.choices:
         parts.append(Paragraph(headline(found, choice), "bold"))
-        parts += [Paragraph(line) for line in (what_it_leaves(found, choice),) if line]
+        parts += [Paragraph(line, "none") for line in (what_it_leaves(found, choice),) if line]
     parts += _decision(found, verbose)
     parts += [Verbatim(line, "red") for line in failed_lines(found)]
     parts += map(Paragraph, more_requests(found))

@@ -21,7 +21,8 @@ def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures(
     (stored,) = found.tables
     (document,) = page.answers
     (choice,) = stored.record.choices
-    assert document.parts[1] == Paragraph(headline(stored.record, choice), "bold")
+    # Second, after the remark that the session was interrupted.
+    assert document.parts[2] == Paragraph(headline(stored.record, choice), "bold")
     tables = [part for part in document.parts if isinstance(part, Table)]
     _, goals, tenants = (each.rows for each in tables)
     judged = {case.id: case.goals for case in stored.record.cases if case.goals}
