@@ -66,10 +66,8 @@ def capacity(case: CapacityCase) -> str:
 def capacity_document(found: CapacityFile) -> Document:
     """Return the answer, the capacities, and every rate."""
     parts: list[Part] = [Heading(title(found), 1)]
-    if found.simulated:
-        parts.append(Paragraph(SIMULATED, "bold yellow"))
-    parts += [Paragraph(line) for line in (found.description, settings(found)) if line]
-    parts += [Paragraph(line, "bold") for line in answers(found)]
+    first, *further = answers(found)
+    parts += [Paragraph(first, "bold"), *(Paragraph(line, "none") for line in further)]
     parts += [
         Table(_columns(found, " there"), [_summary(found, case) for case in found.cases]),
         *map(Paragraph, remarks(found)),
@@ -82,7 +80,8 @@ def capacity_document(found: CapacityFile) -> Document:
         ]
         if rows:
             parts.append(Table(_columns(found, ""), rows))
-    return Document([*parts, Paragraph(_BRACKETS), *[Command(found.command)] * bool(found.command)])
+    parts += [Paragraph(line) for line in (_BRACKETS, found.description, settings(found)) if line]
+    return Document([*parts, *[Command(found.command)] * bool(found.command)])
 
 
 def _columns(found: CapacityFile, there: str) -> list[Column]:
