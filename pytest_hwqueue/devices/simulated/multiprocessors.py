@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
@@ -67,16 +68,14 @@ def _slowness(work: KernelWork, waves: int, slots: int, whole: int) -> float:
     return slowness
 
 
+@dataclass(slots=True, eq=False)
 class _Group:
     """Blocks of one kernel that started together and end together."""
 
-    __slots__ = ("blocks", "boundary_ns", "kernel", "token")
-
-    def __init__(self, kernel: RunningKernel, blocks: int, boundary_ns: int) -> None:
-        self.kernel = kernel
-        self.blocks = blocks
-        self.boundary_ns = boundary_ns
-        self.token = 0
+    kernel: RunningKernel
+    blocks: int
+    boundary_ns: int
+    token: int = 0
 
 
 class Multiprocessors:
@@ -380,76 +379,49 @@ class TimeSlices:
                 slots.thaw(now_ns)
 
 
+@dataclass(slots=True, eq=False)
 class QueuedStream:
     """An in-order stream, its hardware queue, and where its kernels run."""
 
-    __slots__ = (
-        "busy", "context", "index", "multiprocessors", "outstanding", "priority", "process",
-        "queue",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        index: int,
-        priority: int,
-        process: int,
-        queue: HardwareQueue,
-        context: int,
-        multiprocessors: Multiprocessors,
-    ) -> None:
-        self.index = index
-        self.priority = priority
-        self.process = process
-        self.queue = queue
-        self.context = context
-        self.multiprocessors = multiprocessors
-        self.busy = False
-        self.outstanding = 0
+    index: int
+    priority: int
+    process: int
+    queue: HardwareQueue
+    context: int
+    multiprocessors: Multiprocessors
+    busy: bool = False
+    outstanding: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class HardwareQueue:
     """Commands of the streams mapped onto it, issued in order."""
 
-    __slots__ = ("commands", "index", "wake_ns")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.commands: deque[Command | EventCommand] = deque()
-        self.wake_ns = -1
+    index: int
+    commands: deque[Command | EventCommand] = field(default_factory=deque)
+    wake_ns: int = -1
 
 
+@dataclass(slots=True, eq=False)
 class Command:
     """Work submitted to a stream; ``points`` are the events that a graph's replay records."""
 
-    __slots__ = ("at_ns", "done", "label", "points", "stream", "work")
-
-    def __init__(
-        self,
-        stream: QueuedStream,
-        at_ns: int,
-        work: Work,
-        done: Callable[[int], None] | None,
-        label: Any,
-        points: Mapping[int, Point],
-    ) -> None:
-        self.stream = stream
-        self.at_ns = at_ns
-        self.work = work
-        self.done = done
-        self.label = label
-        self.points = points
+    stream: QueuedStream
+    at_ns: int
+    work: Work
+    done: Callable[[int], None] | None
+    label: Any
+    points: Mapping[int, Point]
 
 
+@dataclass(slots=True, eq=False)
 class EventCommand:
     """An event to record, or one to wait for (``waits``)."""
 
-    __slots__ = ("at_ns", "point", "stream", "waits")
-
-    def __init__(self, stream: QueuedStream, at_ns: int, point: Point, *, waits: bool) -> None:
-        self.stream = stream
-        self.at_ns = at_ns
-        self.point = point
-        self.waits = waits
+    stream: QueuedStream
+    at_ns: int
+    point: Point
+    waits: bool
 
 
 class GraphReplay:
@@ -464,15 +436,11 @@ class GraphReplay:
         self.remaining = len(work.nodes)
 
 
+@dataclass(slots=True, eq=False)
 class KernelLaunch:
     """A kernel on its way: of a command, or of a node of a replayed graph."""
 
-    __slots__ = ("command", "graph", "node", "work")
-
-    def __init__(
-        self, command: Command, work: KernelWork, graph: GraphReplay | None = None, node: int = -1
-    ) -> None:
-        self.command = command
-        self.work = work
-        self.graph = graph
-        self.node = node
+    command: Command
+    work: KernelWork
+    graph: GraphReplay | None = None
+    node: int = -1
