@@ -97,7 +97,7 @@ class Hwq:
         values = parameters_for(found, size, given)
 
         def make(changed: Mapping[str, Any]) -> Workload:
-            return found(values.model_copy(update=dict(changed)))  # type: ignore[call-arg]
+            return found(values.model_copy(update=dict(changed)))
 
         variant = [f"{name}={value}" for name, value in given.items()]
         if size != default_size(self._device.kind):

@@ -276,7 +276,7 @@ def _workload(spec: TenantSpec, device: Device, streams: Sequence[Stream], seed:
             f"not on {spec.streams}; set its field streams"
         )
     parameters = parameters_for(found, _size(spec, device), spec.parameters)
-    workload: Workload = found(parameters)  # type: ignore[call-arg]
+    workload: Workload = found(parameters)
     if found.collective and not dist.is_initialized():
         # For as long as the process lives: it serves this scenario's tenants only.
         open_group_of_one(device)

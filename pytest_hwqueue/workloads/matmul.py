@@ -10,7 +10,7 @@ from pytest_hwqueue.workloads.workload import Setup, require_close
 
 MatmulType = Literal["fp32", "tf32", "bf16", "fp16"]
 
-_TORCH_TYPES = {
+TORCH_TYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
     "bf16": torch.bfloat16,
@@ -32,7 +32,7 @@ class Matmul:
     def __init__(self, dim: int, dtype: MatmulType, setup: Setup, generator: torch.Generator):
         shape = (dim, dim)
         place = setup.device.torch_device
-        torch_type = _TORCH_TYPES[dtype]
+        torch_type = TORCH_TYPES[dtype]
         self.dtype = dtype
         self.flop = 2.0 * dim**3
         self.a = torch.randn(shape, generator=generator, device=place).to(torch_type)

@@ -159,6 +159,9 @@ class Workload(ABC):
     # Decisions that data would make, drawn from the seed where a device has no values.
     decisions_drawn: tuple[str, ...] = ()
 
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters: Parameters = parameters
+
     def require_applicable(self, where: Where) -> None:  # noqa: B027 - most run everywhere
         """Raise, before anything is created, if the workload cannot run with these settings.
 

@@ -44,7 +44,7 @@ class Read:
 
     def __init__(self, dispatch: str, device: Device, folder: Path) -> None:
         found = workload_class("hetero_kernels")
-        workload = found(parameters_for(found, "tiny", {}))  # type: ignore[call-arg]
+        workload = found(parameters_for(found, "tiny", {}))
         plan = TracePlan(REQUESTS, 5_000_000_000, folder=folder, csv=True)
         self.record, failure = measured(
             device, workload, partial(find_causes, plan), streams=STREAMS, dispatch=dispatch,

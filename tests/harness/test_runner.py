@@ -120,7 +120,7 @@ def registered(name: str, sync_mode: str = "per_iteration", **changed: Any) -> C
     values = parameters_for(found, "tiny", changed)
 
     def make(changed: Mapping[str, Any]) -> Workload:
-        return found(values.model_copy(update=dict(changed)))  # type: ignore[call-arg]
+        return found(values.model_copy(update=dict(changed)))
 
     workload = make({})
     streams = max(2, workload.stream_range.least)

@@ -26,7 +26,7 @@ ITERATIONS = 3
 
 def make(found: type[Workload], given: Mapping[str, Any] | None = None) -> Workload:
     """A workload of size tiny, not set up."""
-    return found(parameters_for(found, "tiny", given or {}))  # type: ignore[call-arg]
+    return found(parameters_for(found, "tiny", given or {}))
 
 
 def measured(
@@ -41,7 +41,7 @@ def measured(
     values = parameters_for(found, "tiny", given or {})
 
     def changed(parameters: Mapping[str, Any]) -> Workload:
-        return found(values.model_copy(update=dict(parameters)))  # type: ignore[call-arg]
+        return found(values.model_copy(update=dict(parameters)))
 
     workload = changed({})
     cell = Cell(

@@ -95,7 +95,7 @@ def test_timeline_holds_no_more_than_is_asked_for(name: str) -> None:
     values = parameters_for(found, "full", {})
     bounds = found.stream_range
     for streams in (bounds.least, bounds.recommended, bounds.most):
-        changed = found(values).timeline_parameters(streams)  # type: ignore[call-arg]
+        changed = found(values).timeline_parameters(streams)
         assert all(getattr(values, key) >= value for key, value in changed.items())
         parameters_for(found, "full", changed)
         assert found.family != "inference" or changed["layers"] < values.layers  # type: ignore[attr-defined]

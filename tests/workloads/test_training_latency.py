@@ -38,7 +38,7 @@ def test_thousand_samples_of_size_full_fit_into_the_time(name: str, streams: int
     found, device = EVERYONE[name], SimulatedDevice("h200")
     # What a compiler makes of it cannot be simulated.
     given = {"mode": "eager"} if name == "torch_compile" else {}
-    workload = found(parameters_for(found, "full", given))  # type: ignore[call-arg]
+    workload = found(parameters_for(found, "full", given))
     with ExitStack() as stack:
         stack.enter_context(group_for(workload, device))
         pool = stack.enter_context(device.open_streams(streams, gradients=found.gradients))

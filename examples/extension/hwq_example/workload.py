@@ -31,14 +31,12 @@ class Relay(Workload):
     stream_range = StreamRange(2, 8, 64)
     units = ("handovers",)
     parameter_model = RelayParameters
+    parameters: RelayParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {},
         "small": {},
         "full": {"elements": 65_536},
     }
-
-    def __init__(self, parameters: RelayParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Make the vector that comes in, and one that each stream writes."""

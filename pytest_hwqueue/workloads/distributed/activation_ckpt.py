@@ -66,15 +66,13 @@ class ActivationCheckpoint(Workload):
     )
     tags = ("forward", "recompute", "backward")
     parameter_model = CheckpointParameters
+    parameters: CheckpointParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
         "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
         "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4, "dtype": "tf32"},
     }
     gradients = True
-
-    def __init__(self, parameters: CheckpointParameters) -> None:
-        self.parameters = parameters
 
     def require_applicable(self, where: Where) -> None:
         """Refuse fewer segments than a lane has streams to run them on."""

@@ -168,6 +168,7 @@ class CommsComputeOverlap(Workload):
     )
     tags = ("compute", "comm")
     parameter_model = OverlapParameters
+    parameters: OverlapParameters
     collective = True
     overlap: tuple[str, str] | None = ("compute_only", "comms_only")
     # In fp32 computing would take 60 times as long as communicating, and what is hidden of that

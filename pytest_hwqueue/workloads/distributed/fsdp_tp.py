@@ -83,6 +83,7 @@ class FsdpTensorParallel(Workload):
         "repeat"
     )
     parameter_model = FsdpParameters
+    parameters: FsdpParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1, "learning_rate": 1e-4},
         "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2, "learning_rate": 1e-3},
@@ -90,9 +91,6 @@ class FsdpTensorParallel(Workload):
     }
     gradients = True
     collective = True
-
-    def __init__(self, parameters: FsdpParameters) -> None:
-        self.parameters = parameters
 
     def require_applicable(self, where: Where) -> None:
         """Refuse graphs, and ``tensor_ranks`` that divide neither the ranks nor the heads."""

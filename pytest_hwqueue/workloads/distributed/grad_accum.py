@@ -70,6 +70,7 @@ class GradientAccumulation(Workload):
     )
     tags = ("forward", "backward", "reduce")
     parameter_model = AccumulationParameters
+    parameters: AccumulationParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
         "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
@@ -77,9 +78,6 @@ class GradientAccumulation(Workload):
     }
     gradients = True
     collective = True
-
-    def __init__(self, parameters: AccumulationParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create the blocks, the microbatches, and buckets for each computing stream."""

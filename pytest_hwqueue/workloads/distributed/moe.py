@@ -211,15 +211,13 @@ class MixtureOfExperts(Workload):
     )
     tags = ("gate", "expert", "combine")
     parameter_model = MixtureParameters
+    parameters: MixtureParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "inner": 64, "tokens": 128},
         "small": {"hidden": 256, "inner": 1024, "tokens": 512},
         "full": {"hidden": 1024, "inner": 4096, "tokens": 2048},
     }
     collective = True
-
-    def __init__(self, parameters: MixtureParameters) -> None:
-        self.parameters = parameters
 
     def require_applicable(self, where: Where) -> None:
         """Refuse settings that give ranks unequal parts of the experts, or streams no expert."""

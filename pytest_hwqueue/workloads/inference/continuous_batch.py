@@ -82,6 +82,7 @@ class ContinuousBatch(Workload):
     )
     tags = ("prefill", "decode")
     parameter_model = BatchParameters
+    parameters: BatchParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
             **TINY_DECODER, "layers": 1, "requests": 2, "steps": 4, "prompt": 16, "output": 4,
@@ -90,9 +91,6 @@ class ContinuousBatch(Workload):
         "full": {},
     }  # fmt: skip
     decisions_drawn: tuple[str, ...] = ()
-
-    def __init__(self, parameters: BatchParameters) -> None:
-        self.parameters = parameters
 
     def require_applicable(self, where: Where) -> None:
         """Refuse more requests than the prefilling streams can take in an iteration."""

@@ -18,18 +18,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
+from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, Qwen3Decode, cache_argument
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize
 from pytest_hwqueue.workloads.workload import Parameters
-
-_TORCH_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 
 
 def placed_model(family: ModelFamily, dtype: MatmulType, device: Device, seed: int) -> Any:
@@ -40,7 +33,7 @@ def placed_model(family: ModelFamily, dtype: MatmulType, device: Device, seed: i
 
     """
     set_precision(dtype)
-    model = seeded_model(family, "full", seed, _TORCH_TYPES[dtype], device.torch_device)
+    model = seeded_model(family, "full", seed, TORCH_TYPES[dtype], device.torch_device)
     model.eval().requires_grad_(False)
     return model
 

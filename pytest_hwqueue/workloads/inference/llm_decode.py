@@ -45,6 +45,7 @@ class LlmDecode(Workload):
     primary = PrimaryLatency("token", "launch", "the time between two tokens of a sequence")
     tags = ("token", "first_token")
     parameter_model = DecodeParameters
+    parameters: DecodeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {**TINY_DECODER, "context": 16},
         "small": {**SMALL_DECODER, "context": 128},
@@ -52,9 +53,6 @@ class LlmDecode(Workload):
     }
     # Which token comes next changes no shape and no launch: nothing is decided on values.
     decisions_drawn: tuple[str, ...] = ()
-
-    def __init__(self, parameters: DecodeParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create the weights, and for each stream a context and its key-value cache."""

@@ -168,6 +168,7 @@ class RagPipeline(Workload):
     primary = PrimaryLatency("query", "request", "a query, from its embedding to its whole answer")
     tags = ("embed", "retrieve", "rerank", "generate")
     parameter_model = RagParameters
+    parameters: RagParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
             **TINY_DECODER, "layers": 1,
@@ -181,9 +182,6 @@ class RagPipeline(Workload):
     }  # fmt: skip
     # Documents are looked up on the device, so nothing is decided on values by the host.
     decisions_drawn: tuple[str, ...] = ()
-
-    def __init__(self, parameters: RagParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create the models, draw documents and embed them, and draw queries."""

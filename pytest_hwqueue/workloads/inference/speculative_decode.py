@@ -105,6 +105,7 @@ class SpeculativeDecode(Workload):
     )
     tags = ("draft", "verify")
     parameter_model = SpeculativeParameters
+    parameters: SpeculativeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
             **TINY_DECODER, "draft_layers": 1, "divergence": 0.3,
@@ -114,9 +115,6 @@ class SpeculativeDecode(Workload):
         "full": {},
     }  # fmt: skip
     decisions_drawn: tuple[str, ...] = ()
-
-    def __init__(self, parameters: SpeculativeParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Make both models, and contexts with their caches."""

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
+from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
 from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
@@ -21,7 +21,6 @@ from pytest_hwqueue.workloads.workload import (
     require_close,
 )
 
-_TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Relative error of the norm against float64 behind four layers. A format of p bits of mantissa
 # rounds by 2^-(p+1), evenly spread (over √3), at about eight places (operands, stored results):
 # 3e-3 for bf16 (7 bits), 8e-4 for tf32 and fp16 (10); fp32 (23) with room for the sums' order.
@@ -50,14 +49,12 @@ class GraphSubgraphs(Workload):
     primary = PrimaryLatency("forward", "iteration", "all subgraphs and the merge of their results")
     tags = ("subgraph", "merge")
     parameter_model = SubgraphParameters
+    parameters: SubgraphParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"inputs": 128, "hidden": 256, "outputs": 64},
         "small": {"inputs": 512, "hidden": 1024, "outputs": 256},
         "full": {"inputs": 1024, "hidden": 2048, "outputs": 512},
     }
-
-    def __init__(self, parameters: SubgraphParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create a subgraph for each stream but the last, and the merge's weights and buffers."""
@@ -147,4 +144,4 @@ def _weight(
     """Draw a weight, (before, after), that keeps the features' size."""
     place = setup.device.torch_device
     weight = torch.randn(before, after, generator=generator, device=place)
-    return weight.div_(math.sqrt(before)).to(_TORCH_TYPES.get(dtype, torch.float32))
+    return weight.div_(math.sqrt(before)).to(TORCH_TYPES[dtype])

@@ -56,14 +56,12 @@ class HeteroKernels(Workload):
         ),
     )  # fmt: skip
     parameter_model = HeteroParameters
+    parameters: HeteroParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 256},
         "small": {"mm_dim": 1024},
         "full": {"mm_dim": 4096},
     }
-
-    def __init__(self, parameters: HeteroParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create a product for each large stream and a vector for each small one."""

@@ -37,14 +37,12 @@ class LargeGemmOnly(Workload):
     tags = ("product",)
     primary = PrimaryLatency("product", "launch", "one large product, from ready to done")
     parameter_model = GemmParameters
+    parameters: GemmParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 320},
         "small": {"mm_dim": 1024},
         "full": {"mm_dim": 2048},
     }
-
-    def __init__(self, parameters: GemmParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create inputs and an output for each stream."""

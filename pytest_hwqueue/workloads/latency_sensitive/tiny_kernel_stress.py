@@ -48,14 +48,12 @@ class TinyKernelStress(Workload):
     tags = ("burst",)
     primary = PrimaryLatency("burst", "launch", "a burst of tiny kernels on one stream")
     parameter_model = TinyParameters
+    parameters: TinyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {},
         "small": {},
         "full": {},
     }
-
-    def __init__(self, parameters: TinyParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create an input and an output vector for each stream."""

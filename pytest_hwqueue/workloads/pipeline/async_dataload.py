@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
+from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize, model_family
@@ -26,12 +26,6 @@ from pytest_hwqueue.workloads.workload import (
 _MEAN = (0.485, 0.456, 0.406)
 _DEVIATION = (0.229, 0.224, 0.225)
 
-_TORCH_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 # Relative error of the norm between two passes that a library may compute by different
 # algorithms, from inputs rounded once or twice: a single product's error times ten for the depth.
 # Two batches differ by about 0.3 or more.
@@ -77,14 +71,12 @@ class AsyncDataload(Workload):
     primary = PrimaryLatency("batch", "request", "a batch's copy, preprocessing and forward pass")
     tags = ("copy", "preprocess", "compute")
     parameter_model = DataloadParameters
+    parameters: DataloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"batches": 4, "batch": 2, "side": 32, "model_size": "tiny"},
         "small": {"batches": 8, "batch": 8, "side": 96, "model_size": "full"},
         "full": {"batches": 8, "batch": 32, "side": 224, "model_size": "full"},
     }
-
-    def __init__(self, parameters: DataloadParameters) -> None:
-        self.parameters = parameters
 
     def setup(self, setup: Setup) -> None:
         """Create the host's batches, two buffers per stream for each stage, and the network."""
@@ -92,7 +84,7 @@ class AsyncDataload(Workload):
         set_precision(parameters.dtype)
         # Convolutions have a switch of their own, which torch leaves on.
         torch.backends.cudnn.allow_tf32 = parameters.dtype == "tf32"
-        dtype = _TORCH_TYPES[parameters.dtype]
+        dtype = TORCH_TYPES[parameters.dtype]
         computing, preprocessing, copying = thirds(setup.streams)
         self._groups = (copying, preprocessing, computing)
 

@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, layer_norm
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import HwqError, NotApplicable
-from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
+from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
 from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
@@ -27,12 +27,6 @@ from pytest_hwqueue.workloads.workload import (
 
 Region = Callable[..., torch.Tensor]
 
-_TORCH_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 # Relative error of the norm against the same regions uncompiled: a fused kernel rounds to the
 # format less often. A single product's error times a few stages.
 _TOLERANCES = {"fp32": 1e-5, "tf32": 5e-3, "bf16": 3e-2, "fp16": 5e-3}
@@ -77,6 +71,7 @@ class TorchCompile(Workload):
     tags = ("region",)
     no_graph = "its parameter `mode` decides: reduce-overhead captures each region into a graph"
     parameter_model = CompileParameters
+    parameters: CompileParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eager: on a host the compiler takes 20 s for an iteration of 1 ms.
         "tiny": {"mode": "eager", "stages": 2, "hidden": 64, "inner": 128, "batch": 8},
@@ -120,7 +115,7 @@ class TorchCompile(Workload):
         parameters, place = self.parameters, setup.device.torch_device
         self.require_applicable(setup.where)
         set_precision(parameters.dtype)
-        dtype, generator = _TORCH_TYPES[parameters.dtype], setup.generator()
+        dtype, generator = TORCH_TYPES[parameters.dtype], setup.generator()
         hidden, inner = parameters.hidden, parameters.inner
 
         def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.optim.adam import adam
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
-from pytest_hwqueue.workloads.matmul import set_precision
+from pytest_hwqueue.workloads.matmul import TORCH_TYPES, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import (
     HostTask,
     LayerShare,
@@ -33,7 +33,6 @@ from pytest_hwqueue.workloads.workload import (
     require_close,
 )
 
-_TORCH_TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 # Relative error of a layer's gradient against autograd's, whose products run in the same format on
 # the whole batch at once: rounding of the format, over a chain of layers and a sum over samples.
 _TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
@@ -94,6 +93,7 @@ class ZeroOffload(Workload):
     )
     tags = ("prefetch", "compute", "offload")
     parameter_model = OffloadParameters
+    parameters: OffloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 64, "inner": 256, "sequence": 16},
         "small": {"hidden": 256, "inner": 1024, "sequence": 64},
@@ -127,7 +127,7 @@ class ZeroOffload(Workload):
         self._fetches = [*range(layers), *reversed(range(layers - 1))]
         self._make_host(setup)
         size = (2 * parameters.hidden * parameters.inner,)
-        place, dtype = device.torch_device, _TORCH_TYPES[parameters.dtype]
+        place, dtype = device.torch_device, TORCH_TYPES[parameters.dtype]
         self._slots = [torch.empty(size, dtype=dtype, device=place) for _ in range(prefetching + 1)]
         # One more than there are offload streams: while those are sent, the next are computed.
         self._partial_gradients = [
@@ -259,7 +259,7 @@ class ZeroOffload(Workload):
         return prefetching, streams - prefetching - offloading, offloading
 
     def _make_host(self, setup: Setup) -> None:
-        parameters, dtype = self.parameters, _TORCH_TYPES[self.parameters.dtype]
+        parameters, dtype = self.parameters, TORCH_TYPES[self.parameters.dtype]
         size = (2 * parameters.hidden * parameters.inner,)
         count = range(parameters.layers)
         generator = torch.Generator().manual_seed(setup.seed)
