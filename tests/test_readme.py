@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,11 +43,16 @@ def test_headings_that_it_links_to_are_there() -> None:
     assert set(re.findall(r"\]\(#([^)]+)\)", _PROSE)) <= anchors
 
 
-def test_the_test_of_three_lines_comes_before_anything_else_to_type() -> None:
+def test_its_first_test_runs_as_pasted(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
     first = re.search(r"^```(\w+)\n(.*?)^```", _README, re.MULTILINE | re.DOTALL)
     assert first is not None
     assert first[1] == "python"
-    assert len(first[2].splitlines()) == 3
+    pytester.makepyfile(test_mine=first[2])
+    result = run_in_process("--hwq-device=sim:h200", "--hwq-streams=1,8")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*P99 of test_mine.py::test_mine[[]sim:h200-s8-*, not below 1 ms"])
     assert _README.index("**P0** measures") < _README.index("-m P0")
 
 

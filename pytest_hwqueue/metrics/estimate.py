@@ -276,8 +276,12 @@ def named(summary: Summary, what: str, remedy: str) -> Summary:
     """
     changed = {}
     for name, given in summary:
-        if isinstance(given, Estimate) and given.value is None:
-            reason = f"{label(name)} of {what} is refused: {given.refused}; {remedy}"
+        if not isinstance(given, Estimate) or given.value is not None:
+            continue
+        whose = f"{label(name)} of {what} is refused: "
+        # A test's record says so already.
+        if not given.refused.startswith(whose):
+            reason = f"{whose}{given.refused}; {remedy}"
             changed[name] = given.model_copy(update={"refused": reason})
     return summary.model_copy(update=changed)
 
