@@ -27,7 +27,7 @@ _COLUMNS = (
     Column("sessions", "sessions", right=True, rank=2),
     Column("time", "over time", rank=1),
     Column("last", "last", unit_in_header=False),
-    Column("total", "total", right=True),
+    Column("total", "last level", "over first", right=True),
     Column("changes", "changes"),
 )
 
@@ -45,25 +45,44 @@ def history_document(found: HistoryFile) -> Document:
         for number, series in enumerate(by_cell[cell])
     ]
     lines = (*_machine_lines(found.series), legend(found))
-    return Document([Heading(_title(found), 1), Table(_COLUMNS, rows), *map(Paragraph, lines)])
+    answer = Paragraph(_answer(found), "bold")
+    table = Table(_COLUMNS, rows)
+    return Document([Heading(_title(found), 1), answer, table, *map(Paragraph, lines)])
+
+
+def _answer(found: HistoryFile) -> str:
+    """Return in a sentence how many series changed, and the one that got worse most."""
+    whole = f"{len(found.series)} series"
+    worse = [
+        (change.ratio, series)
+        for series in found.series
+        for change in series.changes
+        if change.worse
+    ]
+    got_worse = len({id(series) for _, series in worse})
+    others = sum(bool(series.changes) for series in found.series) - got_worse
+    parts = [f"{got_worse} of {whole} got worse"] * bool(worse)
+    parts += [f"{others} of {whole} got better" if not worse else f"{others} better"] * bool(others)
+    sentence = ", ".join(parts) or f"No change was found in {whole}"
+    if worse:
+        ratio, most = max(worse, key=lambda each: abs(math.log(each[0])))
+        sentence += f"; most, {_label(most)} of {most.cell}: {percent(ratio - 1)}"
+    few = sum(len(series.sessions) < LEAST_SESSIONS for series in found.series)
+    if few:
+        sentence += (
+            f"; {few} of them have fewer than {LEAST_SESSIONS} sessions, too few to find one"
+        )
+    return f"{sentence}."
 
 
 def legend(found: HistoryFile) -> str:
     """Return how to read the table."""
     expected = found.rate * len(found.series)
-    few = sum(len(series.sessions) < LEAST_SESSIONS for series in found.series)
-    short = (
-        f" {few} of {len(found.series)} series have fewer than {LEAST_SESSIONS} sessions, in which "
-        "no change can be found."
-        if few
-        else ""
-    )
     return (
-        f"Each session counts once: the geometric mean of its runs. Change points: apache-otava "
+        "Each session counts once: the geometric mean of its runs. Changes: apache-otava "
         "(E-divisive), each confirmed by a permutation test; "
         f"{100 * found.rate:.3g} % of flat series have one, here {expected:.2g} of "
-        f"{len(found.series)}. The columns: sessions, values over time, the last one, last level "
-        f"over first, change points.{short}"
+        f"{len(found.series)}."
     )
 
 
