@@ -96,7 +96,7 @@ def test_turns_cost_what_a_request_without_them_would_have_ended_earlier(
 def causes(work: list[DeviceWork], seen: Collection[int]) -> list[str | None]:
     """Why each of these requests is in the tail; they end with their last kernels."""
     ends = {one.request: one.end_ns for one in work if one.request is not None}
-    requests = [Request(n, *[n * 20 * MS] * 3, end + US) for n, end in ends.items()]
+    requests = [Request(n, at := n * 20 * MS, at, at, end + US) for n, end in ends.items()]
     tail = attribute(requests, time_slice_evidence(work, "high"), {}).tails["p95"]
     found = {one.request: one.cause for one in tail.requests}
     return [found.get(number, "not slow") for number in seen]

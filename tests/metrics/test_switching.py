@@ -197,7 +197,7 @@ def test_kernels_that_start_before_they_are_ready_are_refused(early: int, refuse
     figures = (overhead.first.median, overhead.first.p95, overhead.difference)
     assert (overhead.first.negative, overhead.second.median.value) == (early, 0.005)
     if not refused:
-        assert (figures[0].value, figures[2].value) == (0.1, pytest.approx(0.095))
+        assert (figures[0].value, figures[2].value) == pytest.approx((0.1, 0.095))
     for figure in figures if refused else ():
         assert (figure.value, figure.interval) == (None, None)
         assert f"{early} of 40 kernels started before they were ready" in figure.refused

@@ -18,7 +18,8 @@ Intervals = list[tuple[int, int, int]]
 def summary_of(intervals: Intervals, streams: int = 2) -> TimelineSummary:
     """Summarise kernels given as (stream, start in ns, end in ns)."""
     kernels = [
-        Kernel(s, launch, "k", None, 0, *ends) for launch, (s, *ends) in enumerate(intervals)
+        Kernel(stream, launch, "k", None, 0, start, end)
+        for launch, (stream, start, end) in enumerate(intervals)
     ]
     return summarise_timeline(Timeline(tuple(kernels), streams, None))
 

@@ -111,7 +111,7 @@ def test_refusals_name_the_part_and_what_is_valid(text: str, said: str) -> None:
 
 def test_threshold_alone_brings_its_batch() -> None:
     # XSched ends a process whose threshold is below its batch size of 8.
-    given = ({"threshold": "1"}, {"threshold": "4"}, {"batch": "3"}, {})
+    given: list[dict[str, str]] = [{"threshold": "1"}, {"threshold": "4"}, {"batch": "3"}, {}]
     assert [in_flight(each) for each in given] == [(1, 1), (4, 2), (16, 3), (16, 8)]
 
 
