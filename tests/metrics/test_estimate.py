@@ -63,17 +63,6 @@ def test_what_tells_nothing_is_refused_with_the_reason(
     assert found == "" if reason is None else reason in found
 
 
-@given(st.floats(-1e3, 1e3), st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 1))
-def test_a_narrower_interval_or_the_other_sign_is_never_refused_for_more(
-    value: float, below: float, above: float, share: float
-) -> None:
-    wide = too_little(value, (value - below, value + above))
-    narrow = too_little(value, (value - share * below, value + share * above))
-    assert wide or not narrow
-    other = too_little(-value, (-value - above, -value + below))
-    assert bool(wide) == bool(other)
-
-
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=3).map(sorted))
 def test_shares_within_all_and_nothing_are_never_too_wide(ends: list[float]) -> None:
     assert not too_little(ends[1], (ends[0], ends[2]), 0, 1)
