@@ -33,7 +33,7 @@ def test_minimum_samples_is_the_least(quantile: float, confidence: float) -> Non
     needed = minimum_samples(quantile, confidence)
     outer = max(quantile, 1 - quantile)
     assert outer**needed <= (1 - confidence) / 2 < outer ** (needed - 1)
-    assert minimum_samples(0.99) == 368  # at 95 %
+    assert (minimum_samples(0.99), minimum_samples(0.5, 1 - 2**-5)) == (368, 6)
     quantile_interval(range(needed), quantile, confidence)
     with pytest.raises(ValueError, match=f"needs at least {needed} samples"):
         quantile_interval(range(needed - 1), quantile, confidence)
@@ -92,9 +92,6 @@ def test_summary_is_consistent_and_plain(samples: list[int]) -> None:
             assert found.low <= found.value <= found.high
             assert found.interval is None or found.high <= summary.max
             assert found.value == pytest.approx(float(np.quantile(samples, quantile)) / 1e6)
-            # No scalar of NumPy.
-            assert {type(each) for each in (found.value, found.low, found.high)} == {float}
-    assert {type(each) for each in (summary.mean, summary.max)} == {float}
     assert LatencySummary.model_validate_json(summary.model_dump_json()) == summary
 
 
@@ -102,6 +99,15 @@ def test_summary_is_consistent_and_plain(samples: list[int]) -> None:
 def test_summary_refuses_what_is_no_latency(samples: list[float]) -> None:
     with pytest.raises(ValueError, match="latency sample"):
         summarise_latency(samples)
+
+
+def test_many_samples_have_all_intervals_and_no_scalar_of_numpy() -> None:
+    summary = summarise_latency(np.random.default_rng(0).permutation(6000).tolist())
+    assert {type(value) for value in (summary.n, summary.mean, summary.max)} == {int, float}
+    for name in NAMES:
+        found = getattr(summary, name)
+        assert found.interval is not None
+        assert {type(value) for value in (found.value, found.low, found.high)} == {float}
 
 
 # Throughput
