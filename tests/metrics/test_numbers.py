@@ -14,7 +14,6 @@ from pytest_hwqueue.metrics import numbers
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 TIME_UNITS = {"µs": 1e3, "ms": 1e6, "s": 1e9}
 NUMBERS = st.floats(min_value=1e-9, max_value=1e15)
-Interval = tuple[float, float]
 
 
 def is_rounded(printed: float, value: float) -> bool:
@@ -32,19 +31,15 @@ def test_a_number_comes_back_within_three_significant_digits(value: float) -> No
     assert len(number.replace(".", "").lstrip("0")) >= 3
 
 
-@given(st.floats(min_value=1e-3, max_value=1e17))
-def test_a_rate_comes_back_from_its_scale(value: float) -> None:
-    shown = numbers.rate(value, "kernels/s")
-    prefix = shown.unit.removesuffix("kernels/s").strip()
-    assert is_rounded(float(shown.number) * PREFIXES[prefix], value)
-    assert prefix in ("", "P") or 1 <= float(shown.number) < 1000
-
-
-@given(st.floats(min_value=1e3, max_value=1e14))
-def test_a_time_comes_back_from_its_unit(value_ns: float) -> None:
-    shown = numbers.milliseconds(value_ns / 1e6, numbers.time_unit(value_ns))
-    assert is_rounded(float(shown.number) * TIME_UNITS[shown.unit], value_ns)
-    assert shown.unit == "s" or float(shown.number) < 1000
+@given(st.floats(1e-3, 1e17), st.floats(1e3, 1e14))
+def test_a_rate_and_a_time_come_back_from_their_scale(per_s: float, ns: float) -> None:
+    rate = numbers.rate(per_s, "kernels/s")
+    prefix = rate.unit.removesuffix("kernels/s").strip()
+    assert is_rounded(float(rate.number) * PREFIXES[prefix], per_s)
+    assert prefix in ("", "P") or 1 <= float(rate.number) < 1000
+    time = numbers.milliseconds(ns / 1e6, numbers.time_unit(ns))
+    assert is_rounded(float(time.number) * TIME_UNITS[time.unit], ns)
+    assert time.unit == "s" or float(time.number) < 1000
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)
@@ -70,7 +65,6 @@ def test_a_difference_is_never_finer_than_a_nanosecond_nor_minus_zero(value: flo
         (numbers.figure(9.996), "10.0"),
         (numbers.figure(41_234.5), "41234"),
         (numbers.figure(0.0), "0"),
-        (numbers.figure(0.0, (-0.25, 0.25), "µs"), "0.000 µs [-0.250, 0.250]"),
         (numbers.microseconds(0.0, (-0.25, 0.25)), "0.000 µs [-0.250, 0.250]"),
         (numbers.microseconds(-0.0004, (-0.2, 0.3)), "0.000 µs [-0.200, 0.300]"),
         (numbers.microseconds(2.314, (2.1, 2.55)), "2.31 µs [2.10, 2.55]"),
@@ -78,7 +72,6 @@ def test_a_difference_is_never_finer_than_a_nanosecond_nor_minus_zero(value: flo
         (numbers.rate(4_168_000, "kernels/s"), "4.17 M kernels/s"),
         (numbers.rate(999_600, "kernels/s"), "1.00 M kernels/s"),
         (numbers.rate(0.52, "samples/s"), "0.520 samples/s"),
-        (numbers.rate(1.31, "TFLOP/s"), "1.31 TFLOP/s"),
         (numbers.rate(0.0131, "TFLOP/s", (0.01305, 0.01315)), "13.1 GFLOP/s [13.1, 13.2]"),
         (numbers.rate(1310, "TFLOP/s"), "1.31 PFLOP/s"),
         (numbers.rate(2500, "GB/s bus bandwidth"), "2.50 TB/s bus bandwidth"),
@@ -86,7 +79,6 @@ def test_a_difference_is_never_finer_than_a_nanosecond_nor_minus_zero(value: flo
         (numbers.memory(1_288_490_189), "1.20 GiB"),
         (numbers.memory(1023), "1023 B"),
         (numbers.memory(1024 * 1024 - 1), "1.00 MiB"),
-        (numbers.memory(0), "0 B"),
         (numbers.percent(0.9321), "93.2 %"),
         (numbers.percent(1.0), "100 %"),
         (numbers.percent(0.03125, (0.03, 0.0325)), "3.12 % [3.00, 3.25]"),
@@ -102,11 +94,8 @@ def test_the_unit_of_a_row_suits_its_median_unless_another_figure_grows_long() -
     alone = [numbers.time_unit(value_ns).name for value_ns in (999_600, 999_400, 5e12)]
     assert alone == ["ms", "µs", "s"]
     assert [numbers.time_unit(15_000, [other]).name for other in (2_000_000, 2e9)] == ["µs", "ms"]
-    assert [numbers.counted(number, "cell") for number in (0, 1, 2)] == [
-        "0 cells",
-        "1 cell",
-        "2 cells",
-    ]
+    counted = [numbers.counted(number, "cell") for number in (0, 1, 2)]
+    assert counted == ["0 cells", "1 cell", "2 cells"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +23,6 @@ from pytest_hwqueue.metrics.switching import (
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 RELEASED = 1_000_000
-DELAYS = st.lists(st.integers(-50_000, 10**6), min_size=1, max_size=20)
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=7, max_size=200)
 
 
@@ -53,17 +51,6 @@ def device(
         free[stream % queues] = end = start + length_ns
         kernels.append(Kernel(stream, launch, "k", None, launch, start, end))
     return Timeline(tuple(kernels), streams, RELEASED)
-
-
-@given(st.lists(DELAYS, min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_known_delays_come_back(delays: list[list[int]], shuffler: random.Random) -> None:
-    timeline = chains(delays)
-    shuffled = list(timeline.kernels)
-    shuffler.shuffle(shuffled)
-    measured = ready_delays(dataclasses.replace(timeline, kernels=tuple(shuffled)))
-    by_launch = {shuffled[delay.kernel].launch: delay.delay_ns for delay in measured}
-    expected = [delay for stream in delays for delay in stream]
-    assert [by_launch[launch] for launch in range(len(expected))] == expected
 
 
 def kernel(
@@ -110,29 +97,13 @@ def test_a_kernel_is_ready_when_nothing_holds_it_up(
 
 def test_overhead_of_a_device_with_as_many_queues_as_streams() -> None:
     result = queue_switch(device(8, 20, 8, 50_000, 3_400), device(1, 20, 1, 50_000, 1_100))
-    overhead = result.overhead
-    assert result.streams == 8
-    assert result.unit == overhead.difference.unit == "us"
-    assert (overhead.first.n, overhead.second.n) == (160, 20)
-    assert (overhead.first.median.value, overhead.second.median.value) == (3.4, 1.1)
-    assert overhead.first.p95.value == pytest.approx(3.4)
-    assert overhead.second.p95.value is None
-    assert overhead.difference.value == pytest.approx(2.3)
-    assert overhead.difference.interval == pytest.approx((2.3, 2.3))
-    assert (result.late_enqueued, result.late_enqueued_on_one) == (0, 0)
-    assert result.first_start_spread == 0.0
+    first, second, difference = dict(result.overhead).values()
+    assert (result.streams, result.unit, difference.unit) == (8, "us", "us")
+    assert (first.n, first.median.value, first.p95.value) == (160, 3.4, pytest.approx(3.4))
+    assert (second.n, second.median.value, second.p95.value) == (20, 1.1, None)
+    assert (difference.value, *difference.ends) == pytest.approx((2.3, 2.3, 2.3))
     assert result.start_rate_per_s == pytest.approx(159 / (19 * 53_400e-9))
     assert QueueSwitch.model_validate_json(result.model_dump_json()) == result
-
-
-@pytest.mark.parametrize("queues", [1, 2, 4, 8])
-def test_streams_that_share_queues_start_late(queues: int) -> None:
-    timeline = device(8, 1, queues, 100_000)
-    delays = sorted(delay.delay_ns for delay in ready_delays(timeline))
-    assert delays == sorted(100_000 * (stream // queues) for stream in range(8))
-    result = queue_switch(timeline, device(1, 8, 1, 100_000))
-    assert result.first_start_spread == 100.0 * (8 // queues - 1)
-    assert summarise_timeline(timeline).in_flight_max == queues
 
 
 def test_the_inside_split_sees_the_cost_of_a_switch() -> None:
@@ -144,18 +115,17 @@ def test_the_inside_split_sees_the_cost_of_a_switch() -> None:
     assert empty.second.median.refused == "needs at least 6 delays, has 0 (6 missing)"
 
     kernels: list[Kernel] = []
-    before, end = 0, RELEASED
+    end = RELEASED
     for launch in range(80):
-        stream = launch // 2 % 2
         # The kernel of the other stream is enqueued, and ready, only as the one before ends.
-        start = end + (300 if stream != before else 100)
-        kernels.append(Kernel(stream, launch, "k", None, end, start, start + 1_000))
-        before, end = stream, start + 1_000
+        start = end + (300 if launch and launch % 2 == 0 else 100)
+        kernels.append(Kernel(launch // 2 % 2, launch, "k", None, end, start, start + 1_000))
+        end = start + 1_000
     many, one = Timeline(tuple(kernels), 2, None), Timeline(tuple(kernels[:1]), 2, None)
     inside = queue_switch(many, one).other_stream_before
     assert (inside.first.n, inside.second.n) == (39, 40)
-    assert inside.difference.value == pytest.approx(0.2)
-    assert inside.difference.interval == pytest.approx((0.2, 0.2))
+    difference = inside.difference
+    assert (difference.value, *difference.ends) == pytest.approx((0.2, 0.2, 0.2))
 
 
 TWO = chains([[5] * 20, [9] * 20])
@@ -184,9 +154,8 @@ def test_refusals_keep_both_sides_and_name_the_reason(
     many: Timeline, n: int, said: str, refused: set[str]
 ) -> None:
     found = switch(many)
-    assert (found.overhead.first.n, found.overhead.first.median.value is None) == (n, n == 0)
-    assert found.overhead.second.median.value == 0.005
-    difference = found.overhead.difference
+    first, second, difference = dict(found.overhead).values()
+    assert (first.n, first.median.value is None, second.median.value) == (n, n == 0, 0.005)
     assert (difference.value, difference.interval) == (None, None)
     assert said in difference.refused
     assert found.refused.keys() == refused
@@ -213,28 +182,23 @@ def test_what_has_no_start_rate_or_spread() -> None:
 @pytest.mark.parametrize(("early", "refused"), [(2, False), (3, True), (20, True)])
 def test_kernels_that_start_before_they_are_ready_are_refused(early: int, refused: bool) -> None:
     """Single ones may: a launch can allow its kernel to overlap the one before it."""
-    delays = [-200] * early + [100] * (40 - early)
+    delays = [-200] * early + [0] + [100] * (39 - early)
     overhead = switch(chains([delays[::2], delays[1::2]])).overhead
-    first = overhead.first
-    assert first.negative == early
-    assert (first.median.value is None) == (overhead.difference.value is None) == refused
-    assert overhead.second.median.value is not None
-    if refused:
-        reason = f"{early} of 40 kernels started before they were ready"
-        for figure in (first.median, first.p95, overhead.difference):
-            assert (figure.value, figure.interval) == (None, None)
-            assert reason in figure.refused
+    figures = (overhead.first.median, overhead.first.p95, overhead.difference)
+    assert (overhead.first.negative, overhead.second.median.value) == (early, 0.005)
+    if not refused:
+        assert (figures[0].value, figures[2].value) == pytest.approx((0.1, 0.095))
+    for figure in figures if refused else ():
+        assert (figure.value, figure.interval) == (None, None)
+        assert f"{early} of 40 kernels started before they were ready" in figure.refused
 
 
 def test_differences_are_refused_where_nothing_switches_and_delays_kept() -> None:
     found = queue_switch(TWO, chains([[5] * 40]))
     threads = without_switch(found, THREADS)
-    for now, before in (
-        (threads.overhead, found.overhead),
-        (threads.other_stream_before, found.other_stream_before),
-    ):
-        assert (now.difference.value, now.difference.interval) == (None, None)
-        assert now.difference.refused == THREADS
+    for name in ("overhead", "other_stream_before"):
+        now, before = getattr(threads, name), getattr(found, name)
+        assert now.difference == before.difference.without_value(THREADS)
         assert (now.first, now.second) == (before.first, before.second)
 
 
@@ -248,15 +212,7 @@ def test_difference_is_made_of_both_intervals(first: list[float], second: list[f
     assert found.interval == (low - other_high, high - other_low)
 
 
-def test_difference_covers_the_truth_and_refuses_what_is_no_delay() -> None:
-    generator = np.random.default_rng(11)
-    covered = 0
-    for _ in range(400):
-        first = (3 + generator.exponential(size=60)).tolist()
-        second = generator.exponential(size=25).tolist()
-        low, high = median_difference(first, second).difference.interval or (4, 4)
-        covered += low <= 3 <= high
-    assert covered / 400 >= 0.95
+def test_what_is_no_delay_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         median_difference([1.0, float("nan")], [])
 

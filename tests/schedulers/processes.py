@@ -19,6 +19,22 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+# Tells its process id in a file beside it, and in its log by what it was asked to end.
+SERVER = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, lambda number, frame: sys.exit(print("left by SIGINT", flush=True)))
+with open(pathlib.Path(__file__).with_name("pids"), "a") as file:
+    file.write(f"{os.getpid()}\\n")
+print("ready to serve", *sys.argv[1:], flush=True)
+time.sleep(600)
+"""
+
+
+def served_pids(folder: Path) -> list[int]:
+    """Process ids of the servers that were started in a folder, in that order."""
+    return [int(line) for line in (folder / "pids").read_text().split()]
+
+
 def program(path: Path, body: str) -> Path:
     """Write a Python program that can be executed by its path."""
     path.parent.mkdir(parents=True, exist_ok=True)

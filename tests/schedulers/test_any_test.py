@@ -20,27 +20,14 @@ if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
 
 from .conftest import EXAMPLES
-from .processes import has_ended, needs_compiler, program, wait_for
-
-# Tells its process id in a file of its own, and by what it was asked to end in its log.
-_SERVER = """
-import os, pathlib, signal, sys, time
-def leave(number, frame):
-    print("left by", signal.Signals(number).name, flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGINT, leave)
-with open(pathlib.Path(__file__).with_name("pids"), "a") as file:
-    file.write(f"{os.getpid()}\\n")
-print("ready", flush=True)
-time.sleep(600)
-"""
+from .processes import SERVER, has_ended, needs_compiler, program, served_pids, wait_for
 
 
 @pytest.fixture
 def folder(pytester: pytest.Pytester) -> Path:
     """Where the descriptions are; ``served`` is one with a service."""
     folder = pytester.path / "schedulers"
-    program(folder / "server", _SERVER)
+    program(folder / "server", SERVER)
     service = {"command": ["./server"], "stop": "INT", "ready": "^ready"}
     describe(folder, "served", services=[service], proof={"maps": "libtorch"})
     return folder
@@ -58,18 +45,12 @@ def arguments(*more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def records(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """A session's records, by test and scheduler."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """A session's records, by scheduler."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for record in json.loads((folder / "s.json").read_text())["records"]:
-        setting = record["setting"]
-        name = setting["name"].partition("::")[2]
-        found.setdefault((name, setting["scheduler"].rpartition(":")[2]), []).append(record)
+        found.setdefault(record["setting"]["scheduler"].rpartition(":")[2], []).append(record)
     return found
-
-
-def served_pids(folder: Path) -> list[int]:
-    return [int(line) for line in (folder / "pids").read_text().split()]
 
 
 @needs_compiler
@@ -109,9 +90,7 @@ def test_tests_are_measured_only_where_the_scheduler_is_proven(
             "*xsched:level=1 needs an accelerator: XSched schedules CUDA or HIP streams*",
         ]
     )
-    by_mode: dict[str, list[dict[str, Any]]] = {}
-    for (_, mode), runs in records(pytester.path).items():
-        by_mode.setdefault(mode, []).extend(runs)
+    by_mode = records(pytester.path)
     statuses = {mode: [each["status"] for each in runs] for mode, runs in by_mode.items()}
     assert statuses == {"native": ["ok"] * 2, "tiny": ["ok"] * 2, "absent": ["failed"] * 2}
     proof = by_mode["tiny"][0]["scheduler_proof"]
@@ -155,16 +134,14 @@ def test_what_dies_costs_its_test_only(
     )
     result = sessions.result(pytester.path, *arguments("--hwq-scheduler=preload:served"))
     result.assert_outcomes(passed=1, failed=2)
-    crash, service, last = (record for (record,) in records(pytester.path).values())
+    crash, service, last = records(pytester.path)["served"]
     assert crash["reason"] == "the worker process died by SIGSEGV"
     assert "died by SIGKILL while it was needed" in service["reason"]
     (note,) = [each for each in last["notes"] if each.startswith("logs of preload:served")]
     (session,) = (pytester.path / ".hwqueue").glob("2*")
     log = session / note.partition("in ")[2].partition("/")[0] / "served-0.log"
     assert "left by SIGINT" in log.read_text()
-    first, second = served_pids(folder)
-    assert has_ended(first)
-    assert has_ended(second)
+    assert [has_ended(pid) for pid in served_pids(folder)] == [True, True]
 
 
 @pytest.mark.slow
@@ -176,7 +153,7 @@ def test_each_run_gets_its_environment(
         pytester.path, *arguments("--hwq-scheduler=preload:served,native", "--hwq-runs=2")
     )
     result.assert_outcomes(passed=2)
-    runs = {mode: [each["run"] for each in of] for (_, mode), of in records(pytester.path).items()}
+    runs = {mode: [each["run"] for each in of] for mode, of in records(pytester.path).items()}
     assert runs == {"served": [1, 2], "native": [1, 2]}
     assert len(set(served_pids(folder))) == 2
 

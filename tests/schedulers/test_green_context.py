@@ -51,29 +51,6 @@ def test_the_named_have_their_own_and_the_others_share_what_is_left(
     assert cell_partitions(open_scheduler("stream-priority"), [0, 1]) is None
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind", "urgency", "said"),
-    [
-        ("", "sim", None, "nobody has multiprocessors of their own; name a tenant and how many, "
-         "such as green-context:high=32"),
-        (":hi=32", "cuda", None, "no tenant is called hi; there are high, low, batch"),
-        (":cell=32", "hip", None, "no tenant is called cell"),
-        ("", "sim", [0], "such as green-context:cell=32"),
-        (":high=32", "sim", [0, 1], "in a single test nobody is called high; there are urgent "
-         "(its most urgent streams) and cell (all others)"),
-        (":urgent=32", "sim", [1, 1], "no stream's work is more urgent than another's"),
-        (":high=32", "cpu", None, ":high=32 needs a GPU of NVIDIA or AMD; cpu cannot be split"),
-        (":high=32", "npu", None, ":high=32 needs a GPU of NVIDIA or AMD; npu cannot be split"),
-    ],
-)  # fmt: skip
-def test_whom_it_cannot_serve(mode: str, kind: str, urgency: list[int] | None, said: str) -> None:
-    opened = open_scheduler(f"green-context{mode}")
-    if urgency is None:
-        assert said in (opened.unavailable(kind, TENANTS) or "")
-    else:
-        assert said in (unavailable_for_cell(opened, kind, urgency) or "")
-
-
 def test_the_driver_is_asked_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[tuple[int, ...], bool]] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -178,28 +177,6 @@ def test_a_process_proves_itself_by_its_own_environment(
         (pipes(started) / "get_client_list-77").write_text(str(os.getpid()))
         proof = in_worker.proof({CELL.name: os.getpid()}, inside(CELL.name))
     assert str(os.getpid()) in proof.evidence
-
-
-def two(first: int, second: int) -> list[TenantRequest]:
-    return [TenantRequest("a", first), TenantRequest("b", second)]
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "tenants", "said"),
-    [
-        ("mps", "cpu", LOW_AND_HIGH, "needs an NVIDIA GPU"),
-        ("mps", "hip", LOW_AND_HIGH, "needs an NVIDIA GPU; on hip there is no MPS"),
-        ("mps-priority", "sim", two(1, 1), "would change nothing: all tenants have priority 1"),
-        ("mps-priority", "sim", two(1, 2), r"MPS knows two levels, .* \[1, 2\] are on one"),
-        ("mps-partition", "sim", LOW_AND_HIGH, "no tenant has a share; give one"),
-        ("mps-partition:lo=80%", "sim", LOW_AND_HIGH, "no tenant is called lo; there are low"),
-        ("mps", "cuda", LOW_AND_HIGH, "^available$"),
-    ],
-)
-def test_where_it_is_unavailable(
-    text: str, kind: str, tenants: list[TenantRequest], said: str
-) -> None:
-    assert re.search(said, why_not(text, kind, tenants))
 
 
 def test_it_needs_the_drivers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

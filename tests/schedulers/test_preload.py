@@ -22,7 +22,7 @@ from pytest_hwqueue.schedulers.syntax import (
     open_scheduler,
 )
 
-from .processes import fails, program, wait_for
+from .processes import SERVER, fails, program, served_pids, wait_for
 
 LOW = TenantRequest("low", priority=3, share=0.5)
 
@@ -77,25 +77,19 @@ def test_what_the_description_promises_must_be_seen(
         described(tmp_path, **fields).proof({"low": 1}, {"low": evidence})
 
 
-_SERVER = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, lambda number, frame: sys.exit(print("left by SIGINT", flush=True)))
-print("ready to serve", *sys.argv[1:], os.getpid(), flush=True)
-time.sleep(600)
-"""
 _SERVED = {"command": ["./server", "at", "once"], "stop": "INT", "ready": "^ready to serve"}
 
 
 def test_its_services_run_beside_the_tenants_and_are_stopped_by_their_signal(
     tmp_path: Path,
 ) -> None:
-    program(tmp_path / "server", _SERVER)
+    program(tmp_path / "server", SERVER)
     mode = described(tmp_path, services=[_SERVED, _SERVED], proof={"output": "x"})
     logs = [tmp_path / "logs" / f"tiny-{number}.log" for number in range(2)]
     with mode.services(tmp_path / "logs"):
         mode.check()
         assert all("ready to serve at once" in log.read_text() for log in logs)
-        os.kill(int(logs[1].read_text().split()[-1]), signal.SIGKILL)
+        os.kill(served_pids(tmp_path)[1], signal.SIGKILL)
         wait_for(lambda: fails(mode.check), "its end to be noticed")
         with pytest.raises(ServiceFailed, match=r"server .* died by SIGKILL"):
             mode.proof({}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,9 +19,9 @@ from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
     CELL,
     Proof,
+    TenantRequest,
     open_scheduler,
     prove_cell,
-    tenant_requests,
     unavailable_for_cell,
     unavailable_for_process,
 )
@@ -63,35 +64,74 @@ def test_a_mode_is_proven_where_all_streams_report_what_it_asks_for_and_nowhere_
 
 
 @pytest.mark.parametrize(
-    ("kind", "urgency", "said"),
+    ("text", "kind", "urgency", "said"),
     [
-        ("cpu", [0, 1], "needs an accelerator"),
-        ("cuda", [0], "would change nothing: no stream's work is more urgent"),
-        ("hip", [1, 1], "would change nothing: no stream's work is more urgent"),
-        ("cuda", [0, 1], "None"),
-        ("hip", [0, 1], "None"),
+        ("stream-priority", "cpu", [0, 1], "needs an accelerator"),
+        ("stream-priority", "cuda", [0], "would change nothing: no stream's work is more urgent"),
+        ("stream-priority", "hip", [1, 1], "would change nothing: no stream's work is more"),
+        *(("stream-priority", kind, [0, 1], None) for kind in ("cuda", "hip")),
+        ("native", "cpu", [0, 1], None),
+        ("green-context", "sim", [0], "such as green-context:cell=32"),
+        ("green-context:high=32", "sim", [0, 1], "in a single test nobody is called high; there "
+         r"are urgent \(its most urgent streams\) and cell \(all others\)"),
+        ("green-context:urgent=32", "sim", [1, 1], "no stream's work is more urgent than"),
     ],
-)
-def test_where_a_cell_can_have_stream_priorities(kind: str, urgency: list[int], said: str) -> None:
-    assert said in str(unavailable_for_cell(STREAM_PRIORITY, kind, urgency))
-    assert unavailable_for_cell(NATIVE, kind, urgency) is None
+)  # fmt: skip
+def test_where_a_cell_can_have_a_mode(
+    text: str, kind: str, urgency: list[int], said: str | None
+) -> None:
+    found = unavailable_for_cell(open_scheduler(text), kind, urgency)
+    assert found is None if said is None else re.search(said, found or "")
 
 
-def test_where_tenants_and_their_processes_can_have_a_mode() -> None:
-    differ = tenant_requests([("a", 0, None), ("b", 1, None)])
-    equal = tenant_requests([("a", 1, None), ("b", 1, None)])
-    assert "needs an accelerator" in (STREAM_PRIORITY.unavailable("cpu", differ) or "")
-    assert "all tenants have priority 1" in (STREAM_PRIORITY.unavailable("cuda", equal) or "")
-    for kind, tenants in (("cuda", differ), ("sim", differ), ("cuda", differ[:1])):
-        assert STREAM_PRIORITY.unavailable(kind, tenants) is None
+def tenants(*priorities: int) -> list[TenantRequest]:
+    """Tenants of these priorities."""
+    return [TenantRequest(name, each) for name, each in zip("abc", priorities, strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "priorities", "said"),
+    [
+        *(("stream-priority", kind, (0, 1), None) for kind in ("cuda", "sim")),
+        ("stream-priority", "cuda", (0,), None),
+        ("stream-priority", "cpu", (0, 1), "needs an accelerator"),
+        ("stream-priority", "cuda", (1, 1), "all tenants have priority 1"),
+        ("native", "npu", (0, 1), None),
+        ("mps", "cpu", (0, 1), "needs an NVIDIA GPU"),
+        ("mps", "hip", (0, 1), "needs an NVIDIA GPU; on hip there is no MPS"),
+        ("mps", "npu", (0, 1), "on npu there is no MPS"),
+        ("mps-priority", "sim", (1, 1), "would change nothing: all tenants have priority 1"),
+        ("mps-priority", "sim", (1, 2), "MPS knows two levels, .* \\[1, 2\\] are on one"),
+        ("mps-partition", "sim", (0, 1), "no tenant has a share; give one"),
+        ("mps-partition:lo=80%", "sim", (0, 1), "no tenant is called lo; there are a, b"),
+        ("xsched", "cpu", (0, 1), "needs an accelerator"),
+        ("xsched", "sim", (1, 1), "would change nothing: all tenants have priority 1"),
+        ("xsched:policy=HHPF", "sim", (1, 1), "would change nothing"),
+        # Policies that share need no priorities.
+        ("xsched:policy=CFS", "sim", (1, 1), None),
+        ("xsched", "cuda", (0, 256), "tenant b has priority 256; those of XSched go from -255"),
+        ("green-context", "sim", (1, 0), "nobody has multiprocessors of their own; name a tenant "
+         "and how many, such as green-context:a=32"),
+        ("green-context:hi=32", "cuda", (1, 0), "no tenant is called hi; there are a, b"),
+        ("green-context:cell=32", "hip", (1, 0), "no tenant is called cell"),
+        *(("green-context:a=32", kind, (1, 0), f":a=32 needs a GPU of NVIDIA or AMD; {kind} "
+           "cannot be split") for kind in ("cpu", "npu")),
+    ],
+)  # fmt: skip
+def test_where_tenants_can_have_a_mode(
+    text: str, kind: str, priorities: tuple[int, ...], said: str | None
+) -> None:
+    found = open_scheduler(text).unavailable(kind, tenants(*priorities))
+    assert found is None if said is None else re.search(said, found or "")
+
+
+def test_where_a_process_can_have_a_mode() -> None:
     # Of a device that a package adds nothing is known: an accelerator, without NVIDIA's MPS.
     assert {each.name for each in BUILT_IN if not each.serves("npu")} == {
         "mps", "mps-priority", "mps-partition", "green-context",
     }  # fmt: skip
-    assert NATIVE.unavailable("npu", differ) is None
     # Whether a mode with an environment can serve is asked before its process starts.
     mps = open_scheduler("mps")
-    assert "on npu there is no MPS" in (mps.unavailable("npu", differ) or "")
     assert "needs an NVIDIA GPU" in (unavailable_for_process(mps, "cpu") or "")
     assert "not for single tests" in (unavailable_for_process(mps, "sim") or "")
     assert unavailable_for_cell(mps, "cpu", [0]) is None

@@ -26,15 +26,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         (root / "connections").write_text(str(connections))
         super().setup()
     def do_GET(self):
-        answer = root / "answer.json"
+        body = json.dumps({"processes": [], "xqueues": []})
         if self.path == "/policy":
             given = root / "policy"
             number = int(given.read_text()) if given.exists() else numbers[policy]
             body = json.dumps({"policy": number})
-        elif self.path == "/xqueues" and answer.exists():
-            body = answer.read_text()
-        else:
-            body = json.dumps({"processes": [], "xqueues": []})
+        elif (root / "answer.json").exists():
+            body = (root / "answer.json").read_text()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -45,18 +43,10 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def queue(
-    pid: int,
-    *,
-    handle: int = 1,
-    level: int = 1,
-    threshold: int = 16,
-    batch: int = 8,
-    ready: bool = False,
-    suspended: bool = False,
-) -> dict[str, Any]:
+def queue(pid: int, **changed: int) -> dict[str, Any]:
     """An XQueue as ``GET /xqueues`` of XSched 1.2 has it."""
+    batch = changed.pop("batch", 8)
     return {
-        "batch_size": batch, "device": 8589936128, "handle": handle, "level": level, "pid": pid,
-        "ready": ready, "suspended": suspended, "threshold": threshold,
+        "batch_size": batch, "device": 8589936128, "handle": 1, "level": 1, "pid": pid,
+        "ready": False, "suspended": False, "threshold": 16, **changed,
     }  # fmt: skip
