@@ -20,8 +20,6 @@ from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.launches import (
     LaunchTrace,
-    name_launches,
-    name_streams,
     rank_of_process,
     trace_path,
     write_trace,
@@ -199,10 +197,25 @@ def test_export_names_tracks_tagged_launches_and_the_rank(
     # What CUDA's profiler adds by itself: a copy of a host range on the stream's track.
     copy = complete("gpu_user_annotation", "hwq.launch 0", 0, 1000, 13)
     process = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}
-    recorded["traceEvents"] += [copy, process, {**process, "pid": 0}]
+    # Launch 0 has more kernels, sooner and later and elsewhere; others are nobody's.
+    number = device_work(recorded)[4]["args"]["correlation"]
+    first_ns = 4392701922480000
+    more = [
+        complete(category, name, first_ns + after_ns, 1250, stream, correlation=correlation)
+        for category, name, after_ns, stream, correlation in (
+            ("kernel", "sooner", 0, 13, number), ("gpu_memcpy", "later", 9000, 13, number),
+            ("gpu_memset", "elsewhere", 3000, 20, number), ("kernel", "foreign", 90000, 13, 99999),
+        )
+    ]  # fmt: skip
+    # Of tracks with a stream's number only the stream's own is named and ordered.
+    thread = {"ph": "M", "name": "thread_name", "pid": 5, "tid": 13, "args": {"name": "thread 13"}}
+    order = {"ph": "M", "name": "thread_sort_index", "args": {"sort_index": 99}}
+    tracks = [{**order, "pid": pid, "tid": tid} for pid, tid in ((0, 14), (0, 7), (5, 13))]
+    recorded["traceEvents"] += [copy, process, {**process, "pid": 0}, *more, thread, *tracks]
     lines = []
     for event in export():
-        arguments = {each: event["args"].get(each) for each in ("name", "launch")}
+        names = ("name", "launch", "sort_index")
+        arguments = {each: event["args"][each] for each in names if each in event["args"]}
         where = f"{event['pid']}/{event.get('tid', '')} {event.get('ts')} {event.get('dur')}"
         lines.append(f"{event.get('cat', 'M')} {event['name']} {where} {arguments}")
     assert_as_stored(__file__, "exported_trace.txt", "\n".join(lines))
@@ -351,44 +364,6 @@ def test_each_rank_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
                 patched.setenv("RANK", told)
             name = "moe-1234.json" if rank is None else f"moe-1234-rank{rank}.json"
             assert trace_path(Path("traces"), "moe-1234.json") == Path("traces") / name
-
-
-def test_only_streams_tracks_are_named_and_ordered() -> None:
-    def track(pid: int, tid: int, name: str) -> list[dict[str, Any]]:
-        return [
-            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}},
-            {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid,
-             "args": {"sort_index": 99}},
-        ]  # fmt: skip
-
-    events: list[Json] = [
-        *track(0, 13, "stream 13 "), *track(0, 7, "stream 7 "), *track(5, 13, "thread 13 (python)"),
-    ]  # fmt: skip
-
-    name_streams(events, {13: 2})
-
-    assert [list(event["args"].values()) for event in events] == [
-        ["stream 2"], [2], ["stream 7 "], [99], ["thread 13 (python)"], [99],
-    ]  # fmt: skip
-
-
-def test_a_launch_of_several_kernels_is_one_range_on_each_track() -> None:
-    events: list[Json] = [
-        complete("user_annotation", "hwq.launch 0", 0, 5000, 1),
-        complete("kernel", "gemm", 10_000, 2000, 13, correlation=1),
-        complete("gpu_memcpy", "copy", 14_500, 1250, 13, correlation=2),
-        complete("kernel", "elsewhere", 11_000, 1000, 20, correlation=3),
-        complete("kernel", "untagged", 30_000, 1000, 13, correlation=4),
-        complete("kernel", "foreign", 40_000, 1000, 13, correlation=5),
-    ]
-    found = name_launches(events, {1: 0, 2: 0, 3: 0, 4: 1}, ["expert", None])
-
-    assert [(event["name"], event["tid"], event["ts"], event["dur"]) for event in found[:2]] == [
-        ("expert", 13, 10.0, 5.75), ("expert", 20, 11.0, 1.0),
-    ]  # fmt: skip
-    assert {event["cat"] for event in found[:2]} == {"gpu_user_annotation"}
-    assert found[2:] == events
-    assert events[0]["name"] == "expert"
 
 
 def test_host_traces_say_their_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
