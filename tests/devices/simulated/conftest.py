@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import yaml
@@ -29,6 +29,7 @@ from pytest_hwqueue.workloads.workload import LatencyRatio, Workload
 
 Enqueue = Callable[[Sequence[Stream]], object]
 Launchable = Callable[[], None]
+T = TypeVar("T")
 
 # Nothing varies but what is planted, in whole nanoseconds: only divisions round.
 EXACT = 1e-9
@@ -45,6 +46,12 @@ ON_DEVICE = ("start_ns", "queue_switch_ns", "front_end_ns")
 def costs(*names: str) -> st.SearchStrategy[dict[str, int]]:
     """Return figures of the profile by their names, or all that are ever varied."""
     return st.fixed_dictionaries({name: st.integers(*_COSTS[name]) for name in names or _COSTS})
+
+
+def present(value: T | None) -> T:
+    """Return what a record must have."""
+    assert value is not None
+    return value
 
 
 def on_each(kernel: Launchable) -> Callable[[Sequence[Stream]], None]:

@@ -14,7 +14,7 @@ from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork
 from pytest_hwqueue.metrics.overlap import TimelineSummary
 
-from .conftest import EXACT, ON_DEVICE, Bench, costs
+from .conftest import EXACT, ON_DEVICE, Bench, costs, present
 
 # Each kernel starts at most 8 µs after it is ready (start and switch) and the first ones of 64
 # streams over 45 µs: less than 1 % of kernels of 10 ms, which the truth takes to start at once.
@@ -52,8 +52,7 @@ def test_as_many_kernels_run_at_once_as_the_scarcest_allows(
             # stream of the same queue starts only then: a queue runs one kernel at a time.
             stream.record()
 
-    found = bench.measure(device, streams, enqueue).metrics.timeline
-    assert found is not None
+    found = present(bench.measure(device, streams, enqueue).metrics.timeline)
     at_once = min(streams, connections, room, concurrent)
     assert found.in_flight_max == at_once
     assert found.streams_used == streams
@@ -99,8 +98,7 @@ def test_overlap_is_the_one_constructed(
                 stream.wait(marks[begin])
             stream.launch(lengths[length])
 
-    found = bench.measure(device, 1 + len(others), enqueue).metrics.timeline
-    assert found is not None
+    found = present(bench.measure(device, 1 + len(others), enqueue).metrics.timeline)
     assert found.kernels == STEPS + len(others), "one iteration: the next would overlap it"
     busy = np.zeros((1 + len(others), 2 * STEPS), dtype=bool)
     busy[0, :STEPS] = True
@@ -119,8 +117,8 @@ def test_no_overlap_without_a_second_busy_stream_and_no_timeline_without_kernels
 ) -> None:
     device = bench.device()
     kernel = device.kernel_of(10_000)
-    found = bench.measure(device, streams, lambda given: given[0].launch(kernel)).metrics.timeline
-    assert found is not None
+    record = bench.measure(device, streams, lambda given: given[0].launch(kernel))
+    found = present(record.metrics.timeline)
     assert_no_overlap_measured(found)
     assert (found.in_flight_mean.value, found.in_flight_max, found.streams_used) == (1, 1, 1)
     metrics = bench.measure(device, streams, lambda given: None).metrics
@@ -155,9 +153,8 @@ def test_copies_at_once_are_as_many_as_copy_engines(
             stream.launch(copy)
 
     metrics = bench.measure(device, copies, enqueue, work={"bytes": float(size * copies)}).metrics
-    assert metrics.timeline is not None
     at_once = min(copies, engines)
-    assert metrics.timeline.in_flight_max == at_once
+    assert present(metrics.timeline).in_flight_max == at_once
     ends = [
         (engine + 1) * launch_ns + start + copying_ns * len(range(engine, copies, engines))
         for engine in range(at_once)
@@ -175,6 +172,5 @@ def test_a_copy_of_a_tensor_has_the_copy_engines_rate(bench: Bench) -> None:
     def copy(streams: Sequence[Stream]) -> None:
         streams[0].launch(lambda: target.copy_(source, non_blocking=True))
 
-    found = bench.measure(device, 1, copy).metrics.timeline
-    assert found is not None
+    found = present(bench.measure(device, 1, copy).metrics.timeline)
     assert found.busy_ms[0] / found.kernels == pytest.approx(100, rel=EXACT)

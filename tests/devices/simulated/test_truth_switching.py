@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Stream
 
-from .conftest import ON_DEVICE, Bench, costs, on_each
+from .conftest import ON_DEVICE, Bench, costs, on_each, present
 
 # The model has no noise, and a median of equal delays is that delay: only the division of whole
 # nanoseconds by a thousand rounds.
@@ -42,14 +42,14 @@ def test_overhead_is_the_profiles(
     front_end = cost["front_end_ns"]
     kernel = device.kernel_of(3 * PROBE_NS)
     record = bench.measure(device, streams, on_each(kernel))
-    for found in (record.metrics.queue_switch, record.metrics.ready_to_start):
-        assert found is not None
+    probe, own = present(record.metrics.queue_switch), present(record.metrics.ready_to_start)
+    for found in (probe, own):
         assert (found.unit, found.streams) == ("us", streams)
         assert (found.late_enqueued, found.late_enqueued_on_one) == (0, 0)
         overhead, difference = found.overhead, found.overhead.difference
         assert difference.value == pytest.approx(switch / 1e3, abs=TOLERANCE_US)
-        assert difference.interval is not None
-        assert difference.low - TOLERANCE_US <= switch / 1e3 <= difference.high + TOLERANCE_US
+        low, high = present(difference.interval)
+        assert low - TOLERANCE_US <= switch / 1e3 <= high + TOLERANCE_US
         medians = (overhead.first.median.value, overhead.second.median.value)
         known = ((start + switch) / 1e3, start / 1e3)
         assert medians == pytest.approx(known, abs=TOLERANCE_US)
@@ -57,7 +57,7 @@ def test_overhead_is_the_profiles(
         # When the gate opens, the front end takes the streams of one queue, then of the next. What
         # ran before was on the first queue (the probe's pass on one stream) or on the last.
         queues = [stream % connections for stream in range(streams)]
-        before = 0 if found is record.metrics.queue_switch else max(queues)
+        before = 0 if found is probe else max(queues)
         starts = []
         for place, queue in enumerate(sorted(queues)):
             starts.append(place * front_end + (switch if queue != before else 0))
@@ -69,9 +69,9 @@ def test_overhead_is_the_profiles(
         rounds = max(2, min(PROBE_ROUNDS, HELD_LAUNCHES // streams))
         probe_ns = PROBE_NS * -(-streams // 32)
         span = (rounds - 1) * (probe_ns + start + switch) + (streams - 1) * front_end + switch
-        assert record.metrics.queue_switch is not None
-        rate = record.metrics.queue_switch.start_rate_per_s
-        assert rate == pytest.approx((rounds * streams - 1) * 1e9 / span, rel=RATE_TOLERANCE)
+        assert probe.start_rate_per_s == pytest.approx(
+            (rounds * streams - 1) * 1e9 / span, rel=RATE_TOLERANCE
+        )
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_priorities_change_nothing_and_waiting_for_room_is_no_switch(
         device, 16, on_each(device.kernel_of(PROBE_NS)), urgency=urgency,
         scheduler="stream-priority" if urgency else "native",
     )  # fmt: skip
-    assert record.metrics.queue_switch is not None
-    overhead = record.metrics.queue_switch.overhead
+    found = present(record.metrics.queue_switch)
+    overhead = found.overhead
     if truth_us is None:
         assert overhead.difference.value is None
         assert "ran at once" in overhead.difference.refused
     else:
         assert overhead.difference.value == pytest.approx(truth_us, abs=TOLERANCE_US)
     # Streams that take turns leave one side of the split inside the run empty.
-    split = record.metrics.queue_switch.other_stream_before
-    assert split.difference.value is None
-    assert "needs at least 7 delays, has 0" in split.difference.refused
+    split = found.other_stream_before.difference
+    assert split.value is None
+    assert "needs at least 7 delays, has 0" in split.refused
 
 
 @settings(max_examples=4, derandomize=True)
@@ -114,9 +114,7 @@ def test_no_switch_without_a_second_stream_that_works(
     device = bench.device(**cost)
     kernel = device.kernel_of(PROBE_NS)
     record = bench.measure(device, streams, lambda given: given[-1].launch(kernel))
-    own, probe = record.metrics.ready_to_start, record.metrics.queue_switch
-    assert own is not None
-    assert probe is not None
+    own, probe = present(record.metrics.ready_to_start), present(record.metrics.queue_switch)
     for found in (own,) if streams > 1 else (own, probe):
         assert found.streams == 1
         difference = found.overhead.difference
@@ -141,9 +139,7 @@ def test_too_few_kernels_say_nothing_of_the_switch(bench: Bench, kernels: int) -
         for index in range(kernels):
             streams[index % 2].launch(kernel)
 
-    record = bench.measure(device, 2, enqueue)
-    assert record.metrics.ready_to_start is not None
-    overhead = record.metrics.ready_to_start.overhead
+    overhead = present(bench.measure(device, 2, enqueue).metrics.ready_to_start).overhead
     assert overhead.first.n == overhead.second.n == kernels
     if kernels < 7:
         assert overhead.difference.value is None
