@@ -40,6 +40,16 @@ def observed(engine: Engine) -> list[Ran]:
     return ran
 
 
+def ends(hardware: Hardware, *kernels: tuple[KernelWork, int, dict[str, Any]]) -> list[int]:
+    """When kernels end, each on a stream of its own: what it is, when it arrives, the stream."""
+    engine = Engine(hardware)
+    ran = observed(engine)
+    for label, (work, at_ns, of_stream) in enumerate(kernels):
+        engine.submit(engine.add_stream(**of_stream), work, at_ns, label=label)
+    engine.run()
+    return [kernel.end_ns for kernel in sorted(ran, key=lambda kernel: kernel.label)]
+
+
 @given(
     waves=st.integers(1, 5_000), arrives=st.integers(1, 10_000_000), wave=times,
     urgent=st.booleans(),
@@ -47,27 +57,20 @@ def observed(engine: Engine) -> list[Ran]:
 def test_an_urgent_kernel_gets_in_at_the_next_wave_and_an_equal_one_after_the_last(
     waves: int, arrives: int, wave: int, urgent: bool
 ) -> None:
-    engine = Engine(Hardware(slots=4))
-    ran, whole = observed(engine), waves * wave
-    first, second = engine.add_stream(0), engine.add_stream(int(urgent))
-    engine.submit(first, KernelWork(whole, 4 * waves), 0, label="first")
-    engine.submit(second, KernelWork(50, 4), arrives, label="second")
-    engine.run()
-    ends = {kernel.label: kernel.end_ns for kernel in ran}
+    whole = waves * wave
+    first = KernelWork(whole, 4 * waves), 0, {}
+    second = KernelWork(50, 4), arrives, {"priority": int(urgent)}
     let_in = -(-arrives // wave) * wave if urgent else whole
     started = let_in if arrives < whole else arrives
-    assert ends == {"first": whole + 50 * (started < whole), "second": started + 50}
+    truth = [whole + 50 * (started < whole), started + 50]
+    assert ends(Hardware(slots=4), first, second) == truth
 
 
-def ends_in_groups(split: list[int], works: dict[int, KernelWork]) -> dict[int, int]:
-    """When kernels end that start together, each alone in its group; by group."""
-    engine = Engine(Hardware(slots=264, slots_per_multiprocessor=2))
-    ran = observed(engine)
-    for group, work in works.items():
-        stream = engine.add_stream(partition=Partition(tuple(split), group))
-        engine.submit(stream, work, 0, label=group)
-    engine.run()
-    return {kernel.label: kernel.end_ns for kernel in ran}
+def ends_in_groups(split: list[int], groups: list[int], work: KernelWork) -> list[int]:
+    """When kernels end that start together, each alone in its group."""
+    hardware = Hardware(slots=264, slots_per_multiprocessor=2)
+    partitions = [Partition(tuple(split), group) for group in groups]
+    return ends(hardware, *[(work, 0, {"partition": each}) for each in partitions])
 
 
 @given(
@@ -79,11 +82,11 @@ def test_kernels_in_groups_take_the_waves_of_their_own_slots_whatever_runs_elsew
     split: list[int], waves: int, block_ns: int
 ) -> None:
     work = KernelWork(waves * block_ns, waves * 264)
-    sizes = dict(enumerate([*split, 132 - sum(split)]))
-    truth = {group: -(-waves * 264 // (2 * size)) * block_ns for group, size in sizes.items()}
-    assert ends_in_groups(split, dict.fromkeys(sizes, work)) == truth
-    for group, end_ns in truth.items():
-        assert ends_in_groups(split, {group: work}) == {group: end_ns}
+    sizes = [*split, 132 - sum(split)]
+    truth = [-(-waves * 264 // (2 * size)) * block_ns for size in sizes]
+    assert ends_in_groups(split, [*range(len(sizes))], work) == truth
+    for group, end_ns in enumerate(truth):
+        assert ends_in_groups(split, [group], work) == [end_ns]
 
 
 @pytest.mark.parametrize(
@@ -99,18 +102,15 @@ def test_a_group_slows_down_what_it_is_short_of(
 ) -> None:
     """Multiprocessors by their number; memory only below a third of its bandwidth's share."""
     work = KernelWork(12_000, blocks, memory_bound=memory_bound)
-    assert ends_in_groups([size], {0: work}) == {0: slowness * 12_000}
+    assert ends_in_groups([size], [0], work) == [slowness * 12_000]
 
 
 @given(time_slice=st.integers(10, 1000), arrives=st.integers(1, 5_000))
 def test_a_second_process_waits_for_the_end_of_the_slice(time_slice: int, arrives: int) -> None:
-    engine = Engine(Hardware(slots=4, time_slice_ns=time_slice))
-    ends: dict[str, int] = {}
-    first, second = engine.add_stream(process=0), engine.add_stream(process=1)
-    engine.submit(first, KernelWork(100_000, 4), 0, done=lambda at: ends.update(first=at))
-    engine.submit(second, KernelWork(5, 4), arrives, done=lambda at: ends.update(second=at))
-    engine.run()
-    assert ends == {"second": -(-arrives // time_slice) * time_slice + 5, "first": 100_000 + 5}
+    first = KernelWork(100_000, 4), 0, {"process": 0}
+    second = KernelWork(5, 4), arrives, {"process": 1}
+    truth = [100_000 + 5, -(-arrives // time_slice) * time_slice + 5]
+    assert ends(Hardware(slots=4, time_slice_ns=time_slice), first, second) == truth
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,8 @@ def test_a_second_process_waits_for_the_end_of_the_slice(time_slice: int, arrive
 )
 def test_processes_take_turns_of_a_slice_each_or_share(share: bool, truth: list[int]) -> None:
     hardware = Hardware(slots=8, time_slice_ns=1000, process_switch_ns=10, share_processes=share)
-    engine, ends = Engine(hardware), list[int]()
-    for process in (0, 1):
-        engine.submit(engine.add_stream(process=process), KernelWork(2000, 4), 0, done=ends.append)
-    engine.run()
-    assert ends == truth
+    both = [(KernelWork(2000, 4), 0, {"process": process}) for process in (0, 1)]
+    assert ends(hardware, *both) == truth
 
 
 @given(threshold=st.integers(1, 8), batch=st.integers(0, 5), arrives=st.integers(1, 20_000))

@@ -28,10 +28,7 @@ SPLIT_KERNELS = 16
 LIMITS = ("connections", "multiprocessors", "concurrent_kernels")
 
 
-def sweep(
-    bench: Bench, limit: str, most: int, *, strong: bool, counts: Sequence[int] = COUNTS,
-    iterations: int = ITERATIONS,
-) -> list[RunRecord]:  # fmt: skip
+def sweep(bench: Bench, limit: str, most: int, *, strong: bool) -> list[RunRecord]:
     """Records of every count on a device that runs ``most`` kernels at once, and why it does."""
     figures = {"connections": 64, "multiprocessors": 64, "concurrent_kernels": 64, limit: most}
     device = bench.device(block_slots_per_multiprocessor=1, **figures)
@@ -45,10 +42,10 @@ def sweep(
 
     return [
         bench.measure(
-            device, streams, enqueue, iterations=iterations,
+            device, streams, enqueue, iterations=ITERATIONS,
             work={"kernels": float(SPLIT_KERNELS if strong else streams)},
         )
-        for streams in counts
+        for streams in COUNTS
     ]  # fmt: skip
 
 
@@ -71,7 +68,9 @@ def test_saturation_is_where_the_device_is_full(
     assume(not any(EDGE[0] < share < EDGE[1] for share in shares))
     truth = next(count for count, share in zip(COUNTS, shares, strict=True) if share >= EDGE[1])
 
-    (records,) = find_sweeps(sweep(bench, limit, most, strong=strong))
+    measured = sweep(bench, limit, most, strong=strong)
+    assert find_sweeps(measured[:1]) == []
+    (records,) = find_sweeps(measured)
     found = scaling_of(records)
     assert (found.unit, found.base_streams) == ("kernels/s", 1)
     assert found.kind == ("strong" if strong else "weak")
@@ -91,21 +90,3 @@ def test_saturation_is_where_the_device_is_full(
         assert found.saturation_range is None
         reason = "not saturated within the counts measured, up to 16 streams"
         assert found.refused["saturation_streams"] == reason
-
-
-def test_one_count_or_too_few_iterations_say_nothing_of_scaling(bench: Bench) -> None:
-    records = sweep(bench, "connections", 4, strong=False, counts=[4])
-    assert find_sweeps(records) == []
-    found = scaling_of(records)
-    assert (found.kind, found.saturation_streams, found.saturation_range) == (None, None, None)
-    for field in ("kind", "saturation_streams", "saturation_range"):
-        assert found.refused[field] == "needs at least 2 counts of streams, has 1 (1 missing)"
-    assert "one stream was not measured" in found.refused["efficiency against one stream"]
-
-    found = scaling_of(sweep(bench, "connections", 1, strong=False, counts=[1, 2], iterations=49))
-    assert found.saturation_streams is None
-    reason = "needs at least 50 iterations at each count, has 49 (1 missing) at 1 stream"
-    assert found.refused["saturation_streams"] == reason
-    for point in found.points:
-        assert point.speedup.interval is None
-        assert "needs at least 50 iterations" in point.speedup.refused

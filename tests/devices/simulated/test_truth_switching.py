@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from pytest_hwqueue.devices.protocol import Stream
 
 from .conftest import ON_DEVICE, Bench, costs, on_each, present
 
@@ -127,22 +123,3 @@ def test_no_switch_without_a_second_stream_that_works(
         assert "at least 2 streams" in found.refused["first_start_spread"]
     # The probe takes all streams, whatever the workload does.
     assert (probe.overhead.difference.value is None) == (streams == 1)
-
-
-@pytest.mark.parametrize("kernels", [6, 7])
-def test_too_few_kernels_say_nothing_of_the_switch(bench: Bench, kernels: int) -> None:
-    """Kernels of 300 ms: one iteration is traced, and its kernels are all there are."""
-    device = bench.device(queue_switch_ns=1_000)
-    kernel = device.kernel_of(300_000_000)
-
-    def enqueue(streams: Sequence[Stream]) -> None:
-        for index in range(kernels):
-            streams[index % 2].launch(kernel)
-
-    overhead = present(bench.measure(device, 2, enqueue).metrics.ready_to_start).overhead
-    assert overhead.first.n == overhead.second.n == kernels
-    if kernels < 7:
-        assert overhead.difference.value is None
-        assert "needs at least 7 delays, has 6 (1 missing)" in overhead.difference.refused
-    else:
-        assert overhead.difference.value == pytest.approx(1, abs=TOLERANCE_US)
