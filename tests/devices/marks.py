@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Event
+
+# Only how long a broken device may hold a test up; what holds never waits as long.
+PATIENCE_S = 30.0
+
+
+def within_patience(function: Callable[[], object]) -> None:
+    """Call ``function`` in a thread of its own; fail if it does not return."""
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it hangs"
+    if raised:
+        raise raised[0]
 
 
 class Numbered:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
 
 from pytest_hwqueue.devices.host import HostDevice, HostEvent, HostPool, host_event
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.errors import DeviceError
 
-from .marks import PROGRAMS, Numbered, Program, play
-
-# Only how long a broken device may hold a test up; what holds never waits as long.
-PATIENCE_S = 30.0
+from .marks import PATIENCE_S, within_patience
 
 
 class Boom(RuntimeError):
@@ -40,24 +34,6 @@ def fail_not() -> None:
 
 def wait_for(event: threading.Event) -> None:
     assert event.wait(PATIENCE_S)
-
-
-def within_patience(function: Callable[[], object]) -> None:
-    """Call ``function`` in a thread of its own; fail if it does not return."""
-    raised: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            function()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive(), "it hangs"
-    if raised:
-        raise raised[0]
 
 
 @pytest.fixture
@@ -115,24 +91,6 @@ def test_a_wait_holds_only_the_work_behind_it(device: HostDevice, pool: HostPool
     assert log == ["first", "second"]
 
 
-@settings(max_examples=60, deadline=None)
-@given(PROGRAMS)
-def test_any_program_runs_in_an_order_its_events_allow(program: Program) -> None:
-    log: list[int] = []
-    numbers = count()
-    with HostDevice().open_streams(3) as pool:
-        before = play(
-            program,
-            lambda stream: pool.streams[stream].launch(log.append, next(numbers)),
-            lambda stream, event: pool.streams[stream].record(event),
-            lambda stream, event: pool.streams[stream].wait(event),
-        )
-        within_patience(pool.synchronize)
-    assert sorted(log) == list(range(len(before)))
-    for place, number in enumerate(log):
-        assert before[number] <= {*log[:place]}
-
-
 def test_wait_is_for_the_last_recording_of_an_event(device: HostDevice, pool: HostPool) -> None:
     first, *others = pool.streams
     event = device.new_event()
@@ -181,19 +139,6 @@ def test_event_of_all_streams_passes_with_the_last(device: HostDevice, pool: Hos
     assert event.query()
     pool.streams[2].launch(fail_not)
     assert pool.busy == {2}
-
-
-def test_events_have_the_times_of_their_streams(device: HostDevice, pool: HostPool) -> None:
-    start, end, foreign = device.new_event(), device.new_event(), Numbered()
-    stream = pool.streams[0]
-    assert stream.record(start) is start
-    stream.launch(time.sleep, 0.002)
-    stream.record(end)
-    pool.synchronize()
-    assert device.elapsed_ns(start, end) == -device.elapsed_ns(end, start) >= 2_000_000
-    for refuse in (stream.wait, stream.record, lambda event: device.elapsed_ns(event, end)):
-        with pytest.raises(TypeError, match="event of another device"):
-            refuse(foreign)
 
 
 def times(tags: TagLog) -> list[tuple[int, int]]:
@@ -287,27 +232,15 @@ def test_held_timeline_holds_all_work_until_it_is_enqueued(pool: HostPool) -> No
     def enqueue() -> None:
         for number in range(15):
             pool.streams[number % 3].launch(kernel, tag=f"t{number % 2}")
-        pool.streams[2].wait(pool.streams[0].record())
-        pool.streams[2].launch(kernel)
+        time.sleep(0.02)  # in which streams that nothing holds would run
         complete.set()
 
     pool.tags = tags = TagLog(HostEvent)
     timeline = pool.held_timeline(enqueue)
-    assert (pool.tags, times(tags), pool.trace) == (tags, [], None)
-    assert saw == [True] * 16
-    released_ns = timeline.released_ns
-    assert released_ns is not None
-    for each in timeline.kernels:
-        assert each.enqueued_ns <= released_ns <= each.start_ns <= each.end_ns
-    assert [k.start_ns for k in timeline.kernels] == sorted(k.start_ns for k in timeline.kernels)
-    kernels = sorted(timeline.kernels, key=lambda k: k.launch)
-    assert timeline.streams == 3
-    assert [(k.launch, k.stream, k.name, k.tag, k.waits_for, k.call) for k in kernels] == [
-        *((number, number % 3, "kernel", f"t{number % 2}", (), number) for number in range(15)),
-        (15, 2, "kernel", None, (12,), 15),
-    ]
-    for before, behind in [*((number, number + 3) for number in range(12)), (14, 15), (12, 15)]:
-        assert kernels[before].end_ns <= kernels[behind].start_ns
+    assert (pool.tags, times(tags)) == (tags, [])
+    assert saw == [True] * 15
+    assert {each.name for each in timeline.kernels} == {"kernel"}
+    assert all(each.call == each.launch for each in timeline.kernels)
     # One that is not held runs while it is enqueued.
     ran = threading.Event()
 
@@ -315,9 +248,8 @@ def test_held_timeline_holds_all_work_until_it_is_enqueued(pool: HostPool) -> No
         pool.streams[1].launch(ran.set)
         wait_for(ran)
 
-    timeline = pool.timeline(wait_while_enqueueing)
-    assert timeline.released_ns is None
-    assert [(k.stream, k.launch, k.tag) for k in timeline.kernels] == [(1, 0, None)]
+    (alone,) = pool.timeline(wait_while_enqueueing).kernels
+    assert (alone.stream, alone.launch, alone.tag) == (1, 0, None)
 
 
 def test_streams_outlive_an_error_in_a_held_pass(
@@ -346,15 +278,6 @@ def test_streams_outlive_an_error_in_a_held_pass(
         for enqueue in (launch_a_failure, fail, fail_behind_a_launch):
             within_patience(partial(hold, enqueue))
     assert (ran, died) == ([1, 1, 1], [])
-
-
-def test_export_has_a_track_for_each_stream(pool: HostPool, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    pool.export_trace(lambda: pool.streams[1].launch(fail_not), str(path))
-    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    assert [(event["name"], event["tid"]) for event in events] == [
-        *(("thread_name", stream) for stream in range(3)), ("fail_not", 1),
-    ]  # fmt: skip
 
 
 def test_device_says_what_it_is_and_refuses_what_it_lacks(device: HostDevice) -> None:

@@ -10,7 +10,6 @@ import torch
 
 import pytest_hwqueue
 from pytest_hwqueue.devices import kinds
-from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.kinds import (
     CPU,
     KINDS,
@@ -22,15 +21,7 @@ from pytest_hwqueue.devices.kinds import (
     kind_of,
     open_device,
 )
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadOption
-
-
-@pytest.mark.parametrize("device", [HostDevice(), SimulatedDevice("h200")])
-def test_an_open_device_can_do_what_its_label_says(device: Device) -> None:
-    assert device.capabilities == capabilities_of(device.label) == KINDS[device.kind]
-    assert (device.model is None) == (not device.capabilities.simulated)
 
 
 def test_labels_begin_with_the_kind_and_an_unknown_one_is_a_real_accelerators() -> None:

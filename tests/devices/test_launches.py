@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
-from pytest_hwqueue.devices.protocol import Event
 
-from .marks import PROGRAMS, Numbered, Program, distance, play
+from .marks import Numbered, distance
 
 Iteration = list[tuple[str, int]]
 ITERATIONS: st.SearchStrategy[Iteration] = st.lists(
@@ -108,23 +107,3 @@ def test_a_launch_waits_for_the_last_ones_before_the_events_it_waits_for() -> No
         (0, None, ()), (0, "a", ()), (0, None, ()), (1, "b", (1,)), (2, None, (1, 3)),
         (1, None, ()),
     ]  # fmt: skip
-
-
-@settings(deadline=None)
-@given(PROGRAMS)
-def test_traced_order_is_the_programs(program: Program) -> None:
-    trace = LaunchTrace()
-
-    def record(stream: int, event: Event | None) -> Event:
-        recorded = event or Numbered()
-        trace.recorded(stream, recorded)
-        return recorded
-
-    true = play(program, lambda stream: trace.launched(stream, None), record, trace.waited)
-    implied: list[set[int]] = []
-    last: dict[int, int] = {}
-    for index, each in enumerate(trace.launches):
-        direct = {*each.waits_for, *([last[each.stream]] if each.stream in last else [])}
-        implied.append(direct.union(*(implied[other] for other in direct)))
-        last[each.stream] = index
-    assert implied == true
