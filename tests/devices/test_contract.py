@@ -51,7 +51,7 @@ def test_any_program_runs_in_an_order_its_events_allow_and_is_traced_so(
         streams = pool.streams
 
         def enqueue() -> None:
-            streams[0].wait(device.new_event())  # one that was never recorded holds nothing
+            streams[0].wait(device.new_event())  # never recorded: it holds nothing
             before.extend(
                 play(
                     program,
@@ -91,6 +91,9 @@ def test_events_have_the_times_of_their_streams_and_are_the_devices_own(device: 
     start, end, foreign = device.new_event(), device.new_event(), Numbered()
     with device.open_streams(3) as pool:
         stream = pool.streams[0]
+        stream.wait(start)  # one that was never recorded has passed
+        start.synchronize()
+        assert start.query()
         assert stream.record(start) is start
         stream.launch(busy)
         stream.record(end)

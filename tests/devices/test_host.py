@@ -69,28 +69,6 @@ def test_streams_run_in_order_at_the_same_time_each_on_a_thread_of_its_own(pool:
     assert (pool.launched, [stream.launched for stream in pool.streams]) == (303, [101] * 3)
 
 
-def test_a_wait_holds_only_the_work_behind_it(device: HostDevice, pool: HostPool) -> None:
-    first, second, _ = pool.streams
-    gate, before = threading.Event(), threading.Event()
-    never = device.new_event()
-    log: list[str] = []
-    first.launch(wait_for, gate)
-    first.launch(log.append, "first")
-    event = first.record()
-    second.wait(never)  # an event that was never recorded holds nothing
-    second.launch(before.set)
-    second.wait(event)
-    second.launch(log.append, "second")
-    wait_for(before)  # the work in front of the wait runs while the first stream is blocked
-    assert (log, event.query(), never.query(), never.when_ns) == ([], False, True, 0)
-    gate.set()
-    never.synchronize()
-    event.synchronize()
-    assert event.query()
-    within_patience(pool.synchronize)
-    assert log == ["first", "second"]
-
-
 def test_wait_is_for_the_last_recording_of_an_event(device: HostDevice, pool: HostPool) -> None:
     first, *others = pool.streams
     event = device.new_event()
@@ -106,7 +84,7 @@ def test_wait_is_for_the_last_recording_of_an_event(device: HostDevice, pool: Ho
         stream.wait(event)
         stream.launch(overtook.set)
     enqueued.set()
-    assert not overtook.wait(0.5)
+    assert not overtook.wait(0.2)
     ends.set()
     within_patience(pool.synchronize)
     assert overtook.is_set()

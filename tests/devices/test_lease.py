@@ -156,12 +156,12 @@ def test_a_note_that_says_nothing_readable_reaches_nobody(start: Callable[..., S
 def test_who_waits_long_is_told_again_and_in_the_end_what_to_do(
     start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pytest_hwqueue.devices.lease._SAY_AGAIN_S", 0.3)
+    monkeypatch.setattr("pytest_hwqueue.devices.lease._SAY_AGAIN_S", 0.15)
     holder = start().holds()
     said: list[str] = []
     began = time.monotonic()
-    refused = refusal(1.5, said.append)
-    assert time.monotonic() - began >= 1.5
+    refused = refusal(0.75, said.append)
+    assert time.monotonic() - began >= 0.75
     assert f"process {holder.process.pid} of user " in refused
     assert "another device" in refused
     assert 2 <= len(said) <= 6
