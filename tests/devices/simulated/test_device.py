@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,7 +15,10 @@ from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.harness import closed_loop
 from pytest_hwqueue.harness.program import graph
+
+from .conftest import Bench, present
 
 
 @pytest.fixture
@@ -120,3 +125,29 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises((DeviceError, ValueError), match=told):
         refused(device)
+
+
+@pytest.mark.parametrize("sync_mode", ["per_iteration", "end_only"])
+def test_only_a_slow_simulation_is_cut_short_and_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, sync_mode: str
+) -> None:
+    device = bench.device()
+    kernel = device.kernel_of(10_000)
+
+    def stopped(iterations: int) -> tuple[str, int]:
+        record = bench.measure(
+            device, 1, lambda streams: streams[0].launch(kernel), iterations=iterations,
+            sync_mode=sync_mode, wall_ns=30_000_000_000,
+        )  # fmt: skip
+        assert len(present(record.samples).device_ns) == record.iterations
+        return record.stopped, record.iterations
+
+    assert stopped(100) == ("100 iterations", 100)
+    # Each look at the clock finds a second gone.
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic_ns=lambda: next(seconds) * 1_000_000_000)
+    monkeypatch.setattr(closed_loop, "time", clock)
+    reason, done = stopped(1000)
+    assert 0 < done < 1000
+    assert reason.startswith("wall-time cap of 30 s, after ")
+    assert f"after {done} of 1000 iterations" in reason
