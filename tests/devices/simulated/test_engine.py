@@ -58,7 +58,7 @@ def test_an_urgent_kernel_gets_in_at_the_next_wave_and_an_equal_one_after_the_la
     waves: int, arrives: int, wave: int, urgent: bool
 ) -> None:
     whole = waves * wave
-    first = KernelWork(whole, 4 * waves), 0, {}
+    first = KernelWork(whole, 4 * waves), 0, {"priority": 0}
     second = KernelWork(50, 4), arrives, {"priority": int(urgent)}
     let_in = -(-arrives // wave) * wave if urgent else whole
     started = let_in if arrives < whole else arrives
