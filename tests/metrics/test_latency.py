@@ -17,6 +17,7 @@ from pytest_hwqueue.metrics.latency import (
     contiguous_blocks,
     minimum_samples,
     quantile_interval,
+    spread_interval,
     summarise_latency,
     throughput,
 )
@@ -57,6 +58,32 @@ def test_ranks_are_the_tightest_that_cover(
     assert 1 <= lower <= upper <= n
     assert binom.cdf(lower - 1, n, quantile) <= tail < binom.cdf(lower, n, quantile)
     assert binom.sf(upper - 1, n, quantile) <= tail < binom.sf(upper - 2, n, quantile)
+
+
+@given(QUANTILES, CONFIDENCES, st.integers(0, 400))
+def test_samples_worth_as_many_as_they_are_have_the_exact_interval(
+    quantile: float, confidence: float, more: int
+) -> None:
+    n = minimum_samples(quantile, confidence) + more
+    samples = np.arange(1, n + 1, dtype=np.float64)
+    found = spread_interval(samples, quantile, confidence, n)
+    assert found == quantile_interval(samples, quantile, confidence)
+
+
+@pytest.mark.parametrize("each", [2, 7, 40])
+@pytest.mark.parametrize("quantile", [0.5, 0.95, 0.99])
+def test_samples_worth_fewer_have_the_ranks_of_those_spread_over_all(
+    quantile: float, each: int
+) -> None:
+    worth = minimum_samples(quantile) + 30
+    low, high = quantile_interval(range(1, worth + 1), quantile, 0.95)
+    samples = np.arange(1, each * worth + 1, dtype=np.float64)
+    assert spread_interval(samples, quantile, 0.95, worth) == (low * each, high * each)
+
+
+def test_samples_worth_next_to_nothing_bound_a_percentile_by_the_median() -> None:
+    samples = np.arange(1, 101, dtype=np.float64)
+    assert spread_interval(samples, 0.95, 0.95, 1) == (50.0, math.inf)
 
 
 def test_samples_of_an_interval_ascend() -> None:
