@@ -172,6 +172,8 @@ def spread_interval(
             return float(ordered[outermost]), float(ordered[n - 1 - outermost])
     if (1 - quantile) ** whole <= tail:
         rank, _ = _ranks(whole, quantile, confidence)
+        # Of so few that their greatest would do, it may lie anywhere above the one before.
+        rank = min(rank, whole - 1)
         low = max(low, float(ordered[max(1, rank * n // whole) - 1]))
     if quantile**whole <= tail:
         _, rank = _ranks(whole, quantile, confidence)

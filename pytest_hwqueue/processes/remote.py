@@ -67,7 +67,7 @@ def remote(
 
 def answer_to(call: Message, interface: type[Interface], target: Interface) -> Message | None:
     """Call a method as a message asks; return the content of the answer, None if nobody waits."""
-    method = _public(interface)[call["method"]]
+    method = getattr(interface, call["method"])
     arguments = {
         name: _reader(method, name).validate_python(value)
         for name, value in call["arguments"].items()
@@ -79,8 +79,13 @@ def answer_to(call: Message, interface: type[Interface], target: Interface) -> M
     try:
         return {"value": to_jsonable_python(bound(**arguments)), "error": ""}
     except errors.HwqError as error:
-        # Others have subclasses of these, which their callers do not tell apart.
-        kind = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
+        # Others have subclasses of these, which their callers do not tell apart; and those that
+        # are made of more than their text cannot be made again.
+        kind = next(
+            each
+            for each in type(error).__mro__
+            if each.__module__ == errors.__name__ and "__init__" not in vars(each)
+        )
         return {"error": kind.__name__, "text": str(error)}
 
 

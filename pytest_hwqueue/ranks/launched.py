@@ -87,13 +87,14 @@ def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
 LOOPBACK = "127.0.0.1"
 
 
-def place_on_this_host(rank: int, size: int, port: int) -> dict[str, str]:
+def place_on_this_host(rank: int, size: int, port: int, given: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that `launched_rank` reads, of a rank whose whole group is on this host.
 
     Args:
         rank: its number.
         size: how many there are.
         port: of the store in which they meet.
+        given: the environment; an interface that it names for gloo or NCCL stays.
 
     """
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
@@ -103,8 +104,7 @@ def place_on_this_host(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         # All of it stays on this machine.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
+        **{name: given.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")},
     }
 
 

@@ -53,26 +53,30 @@ def history_document(found: HistoryFile) -> Document:
 def _answer(found: HistoryFile) -> str:
     """Return in a sentence how many series changed, and the one that got worse most."""
     whole = f"{len(found.series)} series"
-    worse = [
-        (change.ratio, series)
-        for series in found.series
-        for change in series.changes
-        if change.worse
-    ]
-    got_worse = len({id(series) for _, series in worse})
-    others = sum(bool(series.changes) for series in found.series) - got_worse
-    parts = [f"{got_worse} of {whole} got worse"] * bool(worse)
-    parts += [f"{others} of {whole} got better" if not worse else f"{others} better"] * bool(others)
-    sentence = ", ".join(parts) or f"No change was found in {whole}"
+    worse, better = [], 0
+    for series in found.series:
+        ratios = [change.ratio for change in series.changes if change.worse]
+        if ratios:
+            worse.append((max(ratios, key=_size), series))
+        elif series.changes:
+            better += 1
+    sentence = f"No change was found in {whole}"
     if worse:
-        ratio, most = max(worse, key=lambda each: abs(math.log(each[0])))
+        sentence = f"{len(worse)} of {whole} got worse" + f", {better} better" * bool(better)
+        ratio, most = max(worse, key=lambda each: _size(each[0]))
         sentence += f"; most, {_label(most)} of {most.cell}: {percent(ratio - 1)}"
+    elif better:
+        sentence = f"{better} of {whole} got better"
     few = sum(len(series.sessions) < LEAST_SESSIONS for series in found.series)
     if few:
         sentence += (
             f"; {few} of them have fewer than {LEAST_SESSIONS} sessions, too few to find one"
         )
     return f"{sentence}."
+
+
+def _size(ratio: float) -> float:
+    return abs(math.log(ratio))
 
 
 def legend(found: HistoryFile) -> str:

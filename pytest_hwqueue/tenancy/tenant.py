@@ -318,4 +318,7 @@ def _reason(error: Exception) -> str:
     from pytest_hwqueue.harness.attempt import describe_failure
     from pytest_hwqueue.harness.open_loop import StoppedServing
 
-    return describe_failure(error, StoppedServing).reason
+    if speaks_for_itself(error) or isinstance(error, StoppedServing):
+        # As it is, with its lines: such a text says where and what to do.
+        return str(error)
+    return describe_failure(error).reason

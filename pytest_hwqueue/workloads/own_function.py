@@ -390,7 +390,6 @@ class FunctionWorkload(Workload):
     stream_range = StreamRange(1, 8, MAXIMUM_STREAMS)
     units = ()
     parameter_model = Parameters
-    parameters: Parameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(

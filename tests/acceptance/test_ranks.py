@@ -27,12 +27,22 @@ ARGUMENTS = (
 
 # Rank 1 comes to grief in its 4th iteration, as the test's name says.
 TESTS = """
-import json, os, signal, time
+import json, os, pathlib, signal, time
 import psutil, pytest
+
+def meet():
+    # Rank 0 ends only when rank 1 has come to its end, too.
+    group = "left-" + os.environ["MASTER_PORT"]
+    pathlib.Path(group + "-" + os.environ["RANK"]).touch()
+    for _ in range(300):
+        if pathlib.Path(group + "-1").exists():
+            return
+        time.sleep(0.1)
+    pathlib.Path("alone").touch()
 
 @pytest.mark.hwq_workload("grad_accum")
 @pytest.mark.parametrize("how", {hows})
-def test_ranks(hwq, how, monkeypatch):
+def test_ranks(hwq, how, monkeypatch, request):
     from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
 
     plain, done = GradientAccumulation.iterate, []
@@ -51,6 +61,7 @@ def test_ranks(hwq, how, monkeypatch):
     monkeypatch.setattr(GradientAccumulation, "iterate", iterate)
     assert hwq.run(blocks=2).ranks.world_size == 2
     if how == "fine":
+        request.config.add_cleanup(meet)
         # The session, and all that it has started.
         session = psutil.Process(int(os.environ["SESSION"]))
         addresses = [
@@ -137,6 +148,11 @@ def test_local_ranks_measure_together_and_fail_together(inner: Inner, local: str
 
 def test_local_ranks_listen_on_loopback_alone(inner: Inner, local: str) -> None:
     assert set(json.loads((inner.folder / "addresses.json").read_text())) == {"127.0.0.1"}
+
+
+def test_ranks_may_wait_for_each_other_as_they_end(inner: Inner, local: str) -> None:
+    assert len(list(inner.folder.glob("left-*"))) == 2
+    assert not (inner.folder / "alone").exists()
 
 
 @pytest.mark.slow

@@ -86,6 +86,17 @@ def test_samples_worth_next_to_nothing_bound_a_percentile_by_the_median() -> Non
     assert spread_interval(samples, 0.95, 0.95, 1) == (50.0, math.inf)
 
 
+@given(st.integers(368, 5000), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.99, 0.999]))
+def test_an_interval_holds_its_value_however_little_the_samples_are_worth(
+    n: int, data: st.DataObject, quantile: float
+) -> None:
+    samples = np.arange(n, dtype=float)
+    worth = data.draw(st.integers(1, n) | st.integers(1, 40), label="worth")
+    block = data.draw(st.integers(1, n), label="block")
+    low, high = spread_interval(samples, quantile, 0.95, worth, block)
+    assert low <= np.quantile(samples, quantile) <= high
+
+
 def test_samples_of_an_interval_ascend() -> None:
     with pytest.raises(ValueError, match="ascending"):
         quantile_interval([1, 2, 3, 5, 4, 6, 7], 0.5, 0.95)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError, LeaseError, NotProven
+from pytest_hwqueue.errors import BadInput, BadOption, HwqError, LeaseError, NotProven
 from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
 from pytest_hwqueue.processes.remote import answer_to, one_way, remote
 from pytest_hwqueue.records.cell import WarmUp
@@ -39,6 +39,8 @@ class Target(Calls):
         return warm_up.model_copy(update={"iterations": warm_up.iterations + by})
 
     def failing(self, how: str) -> None:
+        if how == "option":
+            raise BadOption("--hwq-size", "huge", f"for {how}")
         raise {"lease": LeaseError, "special": _Special, "base": HwqError}[how](f"for {how}")
 
     def told(self, values: tuple[str, float | None]) -> None:
@@ -80,7 +82,8 @@ def test_arguments_and_results_keep_their_types(both: tuple[Calls, Target]) -> N
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"), [("lease", LeaseError), ("special", NotProven), ("base", HwqError)]
+    ("how", "kind"),
+    [("lease", LeaseError), ("special", NotProven), ("base", HwqError), ("option", BadInput)],
 )
 def test_an_error_is_raised_where_the_method_was_called(
     both: tuple[Calls, Target], how: str, kind: type[HwqError]

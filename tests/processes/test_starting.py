@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.conftest import Sessions
 
 REPORT = """
-import json, os, signal, sys, threading
+import atexit, json, os, signal, sys, threading, time
 
 def main():
     os.setpgrp()
@@ -45,6 +45,8 @@ def main():
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     os.write(int(sys.argv[-1]), json.dumps(found).encode())
     print("written to the log")
+    atexit.register(print, "and as it ended")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("by a thread"))).start()
     how = os.read(int(sys.argv[-2]), 100).decode()
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -127,7 +129,9 @@ def test_forked_processes_are_fresh_and_others_are_started_anew(
     assert [each.end(how) for each, how in zip(started, ("0", "7", "0"), strict=True)] == [0, 7, 0]
     killed = Started(server, main, environment, tmp_path / "killed.log")
     assert killed.end("kill") == -signal.SIGKILL
-    assert all("written to the log" in each.log.read_text() for each in started)
+    # Threads that are no daemons are waited for, and then what is registered for the end runs.
+    for each in started:
+        assert each.log.read_text() == "written to the log\nby a thread\nand as it ended\n"
     server.close()
 
 

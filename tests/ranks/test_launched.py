@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
+from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank, place_on_this_host
 
 BY_TORCHRUN = {
     "RANK": "5",
@@ -48,3 +48,11 @@ def test_what_is_no_number_is_refused_by_name(name: str) -> None:
 def test_rank_beyond_the_world_is_refused() -> None:
     with pytest.raises(BadOption, match="RANK: '8' is not valid; WORLD_SIZE is 8"):
         launched_rank({**BY_TORCHRUN, "RANK": "8"})
+
+
+def test_a_place_on_this_host_is_a_launched_rank_on_loopback_unless_the_user_says_otherwise() -> (
+    None
+):
+    place = place_on_this_host(1, 2, 29500, {"GLOO_SOCKET_IFNAME": "eth1"})
+    assert launched_rank(place) == LaunchedRank(1, 2, 1, 2, "127.0.0.1", 29500, store_exists=True)
+    assert (place["GLOO_SOCKET_IFNAME"], place["NCCL_SOCKET_IFNAME"]) == ("eth1", "lo")

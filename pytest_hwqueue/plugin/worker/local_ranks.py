@@ -9,6 +9,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,7 @@ class LocalRanks:
         self._failed: dict[int, str] = {}
         self._hurry: float | None = None
         self._ranks: list[MeasuredProcess] = []
+        self._environment = environment
         try:
             for rank in range(size):
                 own = log.with_name(f"{log.stem}-rank-{rank}.log")
@@ -169,7 +171,8 @@ class LocalRanks:
         """
         deadline = time.monotonic() + STARTING_S
         self._ranks[0].send("host store")
-        waiting, size = set(range(len(self._ranks))), len(self._ranks)
+        size = len(self._ranks)
+        waiting = set(range(size))
         while waiting:
             message = self._next(deadline)
             if message is None:
@@ -179,7 +182,7 @@ class LocalRanks:
             number, content = message
             if content["kind"] == "store":
                 for rank, process in enumerate(self._ranks):
-                    place = place_on_this_host(rank, size, content["port"])
+                    place = place_on_this_host(rank, size, content["port"], self._environment)
                     process.send("start", **{**start, "environment": place})
             elif content["kind"] == "ready":
                 waiting.discard(number)
@@ -228,6 +231,10 @@ class LocalRanks:
 
     def finish(self, within_s: float) -> None:
         """Ask the ranks to exit; end them if they do not."""
+        # All before any is waited for: fixtures of the whole session may wait for each other.
+        for rank in self._ranks:
+            with suppress(ProcessEnded):
+                rank.send("exit")
         for rank in self._ranks:
             rank.finish(within_s)
 

@@ -101,9 +101,9 @@ def _of_judgement(judgement: Judgement) -> Verdict:
 
 def _of_tables(tables: Sequence[WhichFile]) -> Verdict:
     sentences = [
-        f"{table.scenario}: {sentence}" if len(tables) > 1 else sentence
+        f"{table.scenario}: " * (len(tables) > 1) + headline(table, choice)
         for table in tables
-        for sentence in (headline(table, choice) for choice in table.choices)
+        for choice in table.choices
     ]
     if not sentences:
         return Verdict("warn", "No scheduler was measured.")

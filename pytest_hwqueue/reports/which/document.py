@@ -87,10 +87,12 @@ def which_document(
 
     """
     parts: list[Part] = [Heading(title(found), 1)]
-    parts += [Paragraph(line, "bold red") for line in (incomplete(found),) if line]
+    if missing := incomplete(found):
+        parts.append(Paragraph(missing, "bold red"))
     for choice in found.choices:
         parts.append(Paragraph(headline(found, choice), "bold"))
-        parts += [Paragraph(line, "none") for line in (what_it_leaves(found, choice),) if line]
+        if left := what_it_leaves(found, choice):
+            parts.append(Paragraph(left, "none"))
     parts += _decision(found, verbose)
     parts += [Verbatim(line, "red") for line in failed_lines(found)]
     parts += map(Paragraph, more_requests(found))
@@ -178,7 +180,7 @@ def _in_short(found: WhichFile) -> list[Part]:
         for goal in case.goals:
             by_goal.setdefault(goal.goal, {}).setdefault(goal.verdict, []).append(case.id)
     lines = {
-        goal: ["; ".join(f"{v} under {listed(names[v])}" for v in _BEST_GOAL if v in names)]
+        goal: ["; ".join(f"{v} under {listed(names[v])}" for v in _GOAL_ORDER if v in names)]
         for goal, names in by_goal.items()
     }
     shown: dict[str, list[str]] = {}
@@ -284,7 +286,7 @@ def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:
     return urgent, [tenant for tenant in case.tenants if tenant.priority < most]
 
 
-_BEST_GOAL: tuple[GoalVerdict, ...] = ("met", "missed", "undecided")
+_GOAL_ORDER: tuple[GoalVerdict, ...] = ("met", "missed", "undecided")
 # What a case's goals say together: the worst of them.
 _WORST_GOAL: tuple[GoalVerdict, ...] = ("missed", "undecided", "met")
 _IS_REFERENCE = "native itself: it loses nothing by definition"

@@ -180,7 +180,7 @@ class CommsComputeOverlap(Workload):
     }
 
     def __init__(self, parameters: OverlapParameters) -> None:
-        self.parameters = parameters
+        super().__init__(parameters)
         if parameters.mode != "comms_compute":
             self.overlap = None
 

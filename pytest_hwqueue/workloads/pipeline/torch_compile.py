@@ -80,7 +80,7 @@ class TorchCompile(Workload):
     }
 
     def __init__(self, parameters: CompileParameters) -> None:
-        self.parameters = parameters
+        super().__init__(parameters)
         self._compiled: dict[str, float] = {}
 
     def require_applicable(self, where: Where) -> None:

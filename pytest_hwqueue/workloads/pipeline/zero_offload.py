@@ -103,7 +103,7 @@ class ZeroOffload(Workload):
     decisions_drawn: tuple[str, ...] = ()
 
     def __init__(self, parameters: OffloadParameters) -> None:
-        self.parameters = parameters
+        super().__init__(parameters)
         self.steps = 0
         self._steps_ns = 0
 
