@@ -67,48 +67,38 @@ class Declaration:
         return f"capturing the collectives of {ranks} ranks into a graph has not been tried"
 
 
-_PACKAGE = "pytest_hwqueue.workloads"
+def _built_in(
+    name: str, family: str, mark: str, streams: tuple[int, int, int], of_class: str, **more: Any
+) -> Declaration:
+    place = f"pytest_hwqueue.workloads.{family}.{name}:{of_class}"
+    return Declaration(name, family, mark, StreamRange(*streams), place, **more)
+
 
 _DECLARED = (
-    Declaration("hetero_kernels", "latency_sensitive", "P0", StreamRange(2, 8, 128),
-                f"{_PACKAGE}.latency_sensitive.hetero_kernels:HeteroKernels"),
-    Declaration("tiny_kernel_stress", "latency_sensitive", "P0", StreamRange(1, 16, 128),
-                f"{_PACKAGE}.latency_sensitive.tiny_kernel_stress:TinyKernelStress"),
-    Declaration("large_gemm_only", "latency_sensitive", "P0", StreamRange(1, 4, 32),
-                f"{_PACKAGE}.latency_sensitive.large_gemm_only:LargeGemmOnly"),
-    Declaration("llm_decode", "inference", "P1", StreamRange(1, 1, 16),
-                f"{_PACKAGE}.inference.llm_decode:LlmDecode"),
-    Declaration("speculative_decode", "inference", "P1", StreamRange(2, 6, 16),
-                f"{_PACKAGE}.inference.speculative_decode:SpeculativeDecode"),
-    Declaration("continuous_batch", "inference", "P1", StreamRange(3, 8, 32),
-                f"{_PACKAGE}.inference.continuous_batch:ContinuousBatch"),
-    Declaration("rag_pipeline", "inference", "P2", StreamRange(4, 8, 32),
-                f"{_PACKAGE}.inference.rag_pipeline:RagPipeline"),
-    Declaration("graph_subgraphs", "latency_sensitive", "P2", StreamRange(2, 8, 64),
-                f"{_PACKAGE}.latency_sensitive.graph_subgraphs:GraphSubgraphs"),
-    Declaration("comms_compute_overlap", "distributed", "P1", StreamRange(2, 4, 32),
-                f"{_PACKAGE}.distributed.comms_compute_overlap:CommsComputeOverlap",
-                collective=True),
-    Declaration("activation_ckpt", "distributed", "P2", StreamRange(2, 6, 16),
-                f"{_PACKAGE}.distributed.activation_ckpt:ActivationCheckpoint"),
-    Declaration("fsdp_tp", "distributed", "P1", StreamRange(3, 10, 16),
-                f"{_PACKAGE}.distributed.fsdp_tp:FsdpTensorParallel", collective=True,
-                no_graph="FSDP allocates and frees parameters from Python in every step, which a "
-                "graph would not repeat"),
-    Declaration("moe", "distributed", "P1", StreamRange(4, 16, 33),
-                f"{_PACKAGE}.distributed.moe:MixtureOfExperts", collective=True),
-    Declaration("grad_accum", "distributed", "P2", StreamRange(2, 6, 16),
-                f"{_PACKAGE}.distributed.grad_accum:GradientAccumulation", collective=True),
-    Declaration("async_dataload", "pipeline", "P3", StreamRange(3, 6, 12),
-                f"{_PACKAGE}.pipeline.async_dataload:AsyncDataload"),
-    Declaration("zero_offload", "pipeline", "P3", StreamRange(3, 6, 12),
-                f"{_PACKAGE}.pipeline.zero_offload:ZeroOffload",
-                no_graph="its optimiser's step is a function of the host, whose capture has not "
-                "been tried on a GPU"),
-    Declaration("torch_compile", "pipeline", "P3", StreamRange(2, 8, 16),
-                f"{_PACKAGE}.pipeline.torch_compile:TorchCompile",
-                no_graph="its parameter `mode` decides: reduce-overhead captures each region into "
-                "a graph"),
+    _built_in("hetero_kernels", "latency_sensitive", "P0", (2, 8, 128), "HeteroKernels"),
+    _built_in("tiny_kernel_stress", "latency_sensitive", "P0", (1, 16, 128), "TinyKernelStress"),
+    _built_in("large_gemm_only", "latency_sensitive", "P0", (1, 4, 32), "LargeGemmOnly"),
+    _built_in("llm_decode", "inference", "P1", (1, 1, 16), "LlmDecode"),
+    _built_in("speculative_decode", "inference", "P1", (2, 6, 16), "SpeculativeDecode"),
+    _built_in("continuous_batch", "inference", "P1", (3, 8, 32), "ContinuousBatch"),
+    _built_in("rag_pipeline", "inference", "P2", (4, 8, 32), "RagPipeline"),
+    _built_in("graph_subgraphs", "latency_sensitive", "P2", (2, 8, 64), "GraphSubgraphs"),
+    _built_in("comms_compute_overlap", "distributed", "P1", (2, 4, 32), "CommsComputeOverlap",
+              collective=True),
+    _built_in("activation_ckpt", "distributed", "P2", (2, 6, 16), "ActivationCheckpoint"),
+    _built_in("fsdp_tp", "distributed", "P1", (3, 10, 16), "FsdpTensorParallel", collective=True,
+              no_graph="FSDP allocates and frees parameters from Python in every step, which a "
+              "graph would not repeat"),
+    _built_in("moe", "distributed", "P1", (4, 16, 33), "MixtureOfExperts", collective=True),
+    _built_in("grad_accum", "distributed", "P2", (2, 6, 16), "GradientAccumulation",
+              collective=True),
+    _built_in("async_dataload", "pipeline", "P3", (3, 6, 12), "AsyncDataload"),
+    _built_in("zero_offload", "pipeline", "P3", (3, 6, 12), "ZeroOffload",
+              no_graph="its optimiser's step is a function of the host, whose capture has not "
+              "been tried on a GPU"),
+    _built_in("torch_compile", "pipeline", "P3", (2, 8, 16), "TorchCompile",
+              no_graph="its parameter `mode` decides: reduce-overhead captures each region into "
+              "a graph"),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The interface of workloads; a new one is one file and one declaration."""
+"""The interface of workloads; a new one is one file and one declaration in `registry`."""
 
 from __future__ import annotations
 
@@ -158,6 +158,15 @@ class Workload(ABC):
     overlap: tuple[str, str] | None = None
     # Decisions that data would make, drawn from the seed where a device has no values.
     decisions_drawn: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, declared: str = "") -> None:
+        """Take over what the registry declares of a built-in workload, given its name."""
+        super().__init_subclass__()
+        if declared:
+            known = registry.WORKLOADS.built_in[declared]
+            cls.name, cls.family, cls.mark = known.name, known.family, known.mark
+            cls.stream_range = known.stream_range
+            cls.collective, cls.no_graph = known.collective, known.no_graph
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters: Parameters = parameters

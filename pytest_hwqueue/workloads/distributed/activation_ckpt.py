@@ -24,7 +24,6 @@ from pytest_hwqueue.workloads.distributed.segments import (
 from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
-    StreamRange,
     Where,
     Workload,
     require_close,
@@ -42,7 +41,7 @@ class CheckpointParameters(TransformerParameters):
     every: int = Field(1, ge=1, description="blocks between two checkpoints")
 
 
-class ActivationCheckpoint(Workload):
+class ActivationCheckpoint(Workload, declared="activation_ckpt"):
     """Each pair of streams trains on its own batch; segments take the pair's streams in turn.
 
     In the backward pass, a pair recomputes a segment on one stream while the next segment does its
@@ -52,11 +51,7 @@ class ActivationCheckpoint(Workload):
     ends when its own have been added.
     """
 
-    name = "activation_ckpt"
-    family = "distributed"
-    mark = "P2"
     description = "training step that recomputes activations alongside the backward"
-    stream_range = StreamRange(2, 6, 16)
     units = ("samples",)
     primary = PrimaryLatency(
         "step",

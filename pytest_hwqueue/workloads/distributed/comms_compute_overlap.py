@@ -19,7 +19,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Traffic,
     Where,
     Workload,
@@ -144,7 +143,7 @@ _TORCH_TYPES = {
 _COMMUNICATING = 2
 
 
-class CommsComputeOverlap(Workload):
+class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
     """The first streams run products, the others collectives; nothing waits across streams.
 
     An iteration enqueues the collectives first, then the products, round by round. Each
@@ -157,11 +156,7 @@ class CommsComputeOverlap(Workload):
 
     """
 
-    name = "comms_compute_overlap"
-    family = "distributed"
-    mark = "P1"
     description = "matrix products alongside collectives: how much communication is hidden"
-    stream_range = StreamRange(2, 4, 32)
     units = ("TFLOP", "GB of bus traffic")
     primary = PrimaryLatency(
         "layer pass", "iteration", "the products and collectives of all streams, side by side"
@@ -169,7 +164,6 @@ class CommsComputeOverlap(Workload):
     tags = ("compute", "comm")
     parameter_model = OverlapParameters
     parameters: OverlapParameters
-    collective = True
     overlap: tuple[str, str] | None = ("compute_only", "comms_only")
     # In fp32 computing would take 60 times as long as communicating, and what is hidden of that
     # would drown in how much the products' time varies.

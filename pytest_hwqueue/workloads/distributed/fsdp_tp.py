@@ -24,7 +24,6 @@ from pytest_hwqueue.workloads.matmul import set_precision
 from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
-    StreamRange,
     Where,
     Workload,
     require_close,
@@ -56,7 +55,7 @@ class FsdpParameters(TransformerParameters):
     )
 
 
-class FsdpTensorParallel(Workload):
+class FsdpTensorParallel(Workload, declared="fsdp_tp"):
     """Every three streams train their own model, as described in `FsdpLane`.
 
     Remaining streams go to the first model: one takes its optimiser's steps, another every second
@@ -65,11 +64,7 @@ class FsdpTensorParallel(Workload):
     start equal, and continue training in every iteration.
     """
 
-    name = "fsdp_tp"
-    family = "distributed"
-    mark = "P1"
     description = "training steps whose blocks are gathered and reduced alongside the computation"
-    stream_range = StreamRange(3, 10, 16)
     units = ("samples",)
     primary = PrimaryLatency(
         "step",
@@ -78,10 +73,6 @@ class FsdpTensorParallel(Workload):
         alike=True,
     )
     tags = ("all_gather", "compute", "reduce")
-    no_graph = (
-        "FSDP allocates and frees parameters from Python in every step, which a graph would not "
-        "repeat"
-    )
     parameter_model = FsdpParameters
     parameters: FsdpParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -90,7 +81,6 @@ class FsdpTensorParallel(Workload):
         "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 8, "dtype": "tf32"},
     }
     gradients = True
-    collective = True
 
     def require_applicable(self, where: Where) -> None:
         """Refuse graphs, and ``tensor_ranks`` that divide neither the ranks nor the heads."""

@@ -25,7 +25,6 @@ from pytest_hwqueue.workloads.distributed.segments import (
 from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
-    StreamRange,
     Workload,
     require_close,
 )
@@ -47,7 +46,7 @@ class AccumulationParameters(TransformerParameters):
     )
 
 
-class GradientAccumulation(Workload):
+class GradientAccumulation(Workload, declared="grad_accum"):
     """All streams but the last compute microbatches, the last reduces their gradients.
 
     A bucket is reduced as soon as a microbatch's backward has passed its blocks, while that
@@ -56,11 +55,7 @@ class GradientAccumulation(Workload):
     the ranks.
     """
 
-    name = "grad_accum"
-    family = "distributed"
-    mark = "P2"
     description = "microbatches' gradients reduced in buckets while later microbatches run"
-    stream_range = StreamRange(2, 6, 16)
     units = ("samples",)
     primary = PrimaryLatency(
         "microbatch",
@@ -77,7 +72,6 @@ class GradientAccumulation(Workload):
         "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4, "dtype": "tf32"},
     }
     gradients = True
-    collective = True
 
     def setup(self, setup: Setup) -> None:
         """Create the blocks, the microbatches, and buckets for each computing stream."""

@@ -21,7 +21,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Where,
     Workload,
 )
@@ -191,7 +190,7 @@ class MixtureParameters(Parameters):
         return top_k
 
 
-class MixtureOfExperts(Workload):
+class MixtureOfExperts(Workload, declared="moe"):
     """The first stream routes, exchanges and combines; the others run this rank's experts in turn.
 
     An expert computes on all its slots for each rank's tokens, filled or not, so neither shapes nor
@@ -200,11 +199,7 @@ class MixtureOfExperts(Workload):
     ``dropped_choices_percent`` is the share of this rank's.
     """
 
-    name = "moe"
-    family = "distributed"
-    mark = "P1"
     description = "tokens that a gate routes to experts on separate streams, across all ranks"
-    stream_range = StreamRange(4, 16, 33)
     units = ("tokens",)
     primary = PrimaryLatency(
         "layer pass", "iteration", "a batch of tokens: gate, exchanges, experts and weighted sum"
@@ -217,7 +212,6 @@ class MixtureOfExperts(Workload):
         "small": {"hidden": 256, "inner": 1024, "tokens": 512},
         "full": {"hidden": 1024, "inner": 4096, "tokens": 2048},
     }
-    collective = True
 
     def require_applicable(self, where: Where) -> None:
         """Refuse settings that give ranks unequal parts of the experts, or streams no expert."""

@@ -24,7 +24,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     plan,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Where, Workload
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Where, Workload
 
 # A request is prefilled in one iteration, and runs for at most as long as one.
 _PERIODS = 3
@@ -56,7 +56,7 @@ class BatchParameters(DecoderParameters):
         return output
 
 
-class ContinuousBatch(Workload):
+class ContinuousBatch(Workload, declared="continuous_batch"):
     """Requests join and leave the running batches in a steady stream, planned by `serving_plan`.
 
     An iteration is one period of the plan: requests still running at its end continue in the next
@@ -71,11 +71,7 @@ class ContinuousBatch(Workload):
     first token of a request that found its stream free; that of ``decode`` is a step alone.
     """
 
-    name = "continuous_batch"
-    family = "inference"
-    mark = "P1"
     description = "requests prefilled in a steady stream, alongside running batches that they join"
-    stream_range = StreamRange(3, 8, 32)
     units = ("tokens",)
     primary = PrimaryLatency(
         "token", "request", "the time between two tokens of a request, joins included"
@@ -90,7 +86,6 @@ class ContinuousBatch(Workload):
         "small": {**SMALL_DECODER, "prompt": 128},
         "full": {},
     }  # fmt: skip
-    decisions_drawn: tuple[str, ...] = ()
 
     def require_applicable(self, where: Where) -> None:
         """Refuse more requests than the prefilling streams can take in an iteration."""

@@ -17,7 +17,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 
 class DecodeParameters(DecoderParameters):
@@ -27,20 +27,17 @@ class DecodeParameters(DecoderParameters):
     tokens: int = Field(4, ge=2, description="tokens that each stream decodes in an iteration")
 
 
-class LlmDecode(Workload):
+class LlmDecode(Workload, declared="llm_decode"):
     """Each stream decodes its own sequence, one launch per token, with shared weights.
 
     Every iteration decodes the same tokens again after the same context, so that all cost the same.
     A launch tagged ``token`` is ready when the previous token is done: its latency is the time
     between tokens. The first stream's sequence starts anew in each iteration: its first token comes
-    from a pass over its context, whose latency is the time to first token.
+    from a pass over its context, whose latency is the time to first token. Which token comes next
+    changes no shape and no launch: nothing is decided on values.
     """
 
-    name = "llm_decode"
-    family = "inference"
-    mark = "P1"
     description = "greedy decoding of Qwen3 with a KV cache at batch 1, a sequence per stream"
-    stream_range = StreamRange(1, 1, 16)
     units = ("tokens",)
     primary = PrimaryLatency("token", "launch", "the time between two tokens of a sequence")
     tags = ("token", "first_token")
@@ -51,8 +48,6 @@ class LlmDecode(Workload):
         "small": {**SMALL_DECODER, "context": 128},
         "full": {},
     }
-    # Which token comes next changes no shape and no launch: nothing is decided on values.
-    decisions_drawn: tuple[str, ...] = ()
 
     def setup(self, setup: Setup) -> None:
         """Create the weights, and for each stream a context and its key-value cache."""

@@ -27,7 +27,6 @@ from pytest_hwqueue.workloads.tenants.shapes import ModelSize
 from pytest_hwqueue.workloads.workload import (
     PrimaryLatency,
     Setup,
-    StreamRange,
     Workload,
     require_close,
 )
@@ -151,19 +150,16 @@ class _Query:
     text: torch.Tensor
 
 
-class RagPipeline(Workload):
+class RagPipeline(Workload, declared="rag_pipeline"):
     """A quarter of the streams for each stage; two queries in flight per stream of the last stage.
 
     A query's latency runs from when its embedding is ready to the end of its answer, including all
-    waits behind other queries. The documents for an answer are chosen and looked up on the device.
+    waits behind other queries. The documents for an answer are chosen and looked up on the device, so
+    the host decides nothing on values.
     The last stage takes longest: if streams cannot be divided evenly, no stage has more of them.
     """
 
-    name = "rag_pipeline"
-    family = "inference"
-    mark = "P2"
     description = "embed, retrieve, rerank and generate, several queries in flight"
-    stream_range = StreamRange(4, 8, 32)
     units = ("queries",)
     primary = PrimaryLatency("query", "request", "a query, from its embedding to its whole answer")
     tags = ("embed", "retrieve", "rerank", "generate")
@@ -180,8 +176,6 @@ class RagPipeline(Workload):
         },
         "full": {},
     }  # fmt: skip
-    # Documents are looked up on the device, so nothing is decided on values by the host.
-    decisions_drawn: tuple[str, ...] = ()
 
     def setup(self, setup: Setup) -> None:
         """Create the models, draw documents and embed them, and draw queries."""

@@ -25,7 +25,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, StreamRange, Workload
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 # Without values: the chance that a draft is accepted behind accepted ones.
 _DRAWN_ACCEPTANCE = 0.7
@@ -79,7 +79,7 @@ class _Sequence:
     large: torch.Tensor
 
 
-class SpeculativeDecode(Workload):
+class SpeculativeDecode(Workload, declared="speculative_decode"):
     """Half of the streams draft, the others verify; sequences take turns on them.
 
     There is one more sequence than drafting streams, so that one is verified while the others are
@@ -94,11 +94,7 @@ class SpeculativeDecode(Workload):
     trained draft model; how often depends on the models.
     """
 
-    name = "speculative_decode"
-    family = "inference"
-    mark = "P1"
     description = "a draft model proposes tokens, a large one verifies them in one pass"
-    stream_range = StreamRange(2, 6, 16)
     units = ("accepted tokens", "verifications")
     primary = PrimaryLatency(
         "round", "request", "a draft and its verification: the time between a sequence's tokens"
@@ -114,7 +110,6 @@ class SpeculativeDecode(Workload):
         "small": {**SMALL_DECODER, "draft_layers": 2, "context": 128},
         "full": {},
     }  # fmt: skip
-    decisions_drawn: tuple[str, ...] = ()
 
     def setup(self, setup: Setup) -> None:
         """Make both models, and contexts with their caches."""

@@ -16,7 +16,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Workload,
     require_close,
 )
@@ -37,14 +36,10 @@ class SubgraphParameters(Parameters):
     dtype: MatmulType = Field("fp32", description="numeric format")
 
 
-class GraphSubgraphs(Workload):
+class GraphSubgraphs(Workload, declared="graph_subgraphs"):
     """Each stream but the last runs its own MLP; the last stream merges their results."""
 
-    name = "graph_subgraphs"
-    family = "latency_sensitive"
-    mark = "P2"
     description = "independent MLP subgraphs that a merge stream concatenates and projects"
-    stream_range = StreamRange(2, 8, 64)
     units = ("samples",)
     primary = PrimaryLatency("forward", "iteration", "all subgraphs and the merge of their results")
     tags = ("subgraph", "merge")

@@ -16,7 +16,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Workload,
     require_close,
 )
@@ -34,14 +33,10 @@ class HeteroParameters(Parameters):
     )
 
 
-class HeteroKernels(Workload):
+class HeteroKernels(Workload, declared="hetero_kernels"):
     """Half of the streams run one large product each, the others one small chain each."""
 
-    name = "hetero_kernels"
-    family = "latency_sensitive"
-    mark = "P0"
     description = "small kernels' latency while large matrix products run (the convoy)"
-    stream_range = StreamRange(2, 8, 128)
     units = ("small kernels", "TFLOP")
     tags = ("small", "large")
     primary = PrimaryLatency("small", "launch", "a chain of small kernels, from ready to done")

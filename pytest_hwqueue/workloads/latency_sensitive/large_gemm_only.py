@@ -13,7 +13,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Workload,
 )
 
@@ -25,14 +24,10 @@ class GemmParameters(Parameters):
     dtype: MatmulType = Field("fp32", description="numeric format")
 
 
-class LargeGemmOnly(Workload):
+class LargeGemmOnly(Workload, declared="large_gemm_only"):
     """Each stream multiplies its own inputs into its own buffer."""
 
-    name = "large_gemm_only"
-    family = "latency_sensitive"
-    mark = "P0"
     description = "one large matrix product per stream (the throughput reference)"
-    stream_range = StreamRange(1, 4, 32)
     units = ("TFLOP",)
     tags = ("product",)
     primary = PrimaryLatency("product", "launch", "one large product, from ready to done")

@@ -13,7 +13,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Workload,
     require_close,
 )
@@ -36,14 +35,10 @@ class TinyParameters(Parameters):
     elements: int = Field(256, ge=1, description="elements of a kernel")
 
 
-class TinyKernelStress(Workload):
+class TinyKernelStress(Workload, declared="tiny_kernel_stress"):
     """Each stream runs a burst: ``rounds`` times (mul, add, abs, clamp) on its own vector."""
 
-    name = "tiny_kernel_stress"
-    family = "latency_sensitive"
-    mark = "P0"
     description = "rate of tiny kernels; eager: bounded by Python, graph: by the hardware queues"
-    stream_range = StreamRange(1, 16, 128)
     units = ("kernels",)
     tags = ("burst",)
     primary = PrimaryLatency("burst", "launch", "a burst of tiny kernels on one stream")

@@ -17,7 +17,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Workload,
     require_close,
 )
@@ -53,7 +52,7 @@ class DataloadParameters(Parameters):
     dtype: MatmulType = Field("fp32", description="numeric format of the network")
 
 
-class AsyncDataload(Workload):
+class AsyncDataload(Workload, declared="async_dataload"):
     """Copy ‖ preprocess ‖ forward, each stage on its own group of streams.
 
     Batch b goes through stream b mod size of each group. Each copy stream has two buffers of raw
@@ -62,11 +61,7 @@ class AsyncDataload(Workload):
     readers of its old content.
     """
 
-    name = "async_dataload"
-    family = "pipeline"
-    mark = "P3"
     description = "batches copied from pinned memory, preprocessed and classified, double-buffered"
-    stream_range = StreamRange(3, 6, 12)
     units = ("images",)
     primary = PrimaryLatency("batch", "request", "a batch's copy, preprocessing and forward pass")
     tags = ("copy", "preprocess", "compute")

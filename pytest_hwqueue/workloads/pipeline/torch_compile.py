@@ -19,7 +19,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Where,
     Workload,
     require_close,
@@ -53,7 +52,7 @@ class CompileParameters(Parameters):
     dtype: MatmulType = Field("fp32", description="numeric format")
 
 
-class TorchCompile(Workload):
+class TorchCompile(Workload, declared="torch_compile"):
     """In each stage, every stream runs its own region on the joined result of the previous stage.
 
     A region normalises, widens, applies GELU, narrows and adds its input. The first stream joins:
@@ -61,15 +60,10 @@ class TorchCompile(Workload):
     a copy puts them where the joining stream reads them.
     """
 
-    name = "torch_compile"
-    family = "pipeline"
-    mark = "P3"
     description = "regions compiled by torch.compile on different streams, forked and joined"
-    stream_range = StreamRange(2, 8, 16)
     units = ("samples",)
     primary = PrimaryLatency("forward", "iteration", "all stages, each with its regions and join")
     tags = ("region",)
-    no_graph = "its parameter `mode` decides: reduce-overhead captures each region into a graph"
     parameter_model = CompileParameters
     parameters: CompileParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -27,7 +27,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    StreamRange,
     Where,
     Workload,
     require_close,
@@ -64,7 +63,7 @@ class OffloadParameters(Parameters):
     learning_rate: float = Field(1e-4, gt=0, description="of Adam")
 
 
-class ZeroOffload(Workload):
+class ZeroOffload(Workload, declared="zero_offload"):
     """One training step: prefetch of a layer ‖ compute of the one before ‖ gradients to the host.
 
     Layers are residual: y = x + relu(x·A)·B, the loss the mean square distance to a target. The
@@ -81,16 +80,9 @@ class ZeroOffload(Workload):
     so the enqueuing thread never waits, and its time is part of the iteration's.
     """
 
-    name = "zero_offload"
-    family = "pipeline"
-    mark = "P3"
     description = "training with parameters and optimiser on the host, layers fetched ahead"
-    stream_range = StreamRange(3, 6, 12)
     units = ("samples", "optimiser steps")
     primary = PrimaryLatency("step", "iteration", "a training step with its update on the host")
-    no_graph = (
-        "its optimiser's step is a function of the host, whose capture has not been tried on a GPU"
-    )
     tags = ("prefetch", "compute", "offload")
     parameter_model = OffloadParameters
     parameters: OffloadParameters
@@ -99,8 +91,6 @@ class ZeroOffload(Workload):
         "small": {"hidden": 256, "inner": 1024, "sequence": 64},
         "full": {"hidden": 1024, "inner": 4096, "sequence": 512},
     }
-
-    decisions_drawn: tuple[str, ...] = ()
 
     def __init__(self, parameters: OffloadParameters) -> None:
         super().__init__(parameters)
