@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
     from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+    from pytest_hwqueue.workloads.numerics import require_close
     from pytest_hwqueue.workloads.own_function import MakeStep
     from pytest_hwqueue.workloads.registry import StreamRange
     from pytest_hwqueue.workloads.workload import (
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
         Setup,
         Where,
         Workload,
-        require_close,
     )
 
 __version__ = "0.1.0"
@@ -114,9 +114,9 @@ _MODULES = {
     "verdicts.judging": ("CellVerdict", "Judgement"),
     "workloads.registry": ("StreamRange",),
     "workloads.own_function": ("MakeStep",),
+    "workloads.numerics": ("require_close",),
     "workloads.workload": (
         "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",
-        "require_close",
     ),
 }  # fmt: skip
 

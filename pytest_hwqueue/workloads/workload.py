@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.errors import BadInput, CheckFailed
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.workloads import registry
 
 if TYPE_CHECKING:
@@ -250,21 +250,3 @@ def valid_parameters(whose: str, model: type[Checked], values: Mapping[str, obje
             known = ", ".join(model.model_fields)
             raise BadInput(f"{whose} has no parameter {name!r}; it has {known}") from None
         raise BadInput(f"{whose}.{name}={first['input']!r}: {first['msg']}") from None
-
-
-def require_close(
-    what: str, actual: torch.Tensor, expected: torch.Tensor, tolerance: float
-) -> None:
-    """Compare by the norm of the difference relative to the norm of ``expected``.
-
-    Raises:
-        CheckFailed: if the relative error exceeds ``tolerance`` or is not a number.
-
-    """
-    import torch
-
-    expected = expected.to(torch.float64)
-    difference = torch.linalg.vector_norm(actual.to(torch.float64) - expected)
-    error = float(difference / torch.linalg.vector_norm(expected))
-    if not error <= tolerance:
-        raise CheckFailed(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")

@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadInput, CheckFailed, HwqError
+from pytest_hwqueue.workloads.numerics import require_close
 from pytest_hwqueue.workloads.tenants.families import DecodeStep
 from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models, seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, MODELS, model_family, model_shape
-from pytest_hwqueue.workloads.workload import require_close
 
 transformers: Any = pytest.importorskip("transformers")
 

@@ -13,12 +13,12 @@ from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
+from pytest_hwqueue.workloads.numerics import require_close
 from pytest_hwqueue.workloads.workload import (
     Parameters,
     Setup,
     StreamRange,
     Workload,
-    require_close,
 )
 
 from .cells import Waits, make

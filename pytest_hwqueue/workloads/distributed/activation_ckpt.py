@@ -21,13 +21,8 @@ from pytest_hwqueue.workloads.distributed.segments import (
     random_batch,
     split_by_block,
 )
-from pytest_hwqueue.workloads.workload import (
-    PrimaryLatency,
-    Setup,
-    Where,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.numerics import poison, require_close
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Where, Workload
 
 # Relative error of a block's gradient. The reference does the same products in the same format; a
 # library may sum them in another order, and attention's backward adds in no fixed one.
@@ -122,8 +117,7 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
         """Compare each block's gradient with one without checkpoints and other streams."""
         for lane in self._lanes:
             lane.poison()
-        for total in self._sums:
-            total.fill_(float("nan"))
+        poison(*self._sums)
         run_once()
         samples = sum(lane.inputs.shape[0] for lane in self._lanes)
         of_lanes = [
@@ -227,8 +221,7 @@ class _Lane:
 
     def poison(self) -> None:
         """Make reading before writing fail the check."""
-        for buffer in (*self._given, *self._slopes, *self._buckets):
-            buffer.fill_(float("nan"))
+        poison(*self._given, *self._slopes, *self._buckets)
 
     def _input_of(self, segment: int) -> torch.Tensor:
         return self._given[segment - 1] if segment > 0 else self.inputs

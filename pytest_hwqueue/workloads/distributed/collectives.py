@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_hwqueue.errors import CheckFailed
+from pytest_hwqueue.workloads.numerics import poison
 from pytest_hwqueue.workloads.workload import Setup
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -185,7 +186,7 @@ class Exchange:
             if self._in_place:
                 output.copy_(self._draw(own, number))
             else:
-                output.fill_(float("nan"))
+                poison(output)
 
     def check(self) -> None:
         """Compare every result; raise CheckFailed if one differs."""

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 import torch.distributed as dist
 from pydantic import BeforeValidator, Field
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import Collective, Exchange, bus_factor
-from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
+from pytest_hwqueue.workloads.numerics import TORCH_TYPES, Matmul, MatmulType, poison, set_precision
 from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
@@ -132,12 +131,6 @@ class OverlapParameters(Parameters):
         return found
 
 
-_TORCH_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 # More communicators that are active at once may not fit on an accelerator together, where each
 # waits for its like on another rank.
 _COMMUNICATING = 2
@@ -217,11 +210,11 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
         set_precision(parameters.comp_dtype)
         generator = setup.generator()
         self._products = [
-            _Product(parameters.matrix, parameters.comp_dtype, setup, generator)
+            Matmul(*parameters.matrix, parameters.comp_dtype, setup, generator)
             for _ in range(computing)
         ]
         elements = self._part(len(members)) * len(members)
-        dtype = _TORCH_TYPES[parameters.comm_dtype]
+        dtype = TORCH_TYPES[parameters.comm_dtype]
         self._array_bytes = elements * dtype.itemsize
         self._exchanges = [
             Exchange(
@@ -271,8 +264,7 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare products with float64, and collectives with all ranks' inputs."""
-        for product in self._products:
-            product.poison()
+        poison(*(product.out for product in self._products))
         for exchange in self._exchanges:
             exchange.reset()
         run_once()
@@ -316,27 +308,8 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
 
     def _part(self, members: int) -> int:
         """Return how many elements of a collective's array are each rank's part."""
-        itemsize = _TORCH_TYPES[self.parameters.comm_dtype].itemsize
+        itemsize = TORCH_TYPES[self.parameters.comm_dtype].itemsize
         return self.parameters.comm_bytes // itemsize // members
-
-
-class _Product(Matmul):
-    """``a @ b`` of M × K and K × N."""
-
-    def __init__(
-        self,
-        matrix: tuple[int, int, int],
-        dtype: MatmulType,
-        setup: Setup,
-        generator: torch.Generator,
-    ) -> None:
-        m, n, k = matrix
-        place, torch_type = setup.device.torch_device, _TORCH_TYPES[dtype]
-        self.dtype = dtype
-        self.flop = 2.0 * m * n * k
-        self.a = torch.randn((m, k), generator=generator, device=place).to(torch_type)
-        self.b = torch.randn((k, n), generator=generator, device=place).to(torch_type)
-        self.out = torch.empty((m, n), device=place, dtype=torch_type)
 
 
 def _own_group(groups: Sequence[Sequence[int]], setup: Setup) -> dist.ProcessGroup:

@@ -19,6 +19,7 @@ from pytest_hwqueue.workloads.distributed.segments import (
     parallelize,
     squared_error,
 )
+from pytest_hwqueue.workloads.numerics import poison
 
 # Gradients of so many blocks may be on their way to the reduction: of one while the next computes.
 _BUCKETS = 2
@@ -154,8 +155,7 @@ class FsdpLane:
 
     def poison(self) -> None:
         """Make what is read before it was written fail the check."""
-        for buffer in (*self._buckets, *(sharded.gradients for sharded in self._sharded)):
-            buffer.fill_(float("nan"))
+        poison(*self._buckets, *(sharded.gradients for sharded in self._sharded))
 
     def parameters(self) -> list[torch.Tensor]:
         """Return each block's whole parameters, flat and in fp32; all ranks must take part."""

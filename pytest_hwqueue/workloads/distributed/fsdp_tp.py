@@ -20,14 +20,8 @@ from pytest_hwqueue.workloads.distributed.segments import (
     end_step,
     plain_gradients,
 )
-from pytest_hwqueue.workloads.matmul import set_precision
-from pytest_hwqueue.workloads.workload import (
-    PrimaryLatency,
-    Setup,
-    Where,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.numerics import TORCH_TYPES, require_close, set_precision
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Where, Workload
 
 # Relative error of a block's gradient. The reference does the same products, over the same batches
 # one by one; over ranks they are summed in another order, and so is what tensor parallelism splits.
@@ -209,8 +203,7 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
         generator = torch.Generator(device=place).manual_seed(self._setup.seed + number)
         shape = (2, parameters.batch, parameters.sequence, parameters.hidden)
         drawn = torch.randn(shape, generator=generator, device=place)
-        dtype = torch.bfloat16 if parameters.dtype == "bf16" else torch.float32
-        inputs, target = drawn.to(dtype)
+        inputs, target = drawn.to(TORCH_TYPES[parameters.dtype])
         return inputs, target
 
 

@@ -22,12 +22,8 @@ from pytest_hwqueue.workloads.distributed.segments import (
     random_batch,
     split_by_block,
 )
-from pytest_hwqueue.workloads.workload import (
-    PrimaryLatency,
-    Setup,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.numerics import poison, require_close
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 # Relative error of a block's gradient. The reference sums over all samples within its products,
 # this sums those of the microbatches: the same terms, rounded in another order (measured on a CPU:
@@ -127,8 +123,7 @@ class GradientAccumulation(Workload, declared="grad_accum"):
         """Compare each block's gradient with that of all ranks' microbatches as one batch."""
         for replica in self._replicas:
             replica.poison()
-        for total in self._sums:
-            total.fill_(float("nan"))
+        poison(*self._sums)
         run_once()
         inputs, target = torch.cat(self._inputs).float(), torch.cat(self._targets)
         model = [copy.deepcopy(block).float() for block in self._model]
@@ -181,5 +176,4 @@ class _Replica:
 
     def poison(self) -> None:
         """Make reading before writing fail the check."""
-        for buffer in (*self.buckets, self._slope):
-            buffer.fill_(float("nan"))
+        poison(*self.buckets, self._slope)

@@ -16,14 +16,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import all_gather, all_reduce, all_to_all
-from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
-from pytest_hwqueue.workloads.workload import (
-    Parameters,
-    PrimaryLatency,
-    Setup,
-    Where,
-    Workload,
-)
+from pytest_hwqueue.workloads.numerics import MatmulType, poison, set_precision
+from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
 
 
 class Router:
@@ -90,7 +84,7 @@ class Router:
         """Make reading before writing fail the check, but with valid indices."""
         for indices in (self.chosen, self.slots, self._slot_rows):
             indices.zero_()
-        self.weights.fill_(float("nan"))
+        poison(self.weights)
         self.dropped.fill_(-1)
 
     def plain(self) -> PlainRouting:
@@ -155,7 +149,6 @@ class PlainRouting:
             raise CheckFailed(f"{self.dropped} choices find no room, {self.counted} were counted")
 
 
-_TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Error of a token's result, by its norm, relative to the tokens' root mean square, against
 # float64. Two products, the weights and the weighted sum are rounded: see graph_subgraphs, which
 # has more layers; but here the worst token counts and not the mean.
@@ -234,7 +227,7 @@ class MixtureOfExperts(Workload, declared="moe"):
         self.require_applicable(setup.where)
         parameters, ranks = self.parameters, setup.ranks
         own = parameters.experts // ranks.size
-        set_precision(parameters.dtype)
+        dtype = set_precision(parameters.dtype)
         self._ranks = ranks
         self._has_values = setup.device.capabilities.has_values
         # Of its own, since the stream that exchanges is the only one that may use it.
@@ -244,7 +237,7 @@ class MixtureOfExperts(Workload, declared="moe"):
         # A token chooses an expert at most once.
         capacity = min(parameters.tokens, math.ceil(parameters.capacity_factor * share))
         tokens = _draw((parameters.tokens, hidden), f"tokens of rank {ranks.rank}", setup)
-        tokens = tokens.to(_TORCH_TYPES.get(parameters.dtype, torch.float32))
+        tokens = tokens.to(dtype)
         gate = _draw((hidden, parameters.experts), "gate", setup).div_(math.sqrt(hidden))
         self._router = Router(tokens, gate, top_k, capacity)
         # With a slot for what was dropped, which stays zero.
@@ -334,13 +327,10 @@ class MixtureOfExperts(Workload, declared="moe"):
 
     def _poison(self) -> None:
         self._router.poison()
-        for buffer in (
+        poison(
             self._sent, self._received, self._computed, self._returned, self._of_choices,
-            self._output,
-        ):  # fmt: skip
-            buffer.fill_(float("nan"))
-        for expert in self._experts:
-            expert.poison()
+            self._output, *(expert.inner for expert in self._experts),
+        )  # fmt: skip
 
 
 class _Expert:
@@ -348,6 +338,7 @@ class _Expert:
 
     Attributes:
         number: among the experts of all ranks.
+        inner: (ranks, slots, features between the layers).
 
     """
 
@@ -372,18 +363,14 @@ class _Expert:
         down = _draw((inner, hidden), f"second layer of expert {number}", setup)
         self._up = up.div_(math.sqrt(hidden)).to(rows.dtype)
         self._down = down.div_(math.sqrt(inner)).to(rows.dtype)
-        self._inner = rows.new_empty(ranks, slots, inner)
+        self.inner = rows.new_empty(ranks, slots, inner)
 
     def run(self) -> None:
         """Enqueue both layers on the current stream."""
         ranks = len(self._rows)
-        torch.bmm(self._rows, self._up.expand(ranks, -1, -1), out=self._inner)
-        self._inner.relu_()
-        torch.bmm(self._inner, self._down.expand(ranks, -1, -1), out=self._results)
-
-    def poison(self) -> None:
-        """Make what is read before it was written fail the check."""
-        self._inner.fill_(float("nan"))
+        torch.bmm(self._rows, self._up.expand(ranks, -1, -1), out=self.inner)
+        self.inner.relu_()
+        torch.bmm(self.inner, self._down.expand(ranks, -1, -1), out=self._results)
 
     def expected(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what the expert makes of any tokens, (tokens, hidden), in float64."""

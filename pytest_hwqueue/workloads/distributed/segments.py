@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.matmul import set_precision
+from pytest_hwqueue.workloads.numerics import set_precision
 from pytest_hwqueue.workloads.workload import Parameters, Setup
 
 
@@ -129,8 +129,7 @@ def make_blocks(count: int, parameters: TransformerParameters, setup: Setup) -> 
 
     Leaves torch's global random state unchanged.
     """
-    set_precision(parameters.dtype)
-    hidden = parameters.hidden
+    torch_type, hidden = set_precision(parameters.dtype), parameters.hidden
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setup.seed)
         blocks = [
@@ -141,7 +140,6 @@ def make_blocks(count: int, parameters: TransformerParameters, setup: Setup) -> 
             )
             for _ in range(count)
         ]  # fmt: skip
-    torch_type = torch.bfloat16 if parameters.dtype == "bf16" else torch.float32
     place = setup.device.torch_device
     return [_with_leaves(block, lambda leaf: leaf.to(place, torch_type)) for block in blocks]
 

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
+from pytest_hwqueue.workloads.numerics import MatmulType, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, Qwen3Decode, cache_argument
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize
@@ -32,8 +32,7 @@ def placed_model(family: ModelFamily, dtype: MatmulType, device: Device, seed: i
         HwqError: if transformers is not installed.
 
     """
-    set_precision(dtype)
-    model = seeded_model(family, "full", seed, TORCH_TYPES[dtype], device.torch_device)
+    model = seeded_model(family, "full", seed, set_precision(dtype), device.torch_device)
     model.eval().requires_grad_(False)
     return model
 

@@ -17,6 +17,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     held_layers,
     spoil_tokens,
 )
+from pytest_hwqueue.workloads.numerics import poison
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 
@@ -89,7 +90,7 @@ class LlmDecode(Workload, declared="llm_decode"):
             for text, cache in zip(self._texts, self._caches, strict=True):
                 spoil_tokens(text[:, context:], self.parameters.vocabulary)
                 cache[..., context - 1 :, :] = float("nan")
-            self._caches[0].fill_(float("nan"))
+            poison(self._caches[0])
             run_once()
             for index, text in enumerate(self._texts):
                 what = f"stream {index}"

@@ -21,15 +21,10 @@ from pytest_hwqueue.workloads.inference.decoder import (
     placed_model,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.matmul import MatmulType
+from pytest_hwqueue.workloads.numerics import MatmulType, poison, require_close
 from pytest_hwqueue.workloads.tenants.families import Bert
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize
-from pytest_hwqueue.workloads.workload import (
-    PrimaryLatency,
-    Setup,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 # The width at which the published standard deviation of weights, 0.02, belongs.
 _PUBLISHED_HIDDEN = 768
@@ -154,9 +149,9 @@ class RagPipeline(Workload, declared="rag_pipeline"):
     """A quarter of the streams for each stage; two queries in flight per stream of the last stage.
 
     A query's latency runs from when its embedding is ready to the end of its answer, including all
-    waits behind other queries. The documents for an answer are chosen and looked up on the device, so
-    the host decides nothing on values.
-    The last stage takes longest: if streams cannot be divided evenly, no stage has more of them.
+    waits behind other queries. The documents for an answer are chosen and looked up on the device,
+    so the host decides nothing on values. The last stage takes longest: if streams cannot be
+    divided evenly, no stage has more of them.
     """
 
     description = "embed, retrieve, rerank and generate, several queries in flight"
@@ -253,12 +248,10 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         """Compare each stage's result with a plain one from the previous stage's result."""
         with torch.inference_mode():
             for query in self._queries:
-                query.vector.fill_(float("nan"))
-                query.scores.fill_(float("nan"))
+                poison(query.vector, query.scores)
                 spoil_tokens(query.found, self.parameters.documents)
                 spoil_tokens(query.text, self.parameters.vocabulary)
-            for cache in self._caches:
-                cache.fill_(float("nan"))
+            poison(*self._caches)
             run_once()
             for index, query in enumerate(self._queries):
                 self._check_query(f"query {index}", query)

@@ -11,14 +11,14 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
-from pytest_hwqueue.workloads.workload import (
-    Parameters,
-    PrimaryLatency,
-    Setup,
-    Workload,
+from pytest_hwqueue.workloads.numerics import (
+    TORCH_TYPES,
+    MatmulType,
+    poison,
     require_close,
+    set_precision,
 )
+from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
 
 # Relative error of the norm against float64 behind four layers. A format of p bits of mantissa
 # rounds by 2^-(p+1), evenly spread (over √3), at about eight places (operands, stored results):
@@ -82,22 +82,21 @@ class GraphSubgraphs(Workload, declared="graph_subgraphs"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare the merged result with one in float64."""
-        for buffer in (self._joined, self._merged):
-            buffer.fill_(float("nan"))
+        poison(self._joined, self._merged)
         for subgraph in self._subgraphs:
-            subgraph.poison()
+            poison(*subgraph.results)
         run_once()
         joined = torch.cat([subgraph.expected() for subgraph in self._subgraphs], dim=1)
         expected = joined @ self._weight.double()
         require_close("merge", self._merged, expected, _TOLERANCES[self.parameters.dtype])
 
     def _merge(self) -> None:
-        torch.cat([subgraph.out for subgraph in self._subgraphs], dim=1, out=self._joined)
+        torch.cat([subgraph.results[-1] for subgraph in self._subgraphs], dim=1, out=self._joined)
         torch.mm(self._joined, self._weight, out=self._merged)
 
 
 class _Subgraph:
-    """Three layers with ReLU between them, with their own buffers."""
+    """Three layers with ReLU between them, and the buffers of their results."""
 
     def __init__(self, parameters: SubgraphParameters, setup: Setup, generator: torch.Generator):
         widths = (parameters.inputs, parameters.hidden, parameters.hidden, parameters.outputs)
@@ -108,22 +107,16 @@ class _Subgraph:
         place = setup.device.torch_device
         source = torch.randn(parameters.batch, widths[0], generator=generator, device=place)
         self._source = source.to(self._weights[0].dtype)
-        self._results = [self._source.new_empty(parameters.batch, width) for width in widths[1:]]
-        self.out = self._results[-1]
+        self.results = [self._source.new_empty(parameters.batch, width) for width in widths[1:]]
 
     def run(self) -> None:
         """Enqueue the layers on the current stream."""
         layer_input = self._source
-        for index, (weight, result) in enumerate(zip(self._weights, self._results, strict=True)):
+        for index, (weight, result) in enumerate(zip(self._weights, self.results, strict=True)):
             torch.mm(layer_input, weight, out=result)
             if index < len(self._weights) - 1:
                 result.relu_()
             layer_input = result
-
-    def poison(self) -> None:
-        """Make a result that was never written fail the check."""
-        for result in self._results:
-            result.fill_(float("nan"))
 
     def expected(self) -> torch.Tensor:
         """Return the result in float64, (batch, outputs)."""

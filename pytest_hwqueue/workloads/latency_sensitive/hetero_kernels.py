@@ -10,14 +10,19 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
+from pytest_hwqueue.workloads.numerics import (
+    Matmul,
+    MatmulType,
+    poison,
+    require_close,
+    set_precision,
+)
 from pytest_hwqueue.workloads.workload import (
     LatencyRatio,
     Parameters,
     PrimaryLatency,
     Setup,
     Workload,
-    require_close,
 )
 
 
@@ -62,10 +67,10 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
         """Create a product for each large stream and a vector for each small one."""
         parameters = self.parameters
         set_precision(parameters.dtype)
-        generator = setup.generator()
+        dim, generator = parameters.mm_dim, setup.generator()
         large = setup.streams // 2
         self._products = [
-            Matmul(parameters.mm_dim, parameters.dtype, setup, generator) for _ in range(large)
+            Matmul(dim, dim, dim, parameters.dtype, setup, generator) for _ in range(large)
         ]
         shape = (setup.streams - large, parameters.elements)
         self._inputs = torch.rand(shape, generator=generator, device=setup.device.torch_device)
@@ -100,10 +105,8 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare products with float64, and chains with the sum they amount to."""
-        for product in self._products:
-            product.poison()
-        for chain in self._chains:
-            chain.fill_(float("nan"))
+        poison(*(product.out for product in self._products))
+        poison(*self._chains)
         run_once()
         for index, product in enumerate(self._products):
             product.check(f"large product {index}")

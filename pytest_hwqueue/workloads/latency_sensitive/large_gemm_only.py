@@ -8,13 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.matmul import Matmul, MatmulType, set_precision
-from pytest_hwqueue.workloads.workload import (
-    Parameters,
-    PrimaryLatency,
-    Setup,
-    Workload,
-)
+from pytest_hwqueue.workloads.numerics import Matmul, MatmulType, poison, set_precision
+from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
 
 
 class GemmParameters(Parameters):
@@ -42,9 +37,9 @@ class LargeGemmOnly(Workload, declared="large_gemm_only"):
     def setup(self, setup: Setup) -> None:
         """Create inputs and an output for each stream."""
         set_precision(self.parameters.dtype)
-        generator = setup.generator()
+        dim, generator = self.parameters.mm_dim, setup.generator()
         self._products = [
-            Matmul(self.parameters.mm_dim, self.parameters.dtype, setup, generator)
+            Matmul(dim, dim, dim, self.parameters.dtype, setup, generator)
             for _ in range(setup.streams)
         ]
 
@@ -59,8 +54,7 @@ class LargeGemmOnly(Workload, declared="large_gemm_only"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each product with one in float64."""
-        for product in self._products:
-            product.poison()
+        poison(*(product.out for product in self._products))
         run_once()
         for index, product in enumerate(self._products):
             product.check(f"product {index}")

@@ -9,13 +9,8 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.workload import (
-    Parameters,
-    PrimaryLatency,
-    Setup,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.numerics import poison, require_close
+from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
 
 _KERNELS_PER_ROUND = 4
 
@@ -69,8 +64,7 @@ class TinyKernelStress(Workload, declared="tiny_kernel_stress"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each stream's result with the same chain in float64."""
-        for output in self._outputs:
-            output.fill_(float("nan"))
+        poison(*self._outputs)
         run_once()
         for index, output in enumerate(self._outputs):
             expected = self._inputs[index].double()

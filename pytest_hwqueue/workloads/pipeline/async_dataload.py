@@ -9,17 +9,11 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
+from pytest_hwqueue.workloads.numerics import MatmulType, poison, require_close, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize, model_family
-from pytest_hwqueue.workloads.workload import (
-    Parameters,
-    PrimaryLatency,
-    Setup,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
 
 # Mean and standard deviation of ImageNet's red, green and blue, as torchvision's models take them.
 _MEAN = (0.485, 0.456, 0.406)
@@ -76,10 +70,9 @@ class AsyncDataload(Workload, declared="async_dataload"):
     def setup(self, setup: Setup) -> None:
         """Create the host's batches, two buffers per stream for each stage, and the network."""
         parameters, place = self.parameters, setup.device.torch_device
-        set_precision(parameters.dtype)
+        dtype = set_precision(parameters.dtype)
         # Convolutions have a switch of their own, which torch leaves on.
         torch.backends.cudnn.allow_tf32 = parameters.dtype == "tf32"
-        dtype = TORCH_TYPES[parameters.dtype]
         computing, preprocessing, copying = thirds(setup.streams)
         self._groups = (copying, preprocessing, computing)
 
@@ -145,8 +138,7 @@ class AsyncDataload(Workload, declared="async_dataload"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each batch's classes with a plain pass over the normalised images."""
-        for buffer in (self._ready, self._outputs):
-            buffer.fill_(float("nan"))
+        poison(self._ready, self._outputs)
         self._raw.zero_()
         run_once()
         place, dtype = self._outputs.device, self._outputs.dtype

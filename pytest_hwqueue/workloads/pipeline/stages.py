@@ -21,6 +21,7 @@ import torch
 from pytest_hwqueue.devices.kinds import loaded_library
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.workloads.numerics import poison
 
 # No less than any platform's pthread_barrier_t (32 bytes with glibc on 64-bit machines).
 _BARRIER_LONGS = 16
@@ -197,8 +198,7 @@ class LayerShare:
 
     def poison(self) -> None:
         """Make unwritten results fail the check."""
-        for buffer in (*self._between[1:], *self._within, self._gradient, self._gradient_within):
-            buffer.fill_(float("nan"))
+        poison(*self._between[1:], *self._within, self._gradient, self._gradient_within)
 
 
 def thirds(streams: int) -> tuple[int, int, int]:

@@ -14,15 +14,8 @@ from torch.nn.functional import gelu, layer_norm
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import HwqError, NotApplicable
-from pytest_hwqueue.workloads.matmul import TORCH_TYPES, MatmulType, set_precision
-from pytest_hwqueue.workloads.workload import (
-    Parameters,
-    PrimaryLatency,
-    Setup,
-    Where,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.numerics import MatmulType, poison, require_close, set_precision
+from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
 
 Region = Callable[..., torch.Tensor]
 
@@ -108,8 +101,7 @@ class TorchCompile(Workload, declared="torch_compile"):
         """
         parameters, place = self.parameters, setup.device.torch_device
         self.require_applicable(setup.where)
-        set_precision(parameters.dtype)
-        dtype, generator = TORCH_TYPES[parameters.dtype], setup.generator()
+        dtype, generator = set_precision(parameters.dtype), setup.generator()
         hidden, inner = parameters.hidden, parameters.inner
 
         def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
@@ -163,8 +155,7 @@ class TorchCompile(Workload, declared="torch_compile"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each stage's result with the same functions, uncompiled, one after another."""
-        for buffer in (*self._joined[1:], *self._made):
-            buffer.fill_(float("nan"))
+        poison(*self._joined[1:], *self._made)
         run_once()
         tolerance = _TOLERANCES[self.parameters.dtype]
         with torch.inference_mode():

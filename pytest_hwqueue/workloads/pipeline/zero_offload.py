@@ -14,7 +14,7 @@ from torch.optim.adam import adam
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
-from pytest_hwqueue.workloads.matmul import TORCH_TYPES, set_precision
+from pytest_hwqueue.workloads.numerics import TORCH_TYPES, poison, require_close, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import (
     HostTask,
     LayerShare,
@@ -23,14 +23,7 @@ from pytest_hwqueue.workloads.pipeline.stages import (
     matrices,
     thirds,
 )
-from pytest_hwqueue.workloads.workload import (
-    Parameters,
-    PrimaryLatency,
-    Setup,
-    Where,
-    Workload,
-    require_close,
-)
+from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
 
 # Relative error of a layer's gradient against autograd's, whose products run in the same format on
 # the whole batch at once: rounding of the format, over a chain of layers and a sum over samples.
@@ -110,14 +103,13 @@ class ZeroOffload(Workload, declared="zero_offload"):
     def setup(self, setup: Setup) -> None:
         """Create parameters and optimiser state on the host, and the rest on the device."""
         parameters, device = self.parameters, setup.device
-        set_precision(parameters.dtype)
         self.require_applicable(setup.where)
         self._groups = prefetching, computing, offloading = self._share_out(setup.streams)
         layers = parameters.layers
         self._fetches = [*range(layers), *reversed(range(layers - 1))]
         self._make_host(setup)
         size = (2 * parameters.hidden * parameters.inner,)
-        place, dtype = device.torch_device, TORCH_TYPES[parameters.dtype]
+        place, dtype = device.torch_device, set_precision(parameters.dtype)
         self._slots = [torch.empty(size, dtype=dtype, device=place) for _ in range(prefetching + 1)]
         # One more than there are offload streams: while those are sent, the next are computed.
         self._partial_gradients = [
@@ -218,8 +210,7 @@ class ZeroOffload(Workload, declared="zero_offload"):
         before = [master.clone() for master in self._masters]
         plain = self._plain_adam()
         partial = [flat for ring in self._partial_gradients for flat in ring]
-        for buffer in (*self._slots, *self._host_gradients, *partial):
-            buffer.fill_(float("nan"))
+        poison(*self._slots, *self._host_gradients, *partial)
         for share in self._shares:
             share.poison()
         steps = self.steps

@@ -14,7 +14,7 @@ import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadInput, CheckFailed, translated
-from pytest_hwqueue.workloads.matmul import MatmulType, set_precision
+from pytest_hwqueue.workloads.numerics import TORCH_TYPES, MatmulType, require_close, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, transformers
 from pytest_hwqueue.workloads.tenants.shapes import (
     MODEL_SIZES,
@@ -22,7 +22,6 @@ from pytest_hwqueue.workloads.tenants.shapes import (
     model_family,
     model_shape,
 )
-from pytest_hwqueue.workloads.workload import require_close
 
 # transformers draws from torch's global generator and sets torch's default format, which threads of
 # a process share.
@@ -141,12 +140,6 @@ def _configuration(library: Any, family: ModelFamily, size: ModelSize, folder: P
     return configuration
 
 
-_TORCH_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 _IN_WORDS = {"fp32": "fp32 without TF32", "tf32": "fp32 with TF32", "bf16": "bf16", "fp16": "fp16"}
 # Relative error of the norm between two passes that a library may compute by different
 # algorithms: a single product's, times ten for the depth.
@@ -262,10 +255,10 @@ def open_models(
     shape = model_shape(name, size, parameters)
     dtype = shape.dtype
     if weights is None:
-        model = seeded_model(family, size, seed, _TORCH_TYPES[dtype])
+        model = seeded_model(family, size, seed, TORCH_TYPES[dtype])
     else:
         values = device.capabilities.has_values
-        model = loaded_model(family, size, weights, _TORCH_TYPES[dtype], values=values)
+        model = loaded_model(family, size, weights, TORCH_TYPES[dtype], values=values)
     model.eval().requires_grad_(False)
     if device.torch_device.type != "cpu":
         model.to(device.torch_device)

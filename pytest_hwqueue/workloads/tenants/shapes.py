@@ -60,7 +60,7 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     sizes: ClassVar[Mapping[ModelSize, Mapping[str, int]]]
 
-    # As `matmul.MatmulType` has them.
+    # As `numerics.MatmulType` has them.
     dtype: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
         "fp32", description="numeric format of weights, inputs and arithmetic"
     )
