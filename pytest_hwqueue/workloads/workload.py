@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 StreamRange = registry.StreamRange
 
 
+# No more than this many launches are held at once in the timeline pass: an accelerator's launch
+# queue takes about a thousand, then enqueueing waits for the device.
+HELD_KERNELS = 800
+
+
 class Parameters(BaseModel):
     """Base of a workload's typed parameters: unknown names are refused, values are frozen."""
 

@@ -167,7 +167,7 @@ def of_ranks(rank: int, size: int, store_path: str) -> None:
 def _alone(function: Callable[[], None]) -> Callable[[], None]:
     """Let a function's exchange give each rank its own."""
 
-    def keep(output: torch.Tensor, own: torch.Tensor, _: object) -> None:
+    def keep(output: torch.Tensor, own: torch.Tensor, *, group: object) -> None:
         output.copy_(own)
 
     def run() -> None:

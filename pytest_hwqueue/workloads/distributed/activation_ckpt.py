@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,6 +12,7 @@ from torch import nn
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.segments import (
+    TRANSFORMER_SIZES,
     Segment,
     TransformerParameters,
     end_step,
@@ -57,11 +57,7 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
     tags = ("forward", "recompute", "backward")
     parameter_model = CheckpointParameters
     parameters: CheckpointParameters
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
-        "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
-        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4, "dtype": "tf32"},
-    }
+    sizes = TRANSFORMER_SIZES
     gradients = True
 
     def require_applicable(self, where: Where) -> None:

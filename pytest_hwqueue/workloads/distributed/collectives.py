@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,9 +16,31 @@ from pytest_hwqueue.workloads.workload import Setup
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
-# torch 2.13 has renamed these two; the old names warn there, the new ones are not in 2.6.
-_gather_into_one: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_of_one: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+class _Exchanging(Protocol):
+    def __call__(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        *,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> dist.Work | None: ...
+
+
+# Output and input are contiguous and do not overlap; no group is the default group; with async_op
+# they return at once a handle to wait for. torch 2.13 has renamed the first two; the old names warn
+# there, the new ones are not in 2.6.
+
+# Concatenates the ranks' inputs (elements,) in the output (ranks × elements,).
+all_gather: _Exchanging = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# Writes this rank's part (elements,) of the sum over ranks of the inputs (ranks × elements,).
+reduce_scatter: _Exchanging = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+# Sends part r of the input, cut along its first dimension, to rank r, and writes what rank r sends
+# to part r of the output.
+all_to_all: _Exchanging = dist.all_to_all_single
 
 
 def all_reduce(
@@ -36,68 +59,8 @@ def all_reduce(
 
     """
     if dist.get_world_size(group) == 1:
-        return all_gather(torch.empty_like(buffer), buffer, group, async_op=async_op)
+        return all_gather(torch.empty_like(buffer), buffer, group=group, async_op=async_op)
     work: dist.Work | None = dist.all_reduce(buffer, group=group, async_op=async_op)
-    return work
-
-
-def all_gather(
-    output: torch.Tensor,
-    input: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-    *,
-    async_op: bool = False,
-) -> dist.Work | None:
-    """Concatenate the ranks' inputs in ``output``; a single rank copies its own.
-
-    Args:
-        output: (ranks × elements,), contiguous, not overlapping ``input``.
-        input: (elements,), contiguous.
-        group: None is the default group.
-        async_op: return at once a handle to wait for.
-
-    """
-    work: dist.Work | None = _gather_into_one(output, input, group=group, async_op=async_op)
-    return work
-
-
-def reduce_scatter(
-    output: torch.Tensor,
-    input: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-    *,
-    async_op: bool = False,
-) -> dist.Work | None:
-    """Write this rank's part of the inputs' sum over ranks; a single rank copies its input.
-
-    Args:
-        output: (elements,), contiguous, not overlapping ``input``.
-        input: (ranks × elements,), contiguous.
-        group: None is the default group.
-        async_op: return at once a handle to wait for.
-
-    """
-    work: dist.Work | None = _scatter_of_one(output, input, group=group, async_op=async_op)
-    return work
-
-
-def all_to_all(
-    output: torch.Tensor,
-    input: torch.Tensor,
-    group: dist.ProcessGroup | None = None,
-    *,
-    async_op: bool = False,
-) -> dist.Work | None:
-    """Send part r of the input to rank r, and write what rank r sends to part r of the output.
-
-    Args:
-        output: contiguous, not overlapping ``input``; its first dimension is what is cut.
-        input: the same.
-        group: None is the default group.
-        async_op: return at once a handle to wait for.
-
-    """
-    work: dist.Work | None = dist.all_to_all_single(output, input, group=group, async_op=async_op)
     return work
 
 
@@ -120,6 +83,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 _DRAWN = 1_000_003
 
 
+@dataclass(eq=False)
 class Exchange:
     """Collectives over one group, each with its own buffers.
 
@@ -128,49 +92,42 @@ class Exchange:
     of sums grow from iteration to iteration until they are infinite: adding those takes just as
     long, and the check begins with the inputs again. All-reduce over one rank is a copy, by
     gathering.
+
+    Attributes:
+        collective: which one.
+        count: how many of them `run` enqueues.
+        elements: of the whole array, as nccl-tests count it; a multiple of the members.
+        dtype: of the elements.
+        members: the group's ranks, ascending.
+        group: a communicator that nothing else uses.
+        setup: of the workload.
+        name: distinguishes its inputs from others with the same seed.
+        async_op: start all collectives before waiting for any.
+
     """
 
-    def __init__(
-        self,
-        collective: Collective,
-        count: int,
-        elements: int,
-        dtype: torch.dtype,
-        members: Sequence[int],
-        group: dist.ProcessGroup | None,
-        setup: Setup,
-        name: str,
-        *,
-        async_op: bool,
-    ) -> None:
-        """Make the buffers.
+    collective: Collective
+    count: int
+    elements: int
+    dtype: torch.dtype
+    members: Sequence[int]
+    group: dist.ProcessGroup | None
+    setup: Setup
+    name: str
+    async_op: bool
 
-        Args:
-            collective: which one.
-            count: how many of them `run` enqueues.
-            elements: of the whole array, as nccl-tests count it; a multiple of the members.
-            dtype: of the elements.
-            members: the group's ranks, ascending.
-            group: a communicator that nothing else uses.
-            setup: of the workload.
-            name: distinguishes its inputs from others with the same seed.
-            async_op: start all collectives before waiting for any.
-
-        """
-        self._collective = collective
-        self._elements, self._dtype = elements, dtype
-        self._members, self._group = members, group
-        self._setup, self._name, self._async_op = setup, name, async_op
-        part = elements // len(members)
-        own = setup.ranks.rank
-        self._place = members.index(own)
-        self._inputs = [self._draw(own, number) for number in range(count)]
+    def __post_init__(self) -> None:
+        """Make the buffers."""
+        part = self.elements // len(self.members)
+        own = self.setup.ranks.rank
+        self._place = self.members.index(own)
+        self._inputs = [self._draw(own, number) for number in range(self.count)]
         # In place, the sum over one rank is what was there before: nobody would notice its absence.
-        self._in_place = collective == "all_reduce" and len(members) > 1
+        self._in_place = self.collective == "all_reduce" and len(self.members) > 1
         if self._in_place:
             self._outputs = self._inputs
         else:
-            size = part if collective == "reduce_scatter" else elements
+            size = part if self.collective == "reduce_scatter" else self.elements
             self._outputs = [each.new_empty(size) for each in self._inputs]
 
     def run(self) -> None:
@@ -181,7 +138,7 @@ class Exchange:
 
     def reset(self) -> None:
         """Spoil results, so that one that was never written fails the check."""
-        own = self._setup.ranks.rank
+        own = self.setup.ranks.rank
         for number, output in enumerate(self._outputs):
             if self._in_place:
                 output.copy_(self._draw(own, number))
@@ -195,36 +152,33 @@ class Exchange:
             wrong = int((output != expected).sum())
             if wrong:
                 raise CheckFailed(
-                    f"{self._name}: {wrong} of {expected.numel()} elements that {self._collective} "
-                    f"{number} gave rank {self._setup.ranks.rank} differ from those computed from "
-                    f"the inputs of ranks {list(self._members)}"
+                    f"{self.name}: {wrong} of {expected.numel()} elements that {self.collective} "
+                    f"{number} gave rank {self.setup.ranks.rank} differ from those computed from "
+                    f"the inputs of ranks {list(self.members)}"
                 )
 
     def _start(self, output: torch.Tensor, given: torch.Tensor) -> dist.Work | None:
-        group, async_op = self._group, self._async_op
         if self._in_place:
-            return all_reduce(output, group, async_op=async_op)
-        if self._collective == "reduce_scatter":
-            return reduce_scatter(output, given, group, async_op=async_op)
-        if self._collective == "all_to_all":
-            return all_to_all(output, given, group, async_op=async_op)
-        return all_gather(output, given, group, async_op=async_op)
+            return all_reduce(output, self.group, async_op=self.async_op)
+        scattering = {"reduce_scatter": reduce_scatter, "all_to_all": all_to_all}
+        start = scattering.get(self.collective, all_gather)
+        return start(output, given, group=self.group, async_op=self.async_op)
 
     def _draw(self, rank: int, number: int) -> torch.Tensor:
         """Return a rank's input of a collective."""
-        size = self._elements
-        if self._collective == "all_gather":
-            size //= len(self._members)
+        size = self.elements
+        if self.collective == "all_gather":
+            size //= len(self.members)
         # On the host, where all ranks draw the same whatever their accelerators; then repeated.
-        mixed = random.Random(f"{self._setup.seed} {self._name} {rank} {number}").getrandbits(62)
+        mixed = random.Random(f"{self.setup.seed} {self.name} {rank} {number}").getrandbits(62)
         generator = torch.Generator().manual_seed(mixed)
         drawn = torch.randint(-1, 2, (min(size, _DRAWN),), generator=generator, dtype=torch.int8)
-        drawn = drawn.to(self._setup.device.torch_device, self._dtype)
+        drawn = drawn.to(self.setup.device.torch_device, self.dtype)
         return drawn.repeat(-(-size // drawn.numel()))[:size]
 
     def _expected(self, number: int) -> torch.Tensor:
-        collective, count, place = self._collective, len(self._members), self._place
-        inputs = (self._draw(rank, number) for rank in self._members)
+        collective, count, place = self.collective, len(self.members), self._place
+        inputs = (self._draw(rank, number) for rank in self.members)
         if collective == "all_gather":
             return torch.cat(list(inputs))
         if collective == "all_to_all":

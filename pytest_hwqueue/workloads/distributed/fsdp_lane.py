@@ -206,7 +206,8 @@ class FsdpLane:
 
     def _reduce(self, number: int, turn: int) -> None:
         bucket = self._buckets[number % _BUCKETS]
-        reduce_scatter(self._sharded[number].gradients, bucket.view(-1), self._reduce_groups[turn])
+        gradients, group = self._sharded[number].gradients, self._reduce_groups[turn]
+        reduce_scatter(gradients, bucket.view(-1), group=group)
 
 
 class _Sharded:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch import nn
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.distributed.collectives import all_reduce
 from pytest_hwqueue.workloads.distributed.segments import (
+    TRANSFORMER_SIZES,
     Segment,
     TransformerParameters,
     end_step,
@@ -62,11 +62,7 @@ class GradientAccumulation(Workload, declared="grad_accum"):
     tags = ("forward", "backward", "reduce")
     parameter_model = AccumulationParameters
     parameters: AccumulationParameters
-    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
-        "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
-        "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4, "dtype": "tf32"},
-    }
+    sizes = TRANSFORMER_SIZES
     gradients = True
 
     def setup(self, setup: Setup) -> None:

@@ -308,10 +308,10 @@ class MixtureOfExperts(Workload, declared="moe"):
 
     def _dispatch(self) -> None:
         torch.index_select(self._router.rows, 0, self._router.sources, out=self._sent)
-        all_to_all(self._received, self._sent, self._group)
+        all_to_all(self._received, self._sent, group=self._group)
 
     def _return(self) -> None:
-        all_to_all(self._returned, self._computed, self._group)
+        all_to_all(self._returned, self._computed, group=self._group)
 
     def _combine(self) -> None:
         weights = self._router.weights
@@ -322,7 +322,7 @@ class MixtureOfExperts(Workload, declared="moe"):
 
     def _of_all_ranks(self, own: torch.Tensor) -> torch.Tensor:
         everyones = own.new_empty(self._ranks.size * len(own), *own.shape[1:])
-        all_gather(everyones, own, self._group)
+        all_gather(everyones, own, group=self._group)
         return everyones
 
     def _poison(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -122,6 +122,13 @@ class TransformerParameters(Parameters):
         if hidden % heads:
             raise ValueError(f"must divide hidden={hidden}")
         return heads
+
+
+TRANSFORMER_SIZES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1},
+    "small": {"hidden": 256, "heads": 4, "sequence": 128, "batch": 2},
+    "full": {"hidden": 1024, "heads": 16, "sequence": 512, "batch": 4, "dtype": "tf32"},
+}
 
 
 def make_blocks(count: int, parameters: TransformerParameters, setup: Setup) -> list[nn.Module]:

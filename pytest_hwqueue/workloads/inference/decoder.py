@@ -21,18 +21,27 @@ from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.numerics import MatmulType, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, Qwen3Decode, cache_argument
 from pytest_hwqueue.workloads.tenants.models import seeded_model
-from pytest_hwqueue.workloads.tenants.shapes import ModelSize
-from pytest_hwqueue.workloads.workload import Parameters
+from pytest_hwqueue.workloads.workload import HELD_KERNELS, Parameters
 
 
-def placed_model(family: ModelFamily, dtype: MatmulType, device: Device, seed: int) -> Any:
+def placed_model(
+    family: ModelFamily, dtype: MatmulType, device: Device, seed: int, **shape: Any
+) -> Any:
     """Build a family's full model for inference; allow TF32 in the process or forbid it.
+
+    Args:
+        family: of the model.
+        dtype: numeric format of weights and arithmetic.
+        device: holds the weights.
+        seed: of the weights.
+        shape: fields of the configuration, instead of the published ones.
 
     Raises:
         HwqError: if transformers is not installed.
 
     """
-    model = seeded_model(family, "full", seed, set_precision(dtype), device.torch_device)
+    torch_type = set_precision(dtype)
+    model = seeded_model(family, "full", seed, torch_type, device.torch_device, **shape)
     model.eval().requires_grad_(False)
     return model
 
@@ -182,8 +191,6 @@ GREEDY_TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
 # Kernels of one pass in bf16: of a layer, and of what stands around the layers.
 _KERNELS_PER_LAYER = 56
 _OTHER_KERNELS = 20
-# An accelerator takes about a thousand launches before the first of them has started.
-_HELD_KERNELS = 800
 
 # The width at which the published standard deviation of weights, 0.02, belongs.
 _PUBLISHED_HIDDEN = 1024
@@ -218,32 +225,6 @@ TINY_DECODER = {
 SMALL_DECODER = {"layers": 8, "vocabulary": 32768}
 
 
-class _ShapedQwen(Qwen3Decode):
-    """Qwen3 in a shape of the parameters' choice."""
-
-    def __init__(self, parameters: DecoderParameters, layers: int) -> None:
-        super().__init__("0.6b")
-        self._parameters = parameters
-        self._layers = layers
-
-    def configuration(self, size: ModelSize) -> dict[str, Any]:
-        """Return the arguments of Qwen3Config: the published ones, and the parameters' shape."""
-        shape = self._parameters
-        return {
-            **super().configuration("full"),
-            "num_hidden_layers": self._layers,
-            "hidden_size": shape.hidden,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "intermediate_size": shape.inner,
-            "vocab_size": shape.vocabulary,
-            # With 0.02 at any width, the layers of a narrow model would add next to nothing to a
-            # token's own embedding, and each token would be followed by itself.
-            "initializer_range": 0.02 * (_PUBLISHED_HIDDEN / shape.hidden) ** 0.5,
-        }
-
-
 class Decoder:
     """The model on its device, and its passes over caches that the caller keeps.
 
@@ -261,11 +242,22 @@ class Decoder:
     def __init__(
         self, parameters: DecoderParameters, device: Device, seed: int, layers: int | None = None
     ) -> None:
-        self._shape = parameters
+        self._shape = shape = parameters
         self._layers = parameters.layers if layers is None else layers
         self._place = device.torch_device
-        family = _ShapedQwen(parameters, self._layers)
-        self.model = placed_model(family, parameters.dtype, device, seed)
+        self.model = placed_model(
+            Qwen3Decode("0.6b"), shape.dtype, device, seed,
+            num_hidden_layers=self._layers,
+            hidden_size=shape.hidden,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            intermediate_size=shape.inner,
+            vocab_size=shape.vocabulary,
+            # With 0.02 at any width, the layers of a narrow model would add next to nothing to a
+            # token's own embedding, and each token would be followed by itself.
+            initializer_range=0.02 * (_PUBLISHED_HIDDEN / shape.hidden) ** 0.5,
+        )  # fmt: skip
         self._cache_argument = cache_argument(self.model)
 
     def new_cache(self, batch: int, capacity: int) -> torch.Tensor:
@@ -373,7 +365,7 @@ class Decoder:
 
 def held_layers(layers: int, passes: int) -> int:
     """Return the most layers with which all kernels of some passes can be held back."""
-    fitting = (_HELD_KERNELS // passes - _OTHER_KERNELS) // _KERNELS_PER_LAYER
+    fitting = (HELD_KERNELS // passes - _OTHER_KERNELS) // _KERNELS_PER_LAYER
     return max(1, min(layers, fitting))
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 
-from pytest_hwqueue.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.decoder import (
     SMALL_DECODER,
@@ -21,72 +21,18 @@ from pytest_hwqueue.workloads.inference.decoder import (
     placed_model,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.numerics import MatmulType, poison, require_close
+from pytest_hwqueue.workloads.numerics import poison, require_close
 from pytest_hwqueue.workloads.tenants.families import Bert
-from pytest_hwqueue.workloads.tenants.shapes import ModelSize
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 # The width at which the published standard deviation of weights, 0.02, belongs.
 _PUBLISHED_HIDDEN = 768
 
 
-class _ShapedBert(Bert):
-    """BERT in a shape of the caller's choice."""
-
-    def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int, length: int) -> None:
-        super().__init__("base")
-        self._shape = {
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": heads,
-            "intermediate_size": 4 * hidden,
-            "vocab_size": vocabulary,
-            "max_position_embeddings": length,
-            # With 0.02 at any width, a narrow model would hardly look at its input.
-            "initializer_range": 0.02 * (_PUBLISHED_HIDDEN / hidden) ** 0.5,
-        }
-
-    def configuration(self, size: ModelSize) -> dict[str, Any]:
-        """Return the arguments of BertConfig: base's, and the caller's shape."""
-        return {**super().configuration("full"), **self._shape, "num_labels": 1}
-
-
-class _ShapedScorer(_ShapedBert):
-    """The same, with a head that gives a text one score."""
+class _Scorer(Bert):
+    """BERT with a head that gives a text one score."""
 
     model_class: ClassVar[str] = "AutoModelForSequenceClassification"
-
-
-class Encoder:
-    """Embeds texts: the mean of their last states, of unit length, always in float32."""
-
-    _family: type[_ShapedBert] = _ShapedBert
-
-    def __init__(
-        self,
-        shape: dict[str, int],
-        dtype: MatmulType,
-        device: Device,
-        seed: int,
-    ) -> None:
-        """Create the model on its device; ``shape`` holds the arguments of `_ShapedBert`."""
-        self._model = placed_model(self._family(**shape), dtype, device, seed)
-
-    def __call__(self, texts: torch.Tensor) -> torch.Tensor:
-        """Return (batch, hidden) of texts (batch, tokens)."""
-        states: torch.Tensor = self._model(input_ids=texts).last_hidden_state
-        return torch.nn.functional.normalize(states.float().mean(dim=1), dim=-1)
-
-
-class CrossEncoder(Encoder):
-    """Scores pairs, each a query and a document in one text, in float32."""
-
-    _family = _ShapedScorer
-
-    def __call__(self, texts: torch.Tensor) -> torch.Tensor:
-        """Return (batch,) of texts (batch, tokens)."""
-        scores: torch.Tensor = self._model(input_ids=texts).logits
-        return scores[:, 0].float()
 
 
 _RETRIEVED = 10
@@ -179,15 +125,22 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         self._stages = _stages(setup.streams)
         vocabulary = min(parameters.vocabulary, _ENCODER_VOCABULARY)
         prompt = parameters.document_tokens + parameters.query_tokens
-        encoder = {
-            "layers": parameters.encoder_layers,
-            "hidden": parameters.encoder_hidden,
-            "heads": parameters.encoder_heads,
-            "vocabulary": vocabulary,
-            "length": prompt,
-        }
-        self._embedder = Encoder(encoder, parameters.dtype, device, setup.seed)
-        self._scorer = CrossEncoder(encoder, parameters.dtype, device, setup.seed + 1)
+        hidden = parameters.encoder_hidden
+        self._encoder, self._cross_encoder = (
+            placed_model(
+                family, parameters.dtype, device, seed,
+                num_hidden_layers=parameters.encoder_layers,
+                hidden_size=hidden,
+                num_attention_heads=parameters.encoder_heads,
+                intermediate_size=4 * hidden,
+                vocab_size=vocabulary,
+                max_position_embeddings=prompt,
+                # With 0.02 at any width, a narrow model would hardly look at its input.
+                initializer_range=0.02 * (_PUBLISHED_HIDDEN / hidden) ** 0.5,
+                num_labels=1,
+            )
+            for family, seed in ((Bert("base"), setup.seed), (_Scorer("base"), setup.seed + 1))
+        )  # fmt: skip
         self._decoder = Decoder(parameters, device, setup.seed)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
@@ -262,6 +215,16 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         passes = 3 * 2 * len(_stages(streams)[-1])
         layers = held_layers(self.parameters.layers, passes)
         return {"generated": 1, "layers": layers, "encoder_layers": 1}
+
+    def _embedder(self, texts: torch.Tensor) -> torch.Tensor:
+        """Embed texts (batch, tokens): the mean of their last states, of unit length, in fp32."""
+        states: torch.Tensor = self._encoder(input_ids=texts).last_hidden_state
+        return torch.nn.functional.normalize(states.float().mean(dim=1), dim=-1)
+
+    def _scorer(self, texts: torch.Tensor) -> torch.Tensor:
+        """Score texts (batch, tokens), each a query and a document, in fp32."""
+        scores: torch.Tensor = self._cross_encoder(input_ids=texts).logits
+        return scores[:, 0].float()
 
     def _embed(self, tokens: torch.Tensor, vector: torch.Tensor) -> None:
         vector.copy_(self._embedder(tokens[None])[0])

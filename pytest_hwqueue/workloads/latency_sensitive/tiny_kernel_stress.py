@@ -10,17 +10,19 @@ from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.numerics import poison, require_close
-from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
+from pytest_hwqueue.workloads.workload import (
+    HELD_KERNELS,
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    Workload,
+)
 
 _KERNELS_PER_ROUND = 4
 
 # Slowly contracting: rounding does not grow along the chain, yet its end depends on its start.
 _FACTOR = 0.995
 _SUMMAND = 0.005
-
-# No more than this many launches are held at once in the timeline pass: an accelerator's launch
-# queue takes about a thousand, then enqueueing waits for the device.
-_HELD_KERNELS = 800
 
 
 class TinyParameters(Parameters):
@@ -74,7 +76,7 @@ class TinyKernelStress(Workload, declared="tiny_kernel_stress"):
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
         """Return a chain so short that the chains of all streams can be held back together."""
-        fitting = max(1, _HELD_KERNELS // (_KERNELS_PER_ROUND * streams))
+        fitting = max(1, HELD_KERNELS // (_KERNELS_PER_ROUND * streams))
         return {"rounds": min(self.parameters.rounds, fitting)}
 
     def _run_chain(self, source: torch.Tensor, output: torch.Tensor) -> None:

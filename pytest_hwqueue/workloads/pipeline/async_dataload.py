@@ -13,7 +13,13 @@ from pytest_hwqueue.workloads.numerics import MatmulType, poison, require_close,
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize, model_family
-from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
+from pytest_hwqueue.workloads.workload import (
+    HELD_KERNELS,
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    Workload,
+)
 
 # Mean and standard deviation of ImageNet's red, green and blue, as torchvision's models take them.
 _MEAN = (0.485, 0.456, 0.406)
@@ -26,9 +32,8 @@ _TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 5e-2, "fp16": 2e-2}
 
 # A group has at most this many streams, and each needs a batch.
 _LARGEST_GROUP = 4
-# Kernels and copies of one batch, and how many may be held at once in the timeline pass.
+# Kernels and copies of one batch.
 _KERNELS = {"resnet18": 72, "resnet50": 178}
-_HELD_KERNELS = 800
 
 
 class DataloadParameters(Parameters):
@@ -154,7 +159,7 @@ class AsyncDataload(Workload, declared="async_dataload"):
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
         """Return so few batches that all their kernels can be held back together."""
-        fitting = max(_LARGEST_GROUP, _HELD_KERNELS // _KERNELS[self.parameters.model])
+        fitting = max(_LARGEST_GROUP, HELD_KERNELS // _KERNELS[self.parameters.model])
         return {"batches": min(self.parameters.batches, fitting)}
 
     def _copy(self, batch: int, raw: int) -> None:

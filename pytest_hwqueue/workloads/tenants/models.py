@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def seeded_model(
     seed: int,
     dtype: torch.dtype,
     place: torch.device = _HOST,
+    **changed: Any,
 ) -> Any:
     """Build a model with weights drawn from ``seed``; the global random state is left as it was.
 
@@ -59,13 +61,15 @@ def seeded_model(
         dtype: numeric format of the weights.
         place: draws the weights. Those of the host are the same bits everywhere; an accelerator
             draws others, hundreds of millions in a fraction of the time.
+        changed: fields of the configuration, instead of the family's.
 
     Raises:
         HwqError: if transformers is not installed.
 
     """
     library = transformers()
-    configuration = getattr(library, family.configuration_class)(**family.configuration(size))
+    fields = {**family.configuration(size), **changed}
+    configuration = getattr(library, family.configuration_class)(**fields)
     model_class = getattr(library, family.model_class)
     drawing = [] if place.type == "cpu" else [place]
     with _one_at_a_time, torch.random.fork_rng(devices=drawing), torch.no_grad(), place:
@@ -133,10 +137,10 @@ def _configuration(library: Any, family: ModelFamily, size: ModelSize, folder: P
         raise BadInput(f"{file}: model_type is {found_type!r}, must be {wanted_type!r}")
     configuration = configuration_class.from_pretrained(folder, local_files_only=True)
     wanted = family.configuration(size)
-    for field in family.identity:
-        found = getattr(configuration, field)
-        if found != wanted[field]:
-            raise BadInput(f"{file}: {field} is {found}, must be {wanted[field]}")
+    for name in family.identity:
+        found = getattr(configuration, name)
+        if found != wanted[name]:
+            raise BadInput(f"{file}: {name} is {found}, must be {wanted[name]}")
     return configuration
 
 
@@ -146,34 +150,29 @@ _IN_WORDS = {"fp32": "fp32 without TF32", "tf32": "fp32 with TF32", "bf16": "bf1
 _TOLERANCES = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
 
 
+@dataclass(eq=False)
 class OpenModel:
     """A model with its weights and inputs on a device.
 
     Attributes:
+        run: one forward pass.
+        stream: on which requests are enqueued.
+        device: where it runs.
+        dtype: of weights, inputs and arithmetic.
         items_per_request: images, sequences or tokens in one request.
         description: the model, its inputs, its numeric format and its weights, for people.
         parameters: number of weights.
 
     """
 
-    def __init__(
-        self,
-        forward: Callable[[], torch.Tensor],
-        stream: Stream,
-        device: Device,
-        dtype: MatmulType,
-        items_per_request: int,
-        description: str,
-        parameters: int,
-    ) -> None:
-        self.items_per_request = items_per_request
-        self.description = description
-        self.parameters = parameters
-        self._run = forward
-        self._stream = stream
-        self._device = device
-        self._dtype = dtype
-        self._output: torch.Tensor | None = None
+    run: Callable[[], torch.Tensor]
+    stream: Stream
+    device: Device
+    dtype: MatmulType
+    items_per_request: int
+    description: str
+    parameters: int
+    _output: torch.Tensor | None = field(default=None, init=False)
 
     def request(self) -> None:
         """Enqueue one forward pass on the stream, without waiting for it.
@@ -182,19 +181,19 @@ class OpenModel:
             RuntimeError: if another model of this process has changed whether TF32 is allowed.
 
         """
-        if self._dtype in ("fp32", "tf32") and _precision() != self._dtype:
+        if self.dtype in ("fp32", "tf32") and _precision() != self.dtype:
             raise RuntimeError(
-                f"{self.description}: opened with dtype {self._dtype}, but since then something in "
+                f"{self.description}: opened with dtype {self.dtype}, but since then something in "
                 f"this process set {_precision()}; give all its models the same dtype, or each a "
                 "separate process"
             )
-        self._stream.launch(self.forward)
+        self.stream.launch(self.forward)
 
     def forward(self) -> None:
         """Run one forward pass where it is called: what `request` launches."""
         # Inference mode belongs to a thread, and a request may come from any.
         with torch.inference_mode():
-            self._output = self._run()
+            self._output = self.run()
 
     def check(self) -> None:
         """Compare one request's output with a plain pass, on no stream of the pool's.
@@ -207,12 +206,12 @@ class OpenModel:
         """
         self._output = None
         self.request()
-        self._stream.synchronize()
+        self.stream.synchronize()
         if self._output is None:
             raise CheckFailed(f"{self.description}: the request computed nothing")
-        with torch.inference_mode(), _plain_stream(self._device):
-            expected = self._run()
-            require_close(self.description, self._output, expected, _TOLERANCES[self._dtype])
+        with torch.inference_mode(), _plain_stream(self.device):
+            expected = self.run()
+            require_close(self.description, self._output, expected, _TOLERANCES[self.dtype])
 
 
 def open_models(
