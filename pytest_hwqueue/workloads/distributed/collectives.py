@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -33,10 +33,12 @@ class _Exchanging(Protocol):
 # there, the new ones are not in 2.6.
 
 # Concatenates the ranks' inputs (elements,) in the output (ranks × elements,).
-all_gather: _Exchanging = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather: _Exchanging = getattr(dist, "all_gather_single", None) or cast(
+    "_Exchanging", dist.all_gather_into_tensor
+)
 # Writes this rank's part (elements,) of the sum over ranks of the inputs (ranks × elements,).
-reduce_scatter: _Exchanging = (
-    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+reduce_scatter: _Exchanging = getattr(dist, "reduce_scatter_single", None) or cast(
+    "_Exchanging", dist.reduce_scatter_tensor
 )
 # Sends part r of the input, cut along its first dimension, to rank r, and writes what rank r sends
 # to part r of the output.
@@ -118,6 +120,8 @@ class Exchange:
 
     def __post_init__(self) -> None:
         """Make the buffers."""
+        others = {"reduce_scatter": reduce_scatter, "all_to_all": all_to_all}
+        self._exchange = others.get(self.collective, all_gather)
         part = self.elements // len(self.members)
         own = self.setup.ranks.rank
         self._place = self.members.index(own)
@@ -160,9 +164,7 @@ class Exchange:
     def _start(self, output: torch.Tensor, given: torch.Tensor) -> dist.Work | None:
         if self._in_place:
             return all_reduce(output, self.group, async_op=self.async_op)
-        scattering = {"reduce_scatter": reduce_scatter, "all_to_all": all_to_all}
-        start = scattering.get(self.collective, all_gather)
-        return start(output, given, group=self.group, async_op=self.async_op)
+        return self._exchange(output, given, group=self.group, async_op=self.async_op)
 
     def _draw(self, rank: int, number: int) -> torch.Tensor:
         """Return a rank's input of a collective."""

@@ -41,9 +41,7 @@ def placed_model(
 
     """
     torch_type = set_precision(dtype)
-    model = seeded_model(family, "full", seed, torch_type, device.torch_device, **shape)
-    model.eval().requires_grad_(False)
-    return model
+    return seeded_model(family, "full", seed, torch_type, device.torch_device, **shape)
 
 
 @dataclass(frozen=True)

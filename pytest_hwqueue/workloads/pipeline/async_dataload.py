@@ -95,8 +95,7 @@ class AsyncDataload(Workload, declared="async_dataload"):
         self._factor = deviation.reciprocal_().view(3, 1, 1)
 
         family = model_family(parameters.model)
-        model = seeded_model(family, parameters.model_size, setup.seed, dtype)
-        self._model = model.eval().requires_grad_(False)
+        self._model = seeded_model(family, parameters.model_size, setup.seed, dtype)
         if place.type != "cpu":
             self._model.to(place)
         classes = family.configuration(parameters.model_size)["num_labels"]

@@ -52,7 +52,7 @@ def seeded_model(
     place: torch.device = _HOST,
     **changed: Any,
 ) -> Any:
-    """Build a model with weights drawn from ``seed``; the global random state is left as it was.
+    """Build a model for inference, its weights drawn from ``seed``; torch's random state stays.
 
     Args:
         family: which model.
@@ -76,7 +76,7 @@ def seeded_model(
         torch.manual_seed(seed)
         model = model_class.from_config(configuration, dtype=dtype)
         family.tame(model)
-    return model
+    return model.eval().requires_grad_(False)
 
 
 def loaded_model(

@@ -15,18 +15,16 @@ if TYPE_CHECKING:
     from pytest_hwqueue.workloads.tenants.families import ModelFamily
 
 
-_PACKAGE = "pytest_hwqueue.workloads.tenants"
-
-# Where the family is, and which of its variants the name means.
+# The family's class in `families`, and which of its variants the name means.
 MODELS: dict[str, tuple[str, str]] = {
-    "resnet18": (f"{_PACKAGE}.families:ResNet", "18"),
-    "resnet34": (f"{_PACKAGE}.families:ResNet", "34"),
-    "resnet50": (f"{_PACKAGE}.families:ResNet", "50"),
-    "resnet101": (f"{_PACKAGE}.families:ResNet", "101"),
-    "resnet152": (f"{_PACKAGE}.families:ResNet", "152"),
-    "bert-base": (f"{_PACKAGE}.families:Bert", "base"),
-    "bert-large": (f"{_PACKAGE}.families:Bert", "large"),
-    "qwen3-0.6b": (f"{_PACKAGE}.families:Qwen3Decode", "0.6b"),
+    "resnet18": ("ResNet", "18"),
+    "resnet34": ("ResNet", "34"),
+    "resnet50": ("ResNet", "50"),
+    "resnet101": ("ResNet", "101"),
+    "resnet152": ("ResNet", "152"),
+    "bert-base": ("Bert", "base"),
+    "bert-large": ("Bert", "large"),
+    "qwen3-0.6b": ("Qwen3Decode", "0.6b"),
 }
 
 MISSING_TRANSFORMERS = (
@@ -44,9 +42,9 @@ def model_family(name: str) -> ModelFamily:
     """
     if name not in MODELS:
         raise BadInput(f"no model {name!r}; there are {', '.join(MODELS)}")
-    place, variant = MODELS[name]
-    module, _, attribute = place.partition(":")
-    found: type[ModelFamily] = getattr(importlib.import_module(module), attribute)
+    family, variant = MODELS[name]
+    families = importlib.import_module("pytest_hwqueue.workloads.tenants.families")
+    found: type[ModelFamily] = getattr(families, family)
     return found(variant)
 
 
@@ -99,18 +97,12 @@ _OF_FAMILIES: Mapping[str, type[Shape]] = {
 }
 
 
-def shape_class(model: str) -> type[Shape]:
-    """Return the class of a model's shapes; the model must be one of `MODELS`."""
-    place, _ = MODELS[model]
-    return _OF_FAMILIES[place.partition(":")[2]]
-
-
 def model_shape(model: str, size: ModelSize, given: Mapping[str, Any]) -> Shape:
-    """Return a model's shape: that of its size, with the parameters given.
+    """Return the shape of one of `MODELS`: that of its size, with the parameters given.
 
     Raises:
         BadInput: naming the model, the parameter, its value and what is valid.
 
     """
-    found = shape_class(model)
+    found = _OF_FAMILIES[MODELS[model][0]]
     return valid_parameters(model, found, {**found.sizes[size], **given})
