@@ -44,10 +44,15 @@ _NO_FIGURES = 1
 @with_options(only=MEASURING_OPTIONS)
 @click.command()
 @click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
-@click.option("--duration", metavar="TIME", help="measuring time of each case, such as 60s "
+@click.option("--duration", metavar="TIME", help="longest measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,
               help="windows that share this time; cases take turns, in mirrored order")  # fmt: skip
+@click.option(
+    "--whole-windows",
+    is_flag=True,
+    help="measure for all of this time, also where all goals are decided before",
+)
 @click.option("--schedulers", metavar="MODE[,MODE...]",
               help="only these of the scenario's; a mode without parameters selects all its "
               "kinds")  # fmt: skip
@@ -141,6 +146,8 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
                 stack.callback(server.close)
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(scenario, measurer)
+            if not given["whole_windows"]:
+                runs.early, measurer.decided = wanted, runs.decided
             with interrupts() as interrupted:
                 runs.measure_all(wanted, given["rounds"], progress.run_begins)
         stopped = bool(interrupted)

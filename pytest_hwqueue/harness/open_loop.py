@@ -16,8 +16,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import HwqError
@@ -32,12 +32,33 @@ _SPIN_NS = 200_000
 MOST_FAILURES_IN_A_ROW = 10_000
 
 
+class Ending:
+    """Ends a window early, from any thread: then no further request is taken.
+
+    Attributes:
+        over: whether it has ended.
+        window_ns: the shorter window's length, whose requests count; None if it is as planned.
+
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self.window_ns: int | None = None
+
+    def end(self, window_ns: int) -> None:
+        """End it: what was due in a window of this length is what counts."""
+        self.window_ns = window_ns
+        self.over = True
+
+
 class Arrivals:
     """Hands out requests in order of arrival to whoever is free."""
 
-    def __init__(self, device: Device, schedule: list[int] | None, window: Window) -> None:
+    def __init__(
+        self, device: Device, schedule: list[int] | None, window: Window, ending: Ending
+    ) -> None:
         self.schedule = schedule
-        self.stopped = False
+        self.ending = ending
         self._device = device
         self._clock_ns = device.clock_ns
         self._window = window
@@ -50,7 +71,7 @@ class Arrivals:
     def take(self) -> int | None:
         """Wait until the next request is due; return its number, or None if there is no more."""
         with self._turn:
-            if self.stopped or not self._is_due():
+            if self.ending.over or not self._is_due():
                 return None
             self._next += 1
             return self._next - 1
@@ -63,7 +84,7 @@ class Arrivals:
         if self._next == len(schedule):
             return False
         self._wait_until(window.begin_ns + schedule[self._next])
-        return self._clock_ns() < window.end_ns + window.grace_ns and not self.stopped
+        return self._clock_ns() < window.end_ns + window.grace_ns and not self.ending.over
 
     def _wait_until(self, when_ns: int) -> None:
         clock_ns, sleep_until_ns = self._clock_ns, when_ns - self._spin_ns
@@ -73,19 +94,30 @@ class Arrivals:
             pass
 
 
+# Receives when a request was due, started and finished, and whether it failed.
+Show = Callable[[int, int, int, bool], None]
+
+
 class Slot:
     """Serves one request at a time and logs its times, in ns from the window's start.
 
     Attributes:
         numbers: of its requests, in order of arrival of all; times are by the same positions.
+        shown: also gets each request's times, and whether it failed; None for nobody.
         failed: number and reason of those that raised.
         stopped: why it cannot continue, and the error; None if it can.
 
     """
 
     def __init__(
-        self, device: Device, request: Callable[[], None], arrivals: Arrivals, window: Window
+        self,
+        device: Device,
+        request: Callable[[], None],
+        arrivals: Arrivals,
+        window: Window,
+        shown: Show | None = None,
     ) -> None:
+        self.shown = shown
         self.numbers = array("q")
         self.started_ns = array("q")
         self.finished_ns = array("q")
@@ -108,16 +140,24 @@ class Slot:
         try:
             self._request()
         except Exception as error:
-            self._write(number, started_ns, clock_ns())
+            self._write(number, started_ns, clock_ns(), failed=True)
             self._failed(number, error)
         else:
             self._write(number, started_ns, clock_ns())
             self._failures_in_a_row = 0
 
-    def _write(self, number: int, started_ns: int, finished_ns: int) -> None:
+    def _write(
+        self, number: int, started_ns: int, finished_ns: int, *, failed: bool = False
+    ) -> None:
+        started_ns -= self._begin_ns
+        finished_ns -= self._begin_ns
         self.numbers.append(number)
-        self.started_ns.append(started_ns - self._begin_ns)
-        self.finished_ns.append(finished_ns - self._begin_ns)
+        self.started_ns.append(started_ns)
+        self.finished_ns.append(finished_ns)
+        if self.shown is not None:
+            schedule = self._arrivals.schedule
+            due_ns = started_ns if schedule is None else schedule[number]
+            self.shown(due_ns, started_ns, finished_ns, failed)
 
     def _failed(self, number: int, error: Exception) -> None:
         # Brings torch, which readers of what is measured here can do without.
@@ -136,7 +176,7 @@ class Slot:
 
     def _stop(self, reason: str, error: Exception) -> None:
         self.stopped = reason, error
-        self._arrivals.stopped = True
+        self._arrivals.ending.over = True
 
 
 LATENESS_LIMIT_MS = 1.0
@@ -208,6 +248,27 @@ class RequestLog:
         """Requests that returned."""
         return len(self.scheduled_ns) - len(self.failed)
 
+    def until(self, window_ns: int, due: Sequence[int] | None) -> RequestLog:
+        """Return what a shorter window would have logged, of whose grace all is here.
+
+        Args:
+            window_ns: its length.
+            due: what is scheduled within it; None for a closed loop.
+
+        """
+        ends_ns = window_ns if due is None else window_ns + Window(0, window_ns).grace_ns
+        late = (n for n, started_ns in enumerate(self.started_ns) if started_ns >= ends_ns)
+        n = next(late, len(self.started_ns))
+        n = n if due is None else min(n, len(due))
+        return replace(
+            self,
+            scheduled_ns=self.scheduled_ns[:n],
+            started_ns=self.started_ns[:n],
+            finished_ns=self.finished_ns[:n],
+            failed=[each for each in self.failed if each.index < n],
+            unserved=0 if due is None else len(due) - n,
+        )
+
 
 class StoppedServing(HwqError):
     """The tenant cannot continue; the cause is the request's error, ``log`` has earlier ones."""
@@ -237,6 +298,8 @@ def serve(
     window: Window,
     *,
     begin_thread: Callable[[], object] = lambda: None,
+    ending: Ending | None = None,
+    shown: Sequence[Show] = (),
 ) -> RequestLog:
     """Serve the requests of a window in order, as many at once as there are ``requests``.
 
@@ -253,6 +316,8 @@ def serve(
             window ends.
         window: when to measure.
         begin_thread: called first in each thread that is started.
+        ending: can end the window early.
+        shown: one for each of ``requests``, if somebody looks on.
 
     Raises:
         ValueError: if the schedule does not ascend or leaves the window.
@@ -266,8 +331,11 @@ def serve(
             raise ValueError("a schedule must ascend")
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
-    arrivals = Arrivals(device, schedule, window)
-    slots = [Slot(device, request, arrivals, window) for request in requests]
+    arrivals = Arrivals(device, schedule, window, ending or Ending())
+    slots = [
+        Slot(device, request, arrivals, window, show)
+        for request, show in zip_longest(requests, shown)
+    ]
     with garbage_collection_held() if gc.isenabled() else nullcontext():
         require_early(device.clock_ns(), window)
         if len(slots) == 1:

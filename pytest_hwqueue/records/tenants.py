@@ -112,6 +112,10 @@ class TenantResult(PlainData):
     last_output: str = Field("", description="last lines it wrote, where something went wrong")
 
 
+LOOK_ERROR = 0.05
+"""Of a goal: that it is called met or missed, and is not, at all looks at it together."""
+
+
 class ColocationRecord(PlainData):
     """What happened when tenants ran together once."""
 
@@ -134,7 +138,14 @@ class ColocationRecord(PlainData):
     )
     seed: int
     placement: str
-    duration_s: float = Field(description="length of the measuring window")
+    duration_s: float = Field(
+        description="length of the measuring window; less than the plan's if it was decided before"
+    )
+    look_error: float = Field(
+        LOOK_ERROR,
+        description="how often a goal may be called met or missed at this window's end and is not; "
+        "less where it was looked at before, or ended because a look decided",
+    )
     elapsed_s: float = Field(description="length of the whole, from start to record")
     started: str = Field(description="UTC, ISO 8601")
     command: str

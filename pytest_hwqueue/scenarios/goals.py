@@ -122,6 +122,9 @@ class GoalResult(PlainData):
         description="in the goal's unit: `ms`, `%`, `/s`, `x` …; its value is null if it is "
         "infinite; without a figure n is 0",
     )
+    confidence: float = Field(
+        CONFIDENCE, description="of the figure's interval; more where windows are looked at often"
+    )
     reason: str = Field("", description="why, if undecided")
     decided_by_s: float | None = Field(
         None,
@@ -149,7 +152,8 @@ class GoalResult(PlainData):
             low, high = (_plain(end) for end in found.ends)
             sessions = f" in {found.sessions} sessions" if found.sessions > 1 else ""
             parts.append(
-                f"{_plain(found.value)} {found.unit}, {CONFIDENCE:.0%} interval {low} to {high}, "
+                f"{_plain(found.value)} {found.unit}, {100 * self.confidence:.4g}% interval "
+                f"{low} to {high}, "
                 f"n = {found.n}{sessions}"
             )
         if self.reason:
@@ -227,7 +231,7 @@ def evaluate(
         reference: windows of the reference; None without one. The same object as ``windows`` if
             the run is its own reference: then the ratio is exactly 1.
         within_ns: latency that a request must keep to count as attained; for ``attainment``.
-        confidence: in place of 95 %, of the interval; the text of the result does not repeat it.
+        confidence: of the interval, in place of 95 %.
 
     Raises:
         ValueError: if ``reference`` or ``within_ns`` is missing.
@@ -235,7 +239,7 @@ def evaluate(
     """
     from pytest_hwqueue.tenancy import sessions
 
-    estimator = _estimator(goal.figure, within_ns)
+    estimator = estimator_of(goal, within_ns)
     if goal.reference is None:
         estimate = sessions.absolute(estimator, windows, confidence)
     elif reference is None:
@@ -264,6 +268,7 @@ def evaluate(
         goal=str(goal),
         verdict=verdict,
         figure=figure,
+        confidence=confidence,
         reason=reason,
         decided_by_s=longer,
         rate_per_s=rate,
@@ -294,9 +299,11 @@ def _unit(figure: str, unit: str | None) -> str:
     raise BadInput(f"the bound of {figure} {given}; give it in {', '.join(units)}")
 
 
-def _estimator(figure: str, within_ns: float | None) -> Estimator:
+def estimator_of(goal: Goal, within_ns: float | None) -> Estimator:
+    """Return what estimates a goal's figure; ``within_ns`` as `evaluate` takes it."""
     from pytest_hwqueue.tenancy import figures
 
+    figure = goal.figure
     if figure in _PERCENTILES:
         return figures.percentile(_PERCENTILES[figure])
     if figure.startswith("ttft_"):

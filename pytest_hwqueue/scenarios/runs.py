@@ -15,7 +15,6 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
-    CONFIDENCE,
     NATIVE,
     SOLO,
     Goal,
@@ -243,12 +242,16 @@ class ScenarioRuns:
         records = self.records(run)
         return run, records, self._known_peaks(run) or {}
 
-    def judge(self, case: Case, *, confidence: float = CONFIDENCE) -> list[GoalResult]:
+    def judge(self, case: Case, *, confidence: float | None = None) -> list[GoalResult]:
         """Judge a test's goals by its records and those of its references.
 
-        The test's own records must all be ``ok``.
+        The test's own records must all be ``ok``. Without a ``confidence``, it is that of the last
+        look at them, in the session that asks for most.
         """
         own = own_run(self._scenario, case)
+        if confidence is None:
+            last = dict(zip(self.sessions(own), self.records(own), strict=True))
+            confidence = 1 - min(record.look_error for record in last.values())
         goals = self._scenario.goals_of(case.variant, case.placement)
         for record in self.records(own):
             if record.noise is not None and record.noise.status == "not applied":
@@ -272,10 +275,7 @@ class ScenarioRuns:
                 return _undecided(goal, f"{goal.reference} was {bad.status}: {bad.reason}")
             same = run.key == own.key and name == goal.tenant
             reference = windows if same else self.windows(run, name)
-        (tenant,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
-        within_ns = latency_bound_ns(goals, goal.tenant)
-        if tenant.deadline_ms is not None:
-            within_ns = tenant.deadline_ms * 1e6
+        within_ns = within_of(own, goal.tenant, goals)
         return evaluate(goal, windows, reference, within_ns, confidence=confidence)
 
     def _once_more(
@@ -310,6 +310,14 @@ class ScenarioRuns:
         throughput = record.tenants[0].throughput if record.status == "ok" else None
         rate = 0.0 if throughput is None else throughput.requests_per_s
         return rate or None
+
+
+def within_of(run: PlannedRun, name: str, goals: Sequence[Goal]) -> float | None:
+    """Return the latency in ns within which a tenant's request attains its goal, if any."""
+    (tenant,) = (tenant for tenant in run.tenants if tenant.name == name)
+    if tenant.deadline_ms is not None:
+        return tenant.deadline_ms * 1e6
+    return latency_bound_ns(goals, name)
 
 
 def _undecided(goal: Goal, reason: str) -> GoalResult:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
-from pytest_hwqueue.harness.attempt import RunEnded, attempt
+from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
 from pytest_hwqueue.harness.open_loop import Window
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
+from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import (
@@ -23,6 +25,7 @@ from pytest_hwqueue.records.tenants import (
 )
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.syntax import Scheduler, UnopenedMode, parse_scheduler
+from pytest_hwqueue.tenancy.looks import Look, Looks
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -45,6 +48,7 @@ def colocate(
     traced: bool = False,
     noise: Noise | None = None,
     server: ForkServer | None = None,
+    looks: Looks | None = None,
 ) -> ColocationRecord:
     """Run tenants together once; return the record, already written to disk.
 
@@ -60,6 +64,7 @@ def colocate(
         traced: also find out why tenants' slow requests were slow; the times are then not a result.
         noise: the opened ``plan.noise``; None if there is none.
         server: forks the tenants that need no special environment.
+        looks: end the window once they decide; None to measure all of it, as with servers.
 
     Raises:
         RecordError: if the record cannot be written.
@@ -72,6 +77,17 @@ def colocate(
     nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
     found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
     kept = Kept()
+    whole = looks is None or any(tenant.server is not None for tenant in plan.tenants)
+    planned = () if whole or looks is None else looks.planned
+    if planned:
+        found.look_error = planned[-1].error
+
+    def decided(look: Look, tenants: list[TenantResult]) -> bool:
+        seen = replace(
+            found, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
+        )
+        assert looks is not None
+        return looks.decided(recorded(seen, Attempt(now(), 0.0)))
 
     def measure() -> None:
         _refuse(plan, scheduler)
@@ -79,12 +95,19 @@ def colocate(
             _refuse_to_trace(plan)
         if simulated:
             progress("simulate", 0, 0)
+            for look in planned[:-1]:
+                found.duration_s, found.look_error = look.window_ns / 1e9, look.error
+                simulate(replace(plan, duration_s=found.duration_s), found, kept)
+                if decided(look, found.tenants):
+                    return
+            found.duration_s = plan.duration_s
+            found.look_error = planned[-1].error if planned else found.look_error
             simulate(plan, found, kept, traced=traced)
             return
         own = path.with_suffix("")
         here = ColocationRun(
             plan, scheduler, progress, own, limits, found,
-            traced=traced, noise=noise, server=server,
+            traced=traced, noise=noise, server=server, looks=planned, decided=decided,
         )  # fmt: skip
         window = here.run()
         if traced:
@@ -93,28 +116,31 @@ def colocate(
             _refuse_unanswered(found)
             _refuse_late(plan, here.tenants.messages, found)
 
+    def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
+        return ColocationRecord(
+            **done.fields(found),
+            id=plan.id,
+            run=run,
+            # Where trace files were is a path of that machine.
+            plan={name: value for name, value in plan.to_json().items() if name != "folder"},
+            device=plan.device,
+            scheduler=plan.scheduler,
+            seed=plan.seed,
+            placement=plan.placement,
+            elapsed_s=done.seconds,
+            command=command,
+            **provenance.fields(),
+            simulated=simulated,
+            traced=traced,
+            faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
+        )
+
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)
     found.store(kept, folder, path.stem)
     if found.fingerprint is not None:
         found.fingerprint = provenance.stamped(found.fingerprint)
-    record = ColocationRecord(
-        **done.fields(found),
-        id=plan.id,
-        run=run,
-        # Where trace files were is a path of that machine.
-        plan={name: value for name, value in plan.to_json().items() if name != "folder"},
-        device=plan.device,
-        scheduler=plan.scheduler,
-        seed=plan.seed,
-        placement=plan.placement,
-        elapsed_s=done.seconds,
-        command=command,
-        **provenance.fields(),
-        simulated=simulated,
-        traced=traced,
-        faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
-    )
+    record = recorded(found, done)
     write_colocation(path, record)
     done.raise_interruption()
     return record

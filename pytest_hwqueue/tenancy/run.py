@@ -8,7 +8,7 @@ watches while they serve, collects proof while they are still alive, and ends th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import SchedulerProof
+from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
+from pytest_hwqueue.tenancy.looks import Look, Watch
 from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, identify
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -52,6 +54,8 @@ class ColocationRun:
         traced: whether each tenant also writes its trace into the folder.
         noise: the plan's, opened; None if there is none.
         server: forks the tenants that need no special environment.
+        looks: at the window while it is measured; the last is at its end.
+        decided: whether what a look sees decides all that is asked; the window then ends.
 
     """
 
@@ -67,8 +71,12 @@ class ColocationRun:
         traced: bool = False,
         noise: Noise | None = None,
         server: ForkServer | None = None,
+        looks: Sequence[Look] = (),
+        decided: Callable[[Look, list[TenantResult]], bool] = lambda *_: False,
     ) -> None:
         self._plan = plan
+        self._looks = looks
+        self._decided = decided
         self._noise = noise
         self._server = server
         self._scheduler = scheduler
@@ -95,7 +103,10 @@ class ColocationRun:
                 found.stage = "start servers"
                 with self.servers.running(self._folder):
                     found.stage = "start tenants"
-                    with self.tenants.running(self._folder, self._trace, self._server):
+                    looked_at = len(self._looks) > 1
+                    with self.tenants.running(
+                        self._folder, self._trace, self._server, looked_at=looked_at
+                    ):
                         return self._measure()
 
     def _measure(self) -> Window:
@@ -116,7 +127,7 @@ class ColocationRun:
             longest_ns = self._longest_ns(ready)
             at_work = pids | {name: next(iter(w)) for name, w in self.servers.workers().items()}
             with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
-                window = self._serve(at_work, longest_ns)
+                window = self._serve(at_work, longest_ns, ready)
                 if noise is not None:
                     found.noise = noise.end_round()
         except RunEnded as ended:
@@ -194,8 +205,14 @@ class ColocationRun:
         processes = list(dict.fromkeys(pids.values()))
         return running(self._noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
 
-    def _serve(self, pids: Mapping[str, int], duration_ns: int) -> Window:
+    def _serve(
+        self, pids: Mapping[str, int], duration_ns: int, ready: Mapping[str, Message]
+    ) -> Window:
         self._found.stage = "measure"
+        looking = None
+        if len(self._looks) > 1:
+            shown = {name: (pid, ready[name]["shown"]) for name, pid in self.tenants.pids.items()}
+            looking = Watch(self._plan, self._looks, shown)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
         self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
@@ -204,10 +221,20 @@ class ColocationRun:
             self._check()
             self._scheduler.observe(pids)
             self._show_window(window)
+            if looking is not None:
+                self._look(looking, window)
 
         over_s = (window.end_ns + window.grace_ns) / 1e9
         self.tenants.collect("result", over_s + self._limits.finish_s, watch)
         return window
+
+    def _look(self, looking: Watch, window: Window) -> None:
+        seen = looking.look(time.monotonic_ns() - window.begin_ns)
+        if seen is not None and self._decided(*seen):
+            look, _ = seen
+            self._found.duration_s, self._found.look_error = look.window_ns / 1e9, look.error
+            self.tenants.send("end", window_ns=look.window_ns)
+            looking.end()
 
     def _check(self) -> None:
         self._scheduler.check()

@@ -39,10 +39,13 @@ class Link:
     """One tenant's line to the parent."""
 
     def __init__(self, name: str, channel: Channel) -> None:
+        from pytest_hwqueue.harness.open_loop import Ending
+
         self.commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stage = "start"
         # What was served before a failure, which the record of the failure keeps.
         self.served: Message | None = None
+        self.ending = Ending()
         self._name = name
         self._channel = channel
 
@@ -144,7 +147,9 @@ def _listen(channel: Channel, links: dict[str, Link]) -> None:
         else:
             assert message is not None
             for name, link in links.items():
-                if message.get("to", name) == name:
+                if message["kind"] == "end":
+                    link.ending.end(message["window_ns"])
+                elif message.get("to", name) == name:
                     link.commands.put(message)
             if message["kind"] == "exit":
                 return
@@ -175,7 +180,8 @@ def _service(
 
         return partial(serve_by_server, plan, spec, start["urls"][spec.name], link)
     priority, partition = (start[each][spec.name] for each in ("stream_priorities", "partitions"))
-    return partial(_serve, plan, spec, priority, partition, link, traces)
+    looked_at = start["looked_at"]
+    return partial(_serve, plan, spec, priority, partition, link, traces, looked_at=looked_at)
 
 
 def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
@@ -204,6 +210,8 @@ def _serve(
     partition: list[Any] | None,
     link: Link,
     traces: Traces | None,
+    *,
+    looked_at: bool,
 ) -> None:
     import torch
 
@@ -212,6 +220,7 @@ def _serve(
     from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
     from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
     from pytest_hwqueue.schedulers.priority_probe import StreamClient
+    from pytest_hwqueue.tenancy.looks import ShownTimes
     from pytest_hwqueue.tenancy.window import (
         WindowPlan,
         needs_gradients,
@@ -277,12 +286,19 @@ def _serve(
         def serve(requests: Sequence[Callable[[], None]]) -> None:
             nonlocal log, counters
             link.enter("barrier")
-            link.send("ready", evidence=asdict(evidence), longest_ns=longest_ns)
+            shown = [ShownTimes() for _ in requests] if looked_at else []
+            link.send(
+                "ready", evidence=asdict(evidence), longest_ns=longest_ns,
+                shown=[each.descriptor for each in shown],
+            )  # fmt: skip
             start = link.wait_for("start")
             link.stage = "measure"
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()
-            log = window.serve(device, requests, start["begin_ns"], start["end_ns"], begin_thread)
+            log = window.serve(
+                device, requests, start["begin_ns"], start["end_ns"], begin_thread, link.ending,
+                [each.show for each in shown],
+            )  # fmt: skip
             counting.closed()
             counters = counting.counters(len(log.started_ns))
 

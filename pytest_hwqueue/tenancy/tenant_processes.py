@@ -14,7 +14,7 @@ from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import SchedulerProof
-from pytest_hwqueue.records.tenants import TenantResult
+from pytest_hwqueue.records.tenants import LOOK_ERROR, TenantResult
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.cells import delivered, with_advice
 from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
@@ -49,11 +49,14 @@ class FoundOfTenants(Found):
     """What is known about the tenants so far.
 
     Attributes:
-        duration_s: length of the window; shorter than planned if tracing could not continue.
+        duration_s: length of the window; shorter than planned if tracing could not continue, or a
+            look decided.
+        look_error: of the look at its end.
 
     """
 
     duration_s: float = 0.0
+    look_error: float = LOOK_ERROR
     proof: SchedulerProof | None = None
     tenants: list[TenantResult] = field(default_factory=list)
 
@@ -127,17 +130,20 @@ class TenantProcesses:
                 for name in members}  # fmt: skip
 
     @contextmanager
-    def running(self, folder: Path, trace: str | None, server: ForkServer | None) -> Iterator[None]:
+    def running(
+        self, folder: Path, trace: str | None, server: ForkServer | None, *, looked_at: bool
+    ) -> Iterator[None]:
         """Start the tenants for the ``with`` block; afterwards all have ended, with known results.
 
         Args:
             folder: for their output.
             trace: folder for each tenant's trace; None to trace nothing.
             server: forks those that need no special environment.
+            looked_at: whether they show the times of their requests while they serve.
 
         """
         try:
-            self._start(folder, trace, server)
+            self._start(folder, trace, server, looked_at=looked_at)
             yield
         finally:
             for process in self._processes.values():
@@ -231,7 +237,9 @@ class TenantProcesses:
             }
         )
 
-    def _start(self, folder: Path, trace: str | None, server: ForkServer | None) -> None:
+    def _start(
+        self, folder: Path, trace: str | None, server: ForkServer | None, *, looked_at: bool
+    ) -> None:
         plan = self._plan
         together = plan.placement == "threads"
         names = list(self._requests)
@@ -252,7 +260,7 @@ class TenantProcesses:
             _send(
                 process, "run", plan=plan.to_json(), tenants=members,
                 stream_priorities=priorities, partitions=partitions, trace=trace,
-                urls=self._servers.urls,
+                urls=self._servers.urls, looked_at=looked_at,
             )  # fmt: skip
 
     def _environment(self, name: str) -> dict[str, str]:

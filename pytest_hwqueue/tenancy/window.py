@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import BadInput, InvalidMeasurement, NotApplicable
 from pytest_hwqueue.harness.open_loop import (
+    Ending,
     RequestLog,
+    Show,
     Window,
     invalid_reason,
     lateness,
@@ -105,11 +107,18 @@ class WindowPlan:
         begin_ns: int,
         end_ns: int,
         begin_thread: Callable[[], object],
+        ending: Ending,
+        shown: Sequence[Show] = (),
     ) -> RequestLog:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
         window = Window(begin_ns, end_ns)
         due = self.due(window.duration_ns)
-        return serve(device, requests, due, window, begin_thread=begin_thread)
+        log = serve(
+            device, requests, due, window, begin_thread=begin_thread, ending=ending, shown=shown
+        )
+        if ending.window_ns is None:
+            return log
+        return log.until(ending.window_ns, self.due(ending.window_ns))
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
         """Return the longest time to serve without exceeding a number of requests.

@@ -5,16 +5,18 @@ They are measured, or read from stored records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.gate.statistics import turns
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
-from pytest_hwqueue.scenarios.goals import NATIVE
+from pytest_hwqueue.scenarios.goals import NATIVE, estimator_of
 from pytest_hwqueue.scenarios.planned_runs import (
     Case,
     PlannedRun,
@@ -22,13 +24,20 @@ from pytest_hwqueue.scenarios.planned_runs import (
     native_run,
     own_run,
     peak_runs,
+    reference_of,
     runs_needed,
     solo_run,
 )
-from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
-from pytest_hwqueue.tenancy.figures import Session
+from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns, within_of
+from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.tenancy import sessions as over_sessions
+from pytest_hwqueue.tenancy.figures import Estimator, Session
 from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.which.file import Role
+
+_P99 = figures.percentile(0.99)
+# Of a figure by which others are divided: how far its interval may reach from its middle.
+_SHARP = 0.05
 
 # A record's first fields distinguish it from other JSON files.
 _BEGIN_BYTES = 4096
@@ -80,10 +89,16 @@ class WhichRuns(ScenarioRuns):
     """The runs of a scenario's table, and their records' files, by run.
 
     A session is what one folder holds of one GPU.
+
+    Attributes:
+        early: the cases for whose sake runs are measured, each only until it is decided what they
+            need of it; None to measure all of it.
+
     """
 
     def __init__(self, scenario: Scenario, measure: MeasureToFile) -> None:
         super().__init__(scenario, self._measure_and_note)
+        self.early: Sequence[Case] | None = None
         self._measure_to_file = measure
         self.files: dict[str, list[Path]] = {}
 
@@ -92,7 +107,8 @@ class WhichRuns(ScenarioRuns):
     ) -> None:
         """Measure everything a table of these cases needs, in this many rounds of mirrored order.
 
-        A run that failed is not measured in further rounds.
+        A run that failed, or has decided all that is asked of it, is not measured in further
+        rounds.
 
         Args:
             wanted: the cases.
@@ -103,11 +119,64 @@ class WhichRuns(ScenarioRuns):
         order = turns(all_runs(self._scenario, wanted), rounds)
         for done, (number, run) in enumerate(order):
             begins(done, len(order))
+            if self.early is not None and self._is_decided(run, self.early):
+                continue
             for peak in peak_runs(run).values():
                 self._once_more(peak, {}, 1 / rounds, 1)
             peaks = self._known_peaks(run)
             if peaks is not None:
                 self._once_more(run, peaks, 1 / rounds, number)
+
+    def decided(self, run: PlannedRun, record: ColocationRecord, path: Path) -> bool:
+        """Return whether all is decided, were this the last record of a run."""
+        self.add(run, record, path)
+        try:
+            return self.early is not None and self._is_decided(run, self.early)
+        finally:
+            self._records[run.key].pop()
+            self.files[run.key].pop()
+
+    def _is_decided(self, run: PlannedRun, cases: Sequence[Case]) -> bool:
+        """Return whether a run has decided all that is asked of it.
+
+        Of a case's own: whether it misses a goal, or meets all. Of a tenant alone whose requests
+        arrive: a bound on their P99. Of others: the figures that goals are divided by, or else
+        throughput, within 5 %.
+        """
+        records = self._records.get(run.key)
+        if not records or any(record.status != "ok" for record in records):
+            return False
+        own = [case for case in cases if own_run(self._scenario, case).key == run.key]
+        for case in own:
+            verdicts = {goal.verdict for goal in self.judge(case)}
+            if "missed" not in verdicts and verdicts != {"met"}:
+                return False
+        confidence = 1 - records[-1].look_error
+
+        def estimated(name: str, estimator: Estimator) -> Estimate:
+            return over_sessions.absolute(estimator, self.windows(run, name), confidence)
+
+        alone = run.tenants[0] if len(run.tenants) == 1 and not own else None
+        if alone is not None and alone.arrival.text != "closed":
+            return not math.isinf(estimated(alone.name, _P99).high)
+        compared = self._compared(run, cases) or [
+            (tenant.name, figures.throughput) for tenant in run.tenants if not own
+        ]
+        return all(_is_sharp(estimated(*each)) for each in compared)
+
+    def _compared(self, run: PlannedRun, cases: Sequence[Case]) -> list[tuple[str, Estimator]]:
+        """Return the figures of a run by which goals of other runs are divided, by tenant."""
+        found = []
+        for case in cases:
+            own = own_run(self._scenario, case)
+            for goal in own.goals:
+                compared = reference_of(self._scenario, case, goal)
+                if compared is None or compared[0].key != run.key:
+                    continue
+                if own.key != run.key or compared[1] != goal.tenant:
+                    within_ns = within_of(own, goal.tenant, own.goals)
+                    found.append((compared[1], estimator_of(goal, within_ns)))
+        return found
 
     def measure_window(self, case: Case, number: int) -> None:
         """Measure the numbered window of a case and of what its goals compare it with."""
@@ -196,6 +265,11 @@ class WhichRuns(ScenarioRuns):
         record, path = self._measure_to_file(run, peaks_per_s, share, number)
         self.files.setdefault(run.key, []).append(path)
         return record
+
+
+def _is_sharp(figure: Estimate) -> bool:
+    """Whether an interval reaches from its middle no farther than others are to be divided by."""
+    return figure.low > 0 and figure.high - figure.low <= _SHARP * (figure.high + figure.low)
 
 
 def _device_uuid(record: ColocationRecord) -> str:

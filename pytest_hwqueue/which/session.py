@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
@@ -64,8 +65,17 @@ def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
     return tenant_server(device, workloads, models)
 
 
+# Whether a look at a run decides all that is asked of it, by its record and the file it will have.
+Decided = Callable[[PlannedRun, ColocationRecord, Path], bool]
+
+
 class Measurer:
-    """Measures one run after another; each record is on disk when its run is over."""
+    """Measures one run after another; each record is on disk when its run is over.
+
+    Attributes:
+        decided: ends windows early; None to measure all to their end.
+
+    """
 
     def __init__(
         self,
@@ -75,6 +85,7 @@ class Measurer:
         ended: Callable[[ColocationRecord], None],
         server: ForkServer | None = None,
     ) -> None:
+        self.decided: Decided | None = None
         self._scenario = scenario
         self._settings = settings
         self._progress = progress
@@ -85,7 +96,12 @@ class Measurer:
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> tuple[ColocationRecord, Path]:
         """Measure a run; the arguments are those of `scenario_runs.Measure`."""
-        return self.window(run, peaks_per_s, share * self._settings.duration_s, number)
+        duration_s = share * self._settings.duration_s
+        planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
+        folder = self._settings.folder
+        return self._run(
+            run, peaks_per_s, duration_s, number, folder, traced=False, planned=planned
+        )
 
     def window(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
@@ -127,10 +143,15 @@ class Measurer:
         folder: Path,
         *,
         traced: bool,
+        planned: Sequence[Look] = (),
     ) -> tuple[ColocationRecord, Path]:
         settings = self._settings
         plan = self.plan(run, peaks_per_s, duration_s, number)
         path = record_path(folder, plan.id)
+        looks = None
+        if self.decided is not None and planned:
+            decided = self.decided
+            looks = Looks(planned, lambda record: decided(run, record, path))
         record = colocate(
             plan,
             opened_or_not(plan.scheduler, settings.scheduler_paths),
@@ -142,6 +163,7 @@ class Measurer:
             run=number,
             traced=traced,
             server=self._server,
+            looks=looks,
         )
         self._ended(record)
         return record, path

@@ -196,9 +196,12 @@ def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
 
 def _percentile(windows: Sequence[Served], quantile: float) -> Estimate:
     estimate = over_sessions.absolute(figures.percentile(quantile), windows, CONFIDENCE)
+    found = told(estimate, 1 / _NS_PER_MS, "ms")
     if estimate.n < minimum_samples(quantile):
-        return estimate.without_value(estimate.refused)
-    return told(estimate, 1 / _NS_PER_MS, "ms")
+        # What it is at least is known, and enough to miss a goal.
+        refused = found.without_value(estimate.refused)
+        return refused.model_copy(update={"low": found.low}) if found.low > 0 else refused
+    return found
 
 
 def _longest(windows: Sequence[Served]) -> Estimate:

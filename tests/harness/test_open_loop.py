@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate, cycle, repeat
 from typing import cast
 
 import pytest
@@ -24,6 +24,7 @@ from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness import open_loop
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import (
+    Ending,
     FailedRequest,
     Lateness,
     RequestLog,
@@ -385,3 +386,35 @@ def test_what_ends_the_process_in_one_slot_ends_all() -> None:
     assert log.completed >= 1
     assert log.issued == len(schedule)
     assert log.unserved > 0
+
+
+@given(
+    st.lists(st.integers(1, 800 * MS), max_size=20),
+    st.integers(1, 9 * SECOND),
+    st.booleans(),
+)
+def test_what_a_log_says_until_then_is_what_a_shorter_window_would_have_logged(
+    service: list[int], shorter_ns: int, closed: bool
+) -> None:
+    schedule = None if closed else [index * 200 * MS for index in range(50)]
+    # A failure takes no time here.
+    steps = [RuntimeError("no") if time_ns % 5 == 0 else time_ns for time_ns in service]
+    steps.append(99 * MS)
+    due = None if schedule is None else [at for at in schedule if at < shorter_ns]
+    shorter = serve_fake(due, cycle(steps), shorter_ns)
+    assert serve_fake(schedule, cycle(steps)).until(shorter_ns, due) == shorter
+
+
+def test_a_window_that_is_ended_takes_no_further_request() -> None:
+    ending, device = Ending(), FakeDevice()
+
+    def request() -> None:
+        device.now_ns += MS
+        if device.now_ns >= BEGIN + 3 * SECOND:
+            ending.end(SECOND)
+
+    schedule = [index * 10 * MS for index in range(1000)]
+    window = Window(BEGIN, BEGIN + 10 * SECOND)
+    log = serve(cast(Device, device), [request], schedule, window, ending=ending)
+    assert log.completed == 301
+    assert log.until(SECOND, schedule[:100]) == serve_fake(schedule[:100], repeat(MS), SECOND)

@@ -94,12 +94,12 @@ def requests(
 
 
 def served(
-    name: str, latency_ms: int, per_s: int, seconds: int = WINDOW_S, reasons: Sequence[str] = ()
+    name: str, latency_ms: int, per_s: int, seconds: float = WINDOW_S, reasons: Sequence[str] = ()
 ) -> TenantResult:
     """A tenant whose every request took so long, or that served so many per second."""
     rate = per_s or 20
     step = 10**9 // rate
-    scheduled = [index * step for index in range(rate * seconds)]
+    scheduled = [index * step for index in range(round(rate * seconds))]
     finished = [at + (latency_ms * MS or step) for at in scheduled]
     failures = [{"index": index, "reason": reason} for index, reason in enumerate(reasons)]
     return requests(name, scheduled, finished, failures=failures)

@@ -275,7 +275,7 @@ def _worst(
     for tenant, figure in refused:
         notes.refuse(what, figure.refused, case.id, tenant)
     if refused:
-        return REFUSED
+        return printed(refused[0][1], unit) if len(given) == 1 else REFUSED
     return printed(max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit)
 
 

@@ -149,9 +149,13 @@ def values(tenant: WhichTenant) -> dict[str, tuple[Estimate, str]]:
 def printed(given: Estimate, unit: str) -> PrintedFigure:
     """Format a figure in ``unit``: ms, ×, a rate, or % and share for a share of one.
 
-    A ``share`` has two decimals, as goals such as 99.95 % ask for them.
+    A refused percentile shows what it is at least. A ``share`` has two decimals, as goals such as
+    99.95 % ask for them.
     """
     if given.value is None:
+        if unit == "ms" and 0 < given.low < math.inf:
+            # Of a percentile with too few requests.
+            return PrintedFigure(f"> {figure(given.low, None, unit, finest=6).number}", unit)
         return REFUSED
     scale = 100.0 if unit in ("%", "share") else 1.0
     ends = given.scaled(scale, unit).interval

@@ -1,0 +1,206 @@
+"""Looks at a window while it is measured: it ends as soon as what is asked of it is decided.
+
+A look after some share of the time may be wrong with as great a share of the whole error: error is
+spent as time passes (Lan and DeMets, Biometrika 70, 1983, with the linear spending function). Parts
+add up (Bonferroni), so all looks together are wrong no more often than a single one at the end.
+
+A tenant writes its requests' times into memory that it shares; whoever looks takes none of its
+time, and sees what a shorter window would have measured: requests of its last part have its grace
+to start, and are not looked at before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from pytest_hwqueue.harness.open_loop import FailedRequest, RequestLog, Window
+from pytest_hwqueue.records.tenants import LOOK_ERROR, ColocationRecord, TenantResult
+from pytest_hwqueue.tenancy.cells import delivered
+from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.window import WindowPlan, without_times
+
+# Two that find plain misses in seconds, when there are too few requests to meet a percentile; and
+# one whose error, that of the time since, is not much less than that of the end.
+_SHARES = (Fraction(1, 16), Fraction(1, 8), Fraction(1, 2), Fraction(1))
+# Of a window: its grace alone is a second.
+_LEAST_NS = 1_000_000_000
+# Of Linux; elsewhere windows run to their end.
+_CAN_SHOW = hasattr(os, "memfd_create")
+
+# What no look needs to know of a tenant.
+_UNKNOWN = {"items_per_request": 1.0, "unit": "requests", "memory_bytes": {}}
+
+
+class Look(NamedTuple):
+    """A look at a window after ``window_ns``, and how often it may be wrong."""
+
+    window_ns: int
+    error: float
+
+
+def _seen_after_ns(window_ns: int) -> int:
+    return window_ns + Window(0, window_ns).grace_ns
+
+
+def planned_looks(duration_ns: int, number: int, rounds: int) -> list[Look]:
+    """Return the looks at one of several windows that share the time; the last is at its end.
+
+    Args:
+        duration_ns: length of each window.
+        number: which one, from 1.
+        rounds: how many there are.
+
+    """
+    if not _CAN_SHOW:
+        return [Look(duration_ns, LOOK_ERROR)]
+    shares = sorted({*_SHARES, *(Fraction(end, rounds) for end in range(1, rounds + 1))})
+    found, before = [], Fraction(0)
+    for share in shares:
+        # In windows, from the beginning of the one in which it falls.
+        whole, part = divmod(share * rounds, 1)
+        window_ns = round(part * duration_ns) if part else duration_ns
+        if part and (window_ns < _LEAST_NS or _seen_after_ns(window_ns) >= duration_ns):
+            continue
+        if number == (whole + 1 if part else whole):
+            found.append(Look(window_ns, LOOK_ERROR * float(share - before)))
+        before = share
+    return found
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When to look at a window, and what decides.
+
+    Attributes:
+        planned: from `planned_looks`.
+        decided: whether a look's record, which is not written, decides all that is asked.
+
+    """
+
+    planned: Sequence[Look]
+    decided: Callable[[ColocationRecord], bool]
+
+
+class _Times(NamedTuple):
+    """One request's; ``finished_ns`` is negative of one that failed."""
+
+    scheduled_ns: int
+    started_ns: int
+    finished_ns: int
+
+
+# Requests that are shown at most; of more, the later ones are not looked at, and nobody decides.
+_MOST_SHOWN = 1 << 20
+_WIDTH = 8 * len(_Times._fields)
+_ROWS_AT_ONCE = 4096
+
+
+class ShownTimes:
+    """Memory in which one process shows the times of its requests to another.
+
+    Pages that nothing was written to take no memory. It goes with the process.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("hwq-times")
+        os.ftruncate(self.descriptor, _WIDTH * _MOST_SHOWN)
+        self._values = memoryview(mmap.mmap(self.descriptor, _WIDTH * _MOST_SHOWN)).cast("q")
+        self._next = 0
+
+    def show(self, scheduled_ns: int, started_ns: int, finished_ns: int, failed: bool) -> None:
+        """Show one request's times, in ns from the window's start."""
+        at = self._next
+        if at < len(self._values):
+            values = self._values
+            values[at], values[at + 1] = scheduled_ns, started_ns
+            # Last: a row without it is not complete.
+            values[at + 2] = -finished_ns if failed else finished_ns
+            self._next = at + 3
+
+
+def seen_times(process: int, descriptors: Sequence[int]) -> list[_Times]:
+    """Return what a process has shown so far, in order of start.
+
+    Args:
+        process: its id.
+        descriptors: of its `ShownTimes`.
+
+    Raises:
+        OSError: if they cannot be read, or there was no room for all.
+
+    """
+    rows: list[_Times] = []
+    for descriptor in descriptors:
+        with open(f"/proc/{process}/fd/{descriptor}", "rb") as file:
+            complete = True
+            while complete:
+                values = array("q", file.read(_WIDTH * _ROWS_AT_ONCE))
+                if not values:
+                    raise OSError(f"more than {_MOST_SHOWN:,} requests")
+                for at in range(0, len(values), len(_Times._fields)):
+                    row = _Times(*values[at : at + len(_Times._fields)])
+                    complete = row.finished_ns != 0
+                    if not complete:
+                        break
+                    rows.append(row)
+    return sorted(rows, key=lambda row: row.started_ns)
+
+
+class Watch:
+    """Looks at a window in which tenants serve requests in processes of their own."""
+
+    def __init__(
+        self, plan: Colocation, planned: Sequence[Look], shown: Mapping[str, tuple[int, list[int]]]
+    ) -> None:
+        """Prepare to look.
+
+        Args:
+            plan: who runs, and when their requests are due.
+            planned: the looks; the last, at the window's end, is not taken here.
+            shown: each tenant's process id, and the descriptors of its `ShownTimes`.
+
+        """
+        self._left = list(planned[:-1])
+        self._shown = shown
+        self._plans = {spec.name: WindowPlan(plan, spec) for spec in plan.tenants}
+
+    def look(self, gone_ns: int) -> tuple[Look, list[TenantResult]] | None:
+        """Return a look that is due and what it sees, so long after the window's beginning.
+
+        None if none is due, or not all can be seen; that only lets the window last longer.
+        """
+        if not self._left or gone_ns < _seen_after_ns(self._left[0].window_ns):
+            return None
+        look = self._left.pop(0)
+        try:
+            return look, [self._result(name, look.window_ns) for name in self._plans]
+        except OSError:
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """Take no further look."""
+        self._left.clear()
+
+    def _result(self, name: str, window_ns: int) -> TenantResult:
+        rows, plan = seen_times(*self._shown[name]), self._plans[name]
+        log = RequestLog(
+            closed=plan.schedule is None,
+            scheduled_ns=array("q", [row.scheduled_ns for row in rows]),
+            started_ns=array("q", [row.started_ns for row in rows]),
+            finished_ns=array("q", [abs(row.finished_ns) for row in rows]),
+            failed=[FailedRequest(n, "") for n, row in enumerate(rows) if row.finished_ns < 0],
+        )
+        log = log.until(window_ns, plan.due(window_ns))
+        times = {
+            "scheduled_ns": log.scheduled_ns.tolist(),
+            "started_ns": log.started_ns.tolist(),
+            "finished_ns": log.finished_ns.tolist(),
+        }
+        return delivered(name, {**_UNKNOWN, **times, **without_times(log)}, window_ns)

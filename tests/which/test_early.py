@@ -1,0 +1,133 @@
+"""Windows that end when what is asked of their runs is decided, on runs whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.records.tenants import LOOK_ERROR, ColocationRecord
+from pytest_hwqueue.scenarios.file import read_scenario
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases
+from pytest_hwqueue.tenancy.looks import Look, planned_looks
+from pytest_hwqueue.which.runs import WhichRuns, entries
+from pytest_hwqueue.which.table import table
+from tests.which.conftest import SCENARIO, TRUTH, WINDOW_S, case, hwq, record, served
+
+ROUNDS = 2
+
+
+class Session:
+    """Measures the runs of a scenario until they are decided, window by window."""
+
+    def __init__(self, file: Path, *, early: bool = True) -> None:
+        self.scenario = read_scenario(file)
+        self.cases = cases(self.scenario)
+        self.runs = WhichRuns(self.scenario, self.measure)
+        if early:
+            self.runs.early = self.cases
+        # Seconds of each window, by run.
+        self.windows: dict[str, list[float]] = {}
+        self.runs.measure_all(self.cases, ROUNDS, lambda done, planned: None)
+        self.found = table(self.scenario, entries(self.scenario, self.cases), self.runs)
+
+    def measure(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
+    ) -> tuple[ColocationRecord, Path]:
+        path = Path("records") / f"{run.name}-{run.placement}-{run.scheduler}-{number}.json"
+        looks = planned_looks(round(WINDOW_S * share * 1e9), number, ROUNDS)
+        for look in looks:
+            seen = _seen(run, number, look)
+            if self.runs.decided(run, seen, path):
+                break
+        self.windows.setdefault(f"{run.name} {run.placement} {run.scheduler}", []).append(
+            seen.duration_s
+        )
+        return seen, path
+
+    def verdicts(self, name: str) -> list[str]:
+        return [goal.verdict for goal in case(self.found, name).goals]
+
+
+def _seen(run: PlannedRun, number: int, look: Look) -> ColocationRecord:
+    latency_ms, per_s = TRUTH[run.name, run.placement, run.scheduler]
+    seconds = look.window_ns / 1e9
+    tenants = [
+        served(tenant.name, *((latency_ms, 0) if tenant.name == "high" else (0, per_s)), seconds)
+        for tenant in run.tenants
+    ]
+    return record(
+        run, number, tenants=tenants, duration_s=seconds, look_error=look.error, proof=None
+    )
+
+
+def test_windows_end_when_decided_and_decide_what_whole_ones_do(file: Path) -> None:
+    early, whole = Session(file), Session(file, early=False)
+    assert early.windows == {
+        # Met: with too few requests for a P99, none can be.
+        "mix processes mps": [30],
+        "mix processes mps-priority": [30],
+        # Exactly at its bound.
+        "mix threads stream-priority": [30, 30],
+        # Missed, plainly.
+        "mix processes xsched:level=1,threshold=1": [3.75],
+        # Missed too, and what others' throughput is compared with.
+        "mix processes native": [3.75],
+        "mix threads native": [3.75],
+        # Alone: the P99 of what arrives, and the throughput of what does not.
+        "mix.solo_high processes native": [30],
+        "mix.solo_low processes native": [3.75],
+    }
+    assert set(map(tuple, whole.windows.values())) == {(30.0, 30.0)}
+    for each in early.found.cases:
+        pairs = list(zip(early.verdicts(each.id), whole.verdicts(each.id), strict=True))
+        # Once one goal is missed, others may stay open.
+        assert all(
+            first == second or (first == "undecided" and ("missed",) * 2 in pairs)
+            for first, second in pairs
+        ), each.id
+        assert all(goal.confidence > 1 - LOOK_ERROR for goal in each.goals)
+    assert early.found.choices == whole.found.choices
+
+
+def test_a_p99_of_too_few_requests_shows_what_it_is_at_least(file: Path) -> None:
+    found = case(Session(file).found, "native").tenant("high")
+    assert found.p99_ms.value is None
+    assert found.p99_ms.low == pytest.approx(20)
+    assert "needs at least" in found.p99_ms.refused
+
+
+def test_what_has_no_goal_is_measured_to_its_end(file: Path) -> None:
+    file.write_text(SCENARIO.partition("goals:")[0])
+    windows = Session(file).windows
+    assert {name: each for name, each in windows.items() if each != [30, 30]} == {
+        # As what it is compared with.
+        "mix.solo_high processes native": [30],
+        "mix.solo_low processes native": [3.75],
+        "mix threads native": [3.75],
+    }
+
+
+def test_the_command_ends_windows_early_unless_it_is_told_not_to(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file.write_text(
+        SCENARIO.replace('mps, mps-priority, "xsched:level=1,threshold=1"', "mps-priority")
+        .replace("threads: [stream-priority]", "")
+        .replace("batch: 8, arrival: closed", 'batch: 8, arrival: "constant: 5/s"')
+        .replace("high.latency_p99_ms < 10", "high.latency_p99_ms < 1us")
+    )
+    windows = []
+    for more in ([], ["--whole-windows"]):
+        path = tmp_path / "which.json"
+        given = (file, "--device", "sim:h200", "--duration", "40s", "--json", path, *more)
+        assert hwq(*given).exit_code == 0
+        found = json.loads(path.read_bytes())
+        windows.append({each["id"]: each["window_s"] for each in found["cases"]})
+        assert all(each["goals"][0]["verdict"] == "missed" for each in found["cases"][2:])
+    # The others' throughput is compared with that under native.
+    assert (windows[0]["mps-priority"], windows[0]["native"]) == (2.5, 20)
+    assert set(windows[1].values()) == {40}
