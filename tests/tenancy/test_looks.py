@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,9 +138,14 @@ def test_a_simulated_window_ends_likewise(tmp_path: Path) -> None:
 
 
 def _run(
-    folder: Path, tenants: Sequence[TenantSpec], looked: Looks | None, **changed: object
+    folder: Path, tenants: Sequence[TenantSpec], looked: Looks | None, **changed: Any
 ) -> ColocationRecord:
-    settings = {"duration_s": 4.0, "warmup_s": 0.1, "folder": str(folder), **changed}
+    settings: dict[str, Any] = {
+        "duration_s": 4.0,
+        "warmup_s": 0.1,
+        "folder": str(folder),
+        **changed,
+    }
     plan = Colocation("looked_at", tuple(tenants), **settings)
     return colocate(
         plan, open_scheduler("native", SchedulerPaths()), lambda *_: None, folder,

@@ -121,10 +121,10 @@ def test_the_command_ends_windows_early_unless_it_is_told_not_to(
         .replace("high.latency_p99_ms < 10", "high.latency_p99_ms < 1us")
     )
     windows = []
-    for more in ([], ["--whole-windows"]):
+    for more in ((), ("--whole-windows",)):
         path = tmp_path / "which.json"
-        given = (file, "--device", "sim:h200", "--duration", "40s", "--json", path, *more)
-        assert hwq(*given).exit_code == 0
+        given = ("--device", "sim:h200", "--duration", "40s", "--json", path)
+        assert hwq(file, *given, *more).exit_code == 0
         found = json.loads(path.read_bytes())
         windows.append({each["id"]: each["window_s"] for each in found["cases"]})
         assert all(each["goals"][0]["verdict"] == "missed" for each in found["cases"][2:])
