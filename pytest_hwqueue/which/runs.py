@@ -16,7 +16,7 @@ from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
-from pytest_hwqueue.scenarios.goals import NATIVE, estimator_of
+from pytest_hwqueue.scenarios.goals import CONFIDENCE, NATIVE, estimator_of
 from pytest_hwqueue.scenarios.planned_runs import (
     Case,
     PlannedRun,
@@ -151,10 +151,9 @@ class WhichRuns(ScenarioRuns):
             verdicts = {goal.verdict for goal in self.judge(case)}
             if "missed" not in verdicts and verdicts != {"met"}:
                 return False
-        confidence = 1 - records[-1].look_error
 
         def estimated(name: str, estimator: Estimator) -> Estimate:
-            return over_sessions.absolute(estimator, self.windows(run, name), confidence)
+            return over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE)
 
         alone = run.tenants[0] if len(run.tenants) == 1 and not own else None
         if alone is not None and alone.arrival.text != "closed":

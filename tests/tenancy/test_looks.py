@@ -42,13 +42,14 @@ def test_all_looks_of_all_windows_spend_the_error_once(duration_ns: int, rounds:
         assert all(S <= early < duration_ns - S for early in lengths[:-1])
 
 
-def test_looks_come_early_at_half_time_and_at_the_end() -> None:
+def test_looks_double_and_most_of_the_error_is_kept_for_the_end() -> None:
     assert planned_looks(30 * S, 1, 2) == [
-        Look(round(3.75 * S), LOOK_ERROR / 16),
-        Look(round(7.5 * S), LOOK_ERROR / 16),
-        Look(30 * S, LOOK_ERROR * 3 / 8),
+        Look(round(3.75 * S), LOOK_ERROR / 256),
+        Look(round(7.5 * S), LOOK_ERROR * 3 / 256),
+        Look(15 * S, LOOK_ERROR * 3 / 64),
+        Look(30 * S, LOOK_ERROR * 3 / 16),
     ]
-    assert planned_looks(30 * S, 2, 2) == [Look(30 * S, LOOK_ERROR / 2)]
+    assert planned_looks(30 * S, 2, 2) == [Look(30 * S, LOOK_ERROR * 3 / 4)]
     assert planned_looks(S // 2, 1, 1) == [Look(S // 2, LOOK_ERROR)]
 
 

@@ -129,5 +129,5 @@ def test_the_command_ends_windows_early_unless_it_is_told_not_to(
         windows.append({each["id"]: each["window_s"] for each in found["cases"]})
         assert all(each["goals"][0]["verdict"] == "missed" for each in found["cases"][2:])
     # The others' throughput is compared with that under native.
-    assert (windows[0]["mps-priority"], windows[0]["native"]) == (2.5, 20)
+    assert (windows[0]["mps-priority"], windows[0]["native"]) == (2.5, 10)
     assert set(windows[1].values()) == {40}
