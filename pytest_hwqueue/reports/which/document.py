@@ -161,7 +161,12 @@ def _goals(found: WhichFile) -> list[Part]:
             if goal.verdict == "undecided":
                 row.below.append(str(goal))
         rows.append(row)
-    return [Heading("Goals"), Table(columns, rows)] if rows else []
+    sure = sorted({round(100 * goal.confidence, 2) for case in asked for goal in case.goals})
+    note = []
+    if sure and sure != [95]:
+        each = " to ".join(f"{percent:g} %" for percent in dict.fromkeys((sure[0], sure[-1])))
+        note.append(Paragraph(f"Brackets here are {each} intervals: several looks decide."))
+    return [Heading("Goals"), Table(columns, rows), *note] if rows else []
 
 
 def _goal_text(goal: GoalResult) -> str:
