@@ -89,11 +89,14 @@ class Looks:
 
 
 class _Times(NamedTuple):
-    """One request's; ``finished_ns`` is negative of one that failed."""
+    """One request's; ``finished_ns`` is negative of one that failed.
 
+    It is written last and read first: where it is seen, the others are there.
+    """
+
+    finished_ns: int
     scheduled_ns: int
     started_ns: int
-    finished_ns: int
 
 
 # Requests that are shown at most; of more, the later ones are not looked at, and nobody decides.
@@ -119,9 +122,8 @@ class ShownTimes:
         at = self._next
         if at < len(self._values):
             values = self._values
-            values[at], values[at + 1] = scheduled_ns, started_ns
-            # Last: a row without it is not complete.
-            values[at + 2] = -finished_ns if failed else finished_ns
+            values[at + 1], values[at + 2] = scheduled_ns, started_ns
+            values[at] = -finished_ns if failed else finished_ns
             self._next = at + 3
 
 

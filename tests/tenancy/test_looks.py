@@ -90,7 +90,7 @@ def test_another_process_sees_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
     rows = seen_times(child, [each.descriptor for each in shown])
     os.kill(child, 9)
     os.waitpid(child, 0)
-    assert rows == [(n, n + 1, -(n + 2) if n % 10 == 0 else n + 2) for n in range(10_000)]
+    assert rows == [(-(n + 2) if n % 10 == 0 else n + 2, n, n + 1) for n in range(10_000)]
     monkeypatch.setattr(looks, "_MOST_SHOWN", 3)
     full = ShownTimes()
     for number in range(4):
