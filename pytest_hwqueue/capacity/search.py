@@ -3,7 +3,8 @@
 All schedulers advance together, so that machine drift affects them alike. Windows of an earlier,
 interrupted command are reused, and invalid ones repeated.
 
-Rates are doubled, then bisected on a geometric grid. All searches of one command share the grid, so
+A search begins at half of what the tenant serves alone or a little below. Rates are doubled or
+halved, then bisected on a geometric grid. All searches of one command share the grid, so
 that schedulers meet at equal rates and share the runs that their goals are compared with.
 
 A rate is measured in up to so many windows. A window always runs to its end; after each, all
@@ -96,15 +97,27 @@ def bracket(verdicts: Mapping[int, RateVerdict]) -> tuple[int | None, int | None
     return max((i for i in held if high is None or i < high), default=None), high
 
 
-def next_index(grid: Grid, verdicts: Mapping[int, RateVerdict]) -> int | None:
+def first_index(grid: Grid, served_per_s: float) -> int:
+    """Return where to begin: half of what the tenant serves alone, less up to a factor of two.
+
+    The capacity is below that, and higher rates cost less: they take less time for as many
+    requests, and break at once. Rates begin at whole doublings, whatever was served exactly, so
+    that a search that is continued meets the same ones.
+    """
+    doublings = math.floor(math.log2(served_per_s / 2 / grid.start_per_s))
+    return min(max(doublings * grid.steps, grid.least), grid.most)
+
+
+def next_index(grid: Grid, verdicts: Mapping[int, RateVerdict], first: int = 0) -> int | None:
     """Return the next rate to judge, by its index; None if the search is over.
 
-    The rate is doubled until it breaks, and halved until it holds. Then the gap between the highest
-    rate that held and the lowest that did not is bisected, and likewise the gap below the lowest
-    that broke, until neighbours on the grid meet. Rates that stay undecided lie between.
+    From the first, the rate is doubled until it breaks, and halved until it holds. Then the gap
+    between the highest rate that held and the lowest that did not is bisected, and likewise the gap
+    below the lowest that broke, until neighbours on the grid meet. Rates that stay undecided lie
+    between.
     """
     if not verdicts:
-        return 0
+        return first
     low, high = bracket(verdicts)
     if high is None and max(verdicts) < grid.most:
         return min(max(verdicts) + grid.steps, grid.most)
@@ -122,18 +135,18 @@ def next_index(grid: Grid, verdicts: Mapping[int, RateVerdict]) -> int | None:
     return None
 
 
-def planned_windows(grid: Grid, at_most: int) -> Sequence[tuple[float, int]]:
-    """Return a usual search's rates and their windows: the capacity lies just above the start.
+def planned_windows(grid: Grid, at_most: int, first: int) -> Sequence[tuple[float, int]]:
+    """Return a usual search's rates and their windows: the capacity lies just above the first.
 
     Rates next to it need all windows, those farther off one; what a search really needs depends on
     what it sees.
     """
     verdicts: dict[int, RateVerdict] = {}
     windows = []
-    # Between the start and the next rate, so that neither is the capacity itself.
-    while (index := next_index(grid, verdicts)) is not None:
-        near = index in (0, 1)
-        verdicts[index] = "undecided" if near else "held" if index < 0 else "broken"
+    # Between the first and the next rate, so that neither is the capacity itself.
+    while (index := next_index(grid, verdicts, first)) is not None:
+        near = index in (first, first + 1)
+        verdicts[index] = "undecided" if near else "held" if index < first else "broken"
         windows.append((grid.rate_per_s(index), at_most if near else 1))
     return windows
 
@@ -287,6 +300,7 @@ class Found:
     Attributes:
         case: the case.
         grid: of its rates; equal for all cases of one variant.
+        first: index of the rate at which it begins.
         verdicts: by index of the rate.
         results: of the goals, likewise.
         windows: that each rate was judged by.
@@ -298,6 +312,7 @@ class Found:
 
     case: Case
     grid: Grid
+    first: int = 0
     verdicts: dict[int, RateVerdict] = field(default_factory=dict)
     results: dict[int, list[GoalResult]] = field(default_factory=dict)
     windows: dict[int, int] = field(default_factory=dict)
@@ -379,8 +394,26 @@ class CapacitySearch:
         """
         self.scenario, self.tenant, self.looks, self.found = scenario, tenant, looks, found
         self._measure_for, self._begins, self._decided = measure_for, begins, decided
-        # By variant and rate; None for the other tenants alone, which have no rate to change.
-        self._runs: dict[tuple[str | None, int | None], WhichRuns] = {}
+        # By variant and rate, or what runs alone, which has no rate to change.
+        self._runs: dict[tuple[str | None, int | str], WhichRuns] = {}
+
+    def begin(self) -> None:
+        """Measure what the tenant serves alone, and begin each case's search there."""
+        for found in self.found:
+            (tenant,) = (
+                each
+                for each in self.scenario.tenants_of(found.case.variant)
+                if each.name == self.tenant
+            )
+            greedy = tenant.model_copy(update={"arrival": TenantArrival("closed")})
+            run = solo_run(self.scenario, found.case, greedy)
+            runs = self._runs_of(found.case, "greedy", self.scenario, self.looks.least_s)
+            runs.measure_up_to(run, 1)
+            (record,) = runs.records(run)
+            throughput = record.tenants[0].throughput if record.status == "ok" else None
+            # Where that is not known, the scenario's own rate is as good as any.
+            if throughput is not None and throughput.requests_per_s > 0:
+                found.first = first_index(found.grid, throughput.requests_per_s)
 
     def search(self) -> None:
         """Search all cases to their end."""
@@ -392,7 +425,8 @@ class CapacitySearch:
         """Return the scenario and the case at a rate, and what was measured there."""
         rate = found.grid.rate_per_s(index)
         scenario, case = at_rate(self.scenario, found.case, self.tenant, rate)
-        return scenario, case, self._runs_of(found.case, index, scenario, rate)
+        window_s = self.looks.window_s(rate)
+        return scenario, case, self._runs_of(found.case, index, scenario, window_s)
 
     def alone(self, found: Found) -> tuple[dict[str, PlannedRun], WhichRuns]:
         """Return the runs of the other tenants alone, by name, and what was measured of them."""
@@ -400,16 +434,16 @@ class CapacitySearch:
             each.name: solo_run(self.scenario, found.case, each)
             for each in others_of(self.scenario, found.case, self.tenant)
         }
-        start = found.grid.start_per_s
-        return solos, self._runs_of(found.case, None, self.scenario, start)
+        # Once for all rates, as long as one of them takes at most.
+        window_s = self.looks.at_most * self.looks.least_s
+        return solos, self._runs_of(found.case, "alone", self.scenario, window_s)
 
     def _runs_of(
-        self, case: Case, index: int | None, scenario: Scenario, rate_per_s: float
+        self, case: Case, what: int | str, scenario: Scenario, window_s: float
     ) -> WhichRuns:
-        place = (None if case.variant is None else case.variant.name, index)
+        place = (None if case.variant is None else case.variant.name, what)
         if place not in self._runs:
-            measure = self._measure_for(scenario, self.looks.window_s(rate_per_s))
-            self._runs[place] = WhichRuns(scenario, measure)
+            self._runs[place] = WhichRuns(scenario, self._measure_for(scenario, window_s))
         return self._runs[place]
 
     def _advance(self, found: Found) -> bool:
@@ -419,7 +453,7 @@ class CapacitySearch:
             for run in solos.values():
                 alone.measure_up_to(run, 1)
         if found.current is None:
-            found.current = next_index(found.grid, found.verdicts)
+            found.current = next_index(found.grid, found.verdicts, found.first)
         if found.current is None:
             found.complete = True
             return False

@@ -6,6 +6,7 @@ table so far; 4 wrong usage or input, also where a mode could not be opened; 5 n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from pytest_hwqueue.errors import BadOption, HwqError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.capacity.result import CapacityFile
-    from pytest_hwqueue.capacity.search import Grid, Looks
+    from pytest_hwqueue.capacity.search import Found, Grid, Looks
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.session import WhichSettings
@@ -77,9 +78,10 @@ _DEFAULTS: dict[str, Any] = {
 def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
     """Find the greatest arrival rate at which all goals hold, under each scheduler.
 
-    Changes the rate of one tenant of SCENARIO (*.hwq.yaml): doubles or halves it until goals break
-    or hold, then bisects. A rate is judged after each of its windows, and left as soon as all goals
-    are shown to be met, or one to be missed. The time that a search usually takes is printed first.
+    Changes the rate of one tenant of SCENARIO (*.hwq.yaml): begins at a quarter to half of what the
+    tenant serves alone, doubles or halves it until goals break or hold, then bisects. A rate is
+    judged after each of its windows, and left as soon as all goals are shown to be met, or one to
+    be missed. The time that a search usually takes is printed before the first rate.
 
     Every window is kept in a folder below --dir, and the same command continues there.
 
@@ -170,7 +172,6 @@ def searched(
     kept = KeptWindows(settings.folder)
     reused = f", {counted(len(kept), 'window')} of it reused" if len(kept) else ""
     click.echo(f"hwq capacity: records are kept in {settings.folder}{reused}", err=True)
-    click.echo(f"hwq capacity: {_time(scenario, grids, looks, settings.device)}", err=True)
     with ExitStack() as stack:
         progress = stack.enter_context(SearchProgress())
         server = scenario_server(scenario, settings.device)
@@ -189,6 +190,8 @@ def searched(
             progress.window_begins, progress.rate_is_decided,
         )  # fmt: skip
         with interrupts() as interrupted:
+            search.begin()
+            progress.say(_time(scenario, search.found, looks, settings.device))
             search.search()
     found = result(search, seed=settings.seed, complete=not interrupted)
     for reason in bad.values():
@@ -196,7 +199,7 @@ def searched(
     return found, bool(interrupted), list(bad.values())
 
 
-def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, device: str) -> str:
+def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str) -> str:
     """Return what a usual search takes: runs, and their time without loading and starting."""
     from pytest_hwqueue.capacity.search import planned_windows
     from pytest_hwqueue.devices.kinds import capabilities_of
@@ -206,15 +209,15 @@ def _time(scenario: Scenario, grids: list[tuple[Case, Grid]], looks: Looks, devi
     warmup_s = scenario.warmup_s(device.partition(":")[0])
     keys: set[tuple[str, float, int]] = set()
     total_s = 0.0
-    for case, grid in grids:
-        for rate, windows in planned_windows(grid, looks.at_most):
-            for run in runs_needed(scenario, case):
+    for each in begun:
+        for rate, windows in planned_windows(each.grid, looks.at_most, each.first):
+            for run in runs_needed(scenario, each.case):
                 for number in range(windows):
                     # What goals are compared with is measured once for all schedulers.
                     if (key := (run.key, rate, number)) not in keys:
                         keys.add(key)
                         total_s += looks.window_s(rate) + warmup_s
-    start = grids[0][1].start_per_s
+    start = begun[0].grid.rate_per_s(begun[0].first)
     virtual = capabilities_of(device).virtual_time
     clock = "virtual time, which passes faster" if virtual else "and start-up"
     return (

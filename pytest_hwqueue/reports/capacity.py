@@ -256,7 +256,7 @@ class SearchProgress:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._status = Status("", console=self._console)
-        self._what, self._windows = "", 0
+        self._what, self._windows = "the tenant alone", 0
 
     def __enter__(self) -> SearchProgress:
         """Show the line."""

@@ -95,9 +95,9 @@ def test_each_scheduler_has_a_bracket_and_says_what_broke_first(measured: Measur
     # What the other loses grows with the rate.
     lost = [rate.lost["low"].value or 0.0 for rate in mps.held]
     assert lost == sorted(lost) != [0.0] * len(lost)
-    # Time is said before anything is measured.
+    # Time is said before any rate is measured; the search begins near what high serves alone.
     before = result.stderr.splitlines()[1]
-    assert [text for text in ("runs", "virtual time", "at 200/s") if text not in before] == []
+    assert [text for text in ("runs", "virtual time", "at 800/s") if text not in before] == []
     assert ": held" in result.stderr
 
 
@@ -172,7 +172,7 @@ def test_an_invalid_window_is_measured_again(
 @pytest.mark.parametrize(
     ("scheduler", "rate", "said"),
     [
-        ("mps-priority", 400, "no rate was shown to break, but the search ended early."),
+        ("mps-priority", 1600, "no rate was shown to break, but the search ended early."),
         ("native", 100, "Ended early, and may carry more than was found: native."),
     ],
 )
@@ -218,7 +218,8 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
     )
     (case,), _ = search(tmp_path, text)
     assert case.variant == "alone"
-    assert 400 in [rate.rate_per_s for rate in case.rates]
+    # Rates are doublings of the variant's.
+    assert 1600 in [rate.rate_per_s for rate in case.rates]
     record = json.loads((next((tmp_path / "d").glob("*/shared*.json"))).read_text())
     assert record["plan"]["tenants"][0]["arrival"].startswith("constant: ")
 

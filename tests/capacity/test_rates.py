@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.capacity.search import (
     RateVerdict,
     bracket,
+    first_index,
     make_grid,
     next_index,
     planned_windows,
@@ -26,10 +27,13 @@ def verdict_at(index: int, truth: float, blur: int) -> RateVerdict:
     return "held" if index < truth else "broken"
 
 
-@given(st.floats(-60, 80), st.integers(0, 3))
-def test_search_ends_with_neighbours_round_the_truth(truth: float, blur: int) -> None:
+@given(st.floats(-60, 80), st.integers(0, 3), st.floats(0.1, 1e5))
+def test_search_ends_with_neighbours_round_the_truth(
+    truth: float, blur: int, served_per_s: float
+) -> None:
     verdicts: dict[int, RateVerdict] = {}
-    while (index := next_index(GRID, verdicts)) is not None:
+    first = first_index(GRID, served_per_s)
+    while (index := next_index(GRID, verdicts, first)) is not None:
         assert index not in verdicts
         assert GRID.least <= index <= GRID.most
         verdicts[index] = verdict_at(index, truth, blur)
@@ -60,4 +64,19 @@ def test_grid_is_as_fine_as_asked_and_a_usual_search_spends_its_windows_next_to_
     assert all(b / a <= 1.1 for a, b in pairwise(rates))
     with pytest.raises(BadOption, match="starts at 50/s"):
         make_grid(50.0, 0.1, 10.0, 40.0)
-    assert {count for rate, count in planned_windows(GRID, 6) if not 15 < rate < 25} == {1}
+    for first in (0, 4 * GRID.steps):
+        rate = GRID.rate_per_s(first)
+        assert {
+            count
+            for each, count in planned_windows(GRID, 6, first)
+            if not 0.75 < each / rate < 1.25
+        } == {1}
+
+
+@given(st.floats(0.1, 1e5))
+def test_search_begins_at_a_quarter_to_half_of_what_is_served_alone(served_per_s: float) -> None:
+    first = first_index(GRID, served_per_s)
+    assert first % GRID.steps == 0 or first in (GRID.least, GRID.most)
+    if GRID.least < first < GRID.most:
+        assert served_per_s / 4 < GRID.rate_per_s(first) * 1.0001
+        assert GRID.rate_per_s(first) < served_per_s / 2 * 1.0001
