@@ -75,9 +75,10 @@ def test_switches_are_as_many_as_proc_counts_and_follow_each_other(rights: str) 
             at_least = sum(read_before <= start <= after for start in at)
             at_most = sum(before <= start <= read_after for start in at)
             assert at_least <= counted <= at_most
-    # Two threads have ended, and only the trace knows them: sleeps of 0.15 ms.
+    # Two threads have ended, and mostly only the trace knows them (one that was joined may be in
+    # /proc for a moment yet): sleeps of 0.15 ms.
     threads = {one.tid for one in found["off_cpu"]}
-    assert len(threads - {int(tid) for tid in found["proc"]}) == 2
+    assert len(threads - {running.process.pid}) == 2
     for tid in threads:
         last = found["begin_ns"]
         own = [one for one in found["off_cpu"] if one.tid == tid]
