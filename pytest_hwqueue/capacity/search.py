@@ -108,7 +108,7 @@ def first_index(grid: Grid, served_per_s: float) -> int:
     return min(max(doublings * grid.steps, grid.least), grid.most)
 
 
-def next_index(grid: Grid, verdicts: Mapping[int, RateVerdict], first: int = 0) -> int | None:
+def next_index(grid: Grid, verdicts: Mapping[int, RateVerdict], first: int) -> int | None:
     """Return the next rate to judge, by its index; None if the search is over.
 
     From the first, the rate is doubled until it breaks, and halved until it holds. Then the gap
@@ -409,11 +409,10 @@ class CapacitySearch:
             run = solo_run(self.scenario, found.case, greedy)
             runs = self._runs_of(found.case, "greedy", self.scenario, self.looks.least_s)
             runs.measure_up_to(run, 1)
-            (record,) = runs.records(run)
-            throughput = record.tenants[0].throughput if record.status == "ok" else None
+            served_per_s = runs.peak_per_s(run)
             # Where that is not known, the scenario's own rate is as good as any.
-            if throughput is not None and throughput.requests_per_s > 0:
-                found.first = first_index(found.grid, throughput.requests_per_s)
+            if served_per_s is not None:
+                found.first = first_index(found.grid, served_per_s)
 
     def search(self) -> None:
         """Search all cases to their end."""

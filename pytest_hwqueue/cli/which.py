@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,11 +49,9 @@ _NO_FIGURES = 1
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,
               help="windows that share this time; cases take turns, in mirrored order")  # fmt: skip
-@click.option(
-    "--whole-windows",
-    is_flag=True,
-    help="measure for all of this time, also where all goals are decided before",
-)
+@click.option("--whole-windows", is_flag=True,
+              help="measure for all of this time, also where all goals are decided "
+              "before")  # fmt: skip
 @click.option("--schedulers", metavar="MODE[,MODE...]",
               help="only these of the scenario's; a mode without parameters selects all its "
               "kinds")  # fmt: skip
@@ -146,10 +145,11 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
                 stack.callback(server.close)
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(scenario, measurer)
-            if not given["whole_windows"]:
-                runs.early, measurer.decided = wanted, runs.decided
+            early = not given["whole_windows"]
+            if early:
+                measurer.decided = partial(runs.decided, wanted)
             with interrupts() as interrupted:
-                runs.measure_all(wanted, given["rounds"], progress.run_begins)
+                runs.measure_all(wanted, given["rounds"], progress.run_begins, early=early)
         stopped = bool(interrupted)
         capacities = None
         if plan is not None and not stopped:

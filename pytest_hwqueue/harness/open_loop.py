@@ -84,7 +84,7 @@ class Arrivals:
         if self._next == len(schedule):
             return False
         self._wait_until(window.begin_ns + schedule[self._next])
-        return self._clock_ns() < window.end_ns + window.grace_ns and not self.ending.over
+        return self._clock_ns() < window.over_ns and not self.ending.over
 
     def _wait_until(self, when_ns: int) -> None:
         clock_ns, sleep_until_ns = self._clock_ns, when_ns - self._spin_ns
@@ -103,7 +103,6 @@ class Slot:
 
     Attributes:
         numbers: of its requests, in order of arrival of all; times are by the same positions.
-        shown: also gets each request's times, and whether it failed; None for nobody.
         failed: number and reason of those that raised.
         stopped: why it cannot continue, and the error; None if it can.
 
@@ -117,7 +116,7 @@ class Slot:
         window: Window,
         shown: Show | None = None,
     ) -> None:
-        self.shown = shown
+        self._shown = shown
         self.numbers = array("q")
         self.started_ns = array("q")
         self.finished_ns = array("q")
@@ -154,10 +153,10 @@ class Slot:
         self.numbers.append(number)
         self.started_ns.append(started_ns)
         self.finished_ns.append(finished_ns)
-        if self.shown is not None:
+        if self._shown is not None:
             schedule = self._arrivals.schedule
             due_ns = started_ns if schedule is None else schedule[number]
-            self.shown(due_ns, started_ns, finished_ns, failed)
+            self._shown(due_ns, started_ns, finished_ns, failed)
 
     def _failed(self, number: int, error: Exception) -> None:
         # Brings torch, which readers of what is measured here can do without.
@@ -205,6 +204,11 @@ class Window:
     def grace_ns(self) -> int:
         """How long after the window's end requests scheduled within it may still start."""
         return max(_LEAST_GRACE_NS, self.duration_ns // 10)
+
+    @property
+    def over_ns(self) -> int:
+        """From when on no request may start any more."""
+        return self.end_ns + self.grace_ns
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,7 @@ class RequestLog:
             due: what is scheduled within it; None for a closed loop.
 
         """
-        ends_ns = window_ns if due is None else window_ns + Window(0, window_ns).grace_ns
+        ends_ns = window_ns if due is None else Window(0, window_ns).over_ns
         late = (n for n, started_ns in enumerate(self.started_ns) if started_ns >= ends_ns)
         n = next(late, len(self.started_ns))
         n = n if due is None else min(n, len(due))

@@ -200,7 +200,7 @@ class ScenarioRuns:
             return self._records[run.key]
         for name, peak in peak_runs(run).items():
             for record in self._records.get(peak.key, ()):
-                if self._peak(peak) is None:
+                if self.peak_per_s(peak) is None:
                     raise PeakUnknown(
                         f"tenant {name} arrives at a share of its peak, which could not be "
                         f"measured: {record.reason or 'no request was completed'}"
@@ -295,7 +295,7 @@ class ScenarioRuns:
 
     def _known_peaks(self, run: PlannedRun) -> dict[str, float] | None:
         """Return the peaks that a run needs, by tenant; None if one failed."""
-        peaks = {name: self._peak(peak) for name, peak in peak_runs(run).items()}
+        peaks = {name: self.peak_per_s(peak) for name, peak in peak_runs(run).items()}
         known = {name: rate for name, rate in peaks.items() if rate is not None}
         return known if len(known) == len(peaks) else None
 
@@ -304,7 +304,7 @@ class ScenarioRuns:
         good = (record for record in records if record.status == "ok")
         return [latency for record in good for latency in record.tenant(tenant).latency_ns]
 
-    def _peak(self, run: PlannedRun) -> float | None:
+    def peak_per_s(self, run: PlannedRun) -> float | None:
         """Return a measured peak in requests per second; None if it failed."""
         (record,) = self._records[run.key][:1]
         throughput = record.tenants[0].throughput if record.status == "ok" else None

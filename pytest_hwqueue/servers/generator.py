@@ -298,7 +298,7 @@ class _Run:
 
     async def send_all(self, schedule: Sequence[int]) -> None:
         window = self._window
-        last_start_ns = window.end_ns + window.grace_ns
+        last_start_ns = window.over_ns
         for scheduled_ns in schedule:
             await _until(window.begin_ns + scheduled_ns)
             if not await self._connection_before(last_start_ns):

@@ -77,17 +77,20 @@ def colocate(
     nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
     found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
     kept = Kept()
-    whole = looks is None or any(tenant.server is not None for tenant in plan.tenants)
-    planned = () if whole or looks is None else looks.planned
-    if planned:
-        found.look_error = planned[-1].error
+    if any(tenant.server is not None for tenant in plan.tenants):
+        looks = None
+    early = [] if looks is None else looks.planned[:-1]
+    if looks is not None:
+        found.look_error = looks.planned[-1].error
 
     def decided(look: Look, tenants: list[TenantResult]) -> bool:
         seen = replace(
             found, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
         )
-        assert looks is not None
-        return looks.decided(recorded(seen, Attempt(now(), 0.0)))
+        if looks is None or not looks.decided(recorded(seen, Attempt(now(), 0.0))):
+            return False
+        found.duration_s, found.look_error = seen.duration_s, seen.look_error
+        return True
 
     def measure() -> None:
         _refuse(plan, scheduler)
@@ -95,19 +98,16 @@ def colocate(
             _refuse_to_trace(plan)
         if simulated:
             progress("simulate", 0, 0)
-            for look in planned[:-1]:
-                found.duration_s, found.look_error = look.window_ns / 1e9, look.error
-                simulate(replace(plan, duration_s=found.duration_s), found, kept)
+            for look in early:
+                simulate(replace(plan, duration_s=look.window_ns / 1e9), found, kept)
                 if decided(look, found.tenants):
                     return
-            found.duration_s = plan.duration_s
-            found.look_error = planned[-1].error if planned else found.look_error
             simulate(plan, found, kept, traced=traced)
             return
         own = path.with_suffix("")
         here = ColocationRun(
             plan, scheduler, progress, own, limits, found,
-            traced=traced, noise=noise, server=server, looks=planned, decided=decided,
+            traced=traced, noise=noise, server=server, looks=early, decided=decided,
         )  # fmt: skip
         window = here.run()
         if traced:

@@ -15,27 +15,34 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from pytest_hwqueue.harness.open_loop import FailedRequest, RequestLog, Window
 from pytest_hwqueue.records.tenants import LOOK_ERROR, ColocationRecord, TenantResult
 from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.tenancy.window import WindowPlan, without_times
+from pytest_hwqueue.tenancy.window import WindowPlan, times
 
 # Each look has twice the time of the one before.
 _SHARES = tuple(Fraction(1, 2**power) for power in (4, 3, 2, 1, 0))
 # Of a window: its grace alone is a second.
 _LEAST_NS = 1_000_000_000
 # Of Linux; elsewhere windows run to their end.
-_CAN_SHOW = hasattr(os, "memfd_create")
+CAN_SHOW = hasattr(os, "memfd_create")
 
 # What no look needs to know of a tenant.
-_UNKNOWN = {"items_per_request": 1.0, "unit": "requests", "memory_bytes": {}}
+_UNKNOWN: dict[str, Any] = {
+    "lateness": None,
+    "items_per_request": 1.0,
+    "unit": "requests",
+    "memory_bytes": {},
+}
 
 
 class Look(NamedTuple):
@@ -43,10 +50,6 @@ class Look(NamedTuple):
 
     window_ns: int
     error: float
-
-
-def _seen_after_ns(window_ns: int) -> int:
-    return window_ns + Window(0, window_ns).grace_ns
 
 
 def planned_looks(duration_ns: int, number: int, rounds: int) -> list[Look]:
@@ -58,15 +61,13 @@ def planned_looks(duration_ns: int, number: int, rounds: int) -> list[Look]:
         rounds: how many there are.
 
     """
-    if not _CAN_SHOW:
-        return [Look(duration_ns, LOOK_ERROR)]
     shares = sorted({*_SHARES, *(Fraction(end, rounds) for end in range(1, rounds + 1))})
     found, before = [], Fraction(0)
     for share in shares:
         # In windows, from the beginning of the one in which it falls.
         whole, part = divmod(share * rounds, 1)
         window_ns = round(part * duration_ns) if part else duration_ns
-        if part and (window_ns < _LEAST_NS or _seen_after_ns(window_ns) >= duration_ns):
+        if part and (window_ns < _LEAST_NS or Window(0, window_ns).over_ns >= duration_ns):
             continue
         if number == (whole + 1 if part else whole):
             found.append(Look(window_ns, LOOK_ERROR * float(share**2 - before**2)))
@@ -101,7 +102,7 @@ class _Times(NamedTuple):
 
 # Requests that are shown at most; of more, the later ones are not looked at, and nobody decides.
 _MOST_SHOWN = 1 << 20
-_WIDTH = 8 * len(_Times._fields)
+_ROW = struct.Struct(f"{len(_Times._fields)}q")
 _ROWS_AT_ONCE = 4096
 
 
@@ -113,8 +114,8 @@ class ShownTimes:
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("hwq-times")
-        os.ftruncate(self.descriptor, _WIDTH * _MOST_SHOWN)
-        self._values = memoryview(mmap.mmap(self.descriptor, _WIDTH * _MOST_SHOWN)).cast("q")
+        os.ftruncate(self.descriptor, _ROW.size * _MOST_SHOWN)
+        self._values = memoryview(mmap.mmap(self.descriptor, _ROW.size * _MOST_SHOWN)).cast("q")
         self._next = 0
 
     def show(self, scheduled_ns: int, started_ns: int, finished_ns: int, failed: bool) -> None:
@@ -140,36 +141,34 @@ def seen_times(process: int, descriptors: Sequence[int]) -> list[_Times]:
     """
     rows: list[_Times] = []
     for descriptor in descriptors:
-        with open(f"/proc/{process}/fd/{descriptor}", "rb") as file:
-            complete = True
-            while complete:
-                values = array("q", file.read(_WIDTH * _ROWS_AT_ONCE))
-                if not values:
-                    raise OSError(f"more than {_MOST_SHOWN:,} requests")
-                for at in range(0, len(values), len(_Times._fields)):
-                    row = _Times(*values[at : at + len(_Times._fields)])
-                    complete = row.finished_ns != 0
-                    if not complete:
-                        break
-                    rows.append(row)
+        written = list(takewhile(lambda row: row.finished_ns, _rows(process, descriptor)))
+        if len(written) == _MOST_SHOWN:
+            raise OSError(f"more than {_MOST_SHOWN:,} requests")
+        rows += written
     return sorted(rows, key=lambda row: row.started_ns)
+
+
+def _rows(process: int, descriptor: int) -> Iterator[_Times]:
+    with open(f"/proc/{process}/fd/{descriptor}", "rb") as file:
+        while read := file.read(_ROW.size * _ROWS_AT_ONCE):
+            yield from map(_Times._make, _ROW.iter_unpack(read))
 
 
 class Watch:
     """Looks at a window in which tenants serve requests in processes of their own."""
 
     def __init__(
-        self, plan: Colocation, planned: Sequence[Look], shown: Mapping[str, tuple[int, list[int]]]
+        self, plan: Colocation, early: Sequence[Look], shown: Mapping[str, tuple[int, list[int]]]
     ) -> None:
         """Prepare to look.
 
         Args:
             plan: who runs, and when their requests are due.
-            planned: the looks; the last, at the window's end, is not taken here.
+            early: the looks before the window's end.
             shown: each tenant's process id, and the descriptors of its `ShownTimes`.
 
         """
-        self._left = list(planned[:-1])
+        self._left = list(early)
         self._shown = shown
         self._plans = {spec.name: WindowPlan(plan, spec) for spec in plan.tenants}
 
@@ -178,7 +177,7 @@ class Watch:
 
         None if none is due, or not all can be seen; that only lets the window last longer.
         """
-        if not self._left or gone_ns < _seen_after_ns(self._left[0].window_ns):
+        if not self._left or gone_ns < Window(0, self._left[0].window_ns).over_ns:
             return None
         look = self._left.pop(0)
         try:
@@ -201,9 +200,8 @@ class Watch:
             failed=[FailedRequest(n, "") for n, row in enumerate(rows) if row.finished_ns < 0],
         )
         log = log.until(window_ns, plan.due(window_ns))
-        times = {
-            "scheduled_ns": log.scheduled_ns.tolist(),
-            "started_ns": log.started_ns.tolist(),
-            "finished_ns": log.finished_ns.tolist(),
+        told = {
+            "failures": [asdict(failed) for failed in log.failed],
+            "unserved": log.unserved,
         }
-        return delivered(name, {**_UNKNOWN, **times, **without_times(log)}, window_ns)
+        return delivered(name, {**_UNKNOWN, **times(log), **told}, window_ns)

@@ -28,7 +28,7 @@ from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
-from pytest_hwqueue.tenancy.looks import Look, Watch
+from pytest_hwqueue.tenancy.looks import CAN_SHOW, Look, Watch
 from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, identify
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -54,8 +54,9 @@ class ColocationRun:
         traced: whether each tenant also writes its trace into the folder.
         noise: the plan's, opened; None if there is none.
         server: forks the tenants that need no special environment.
-        looks: at the window while it is measured; the last is at its end.
-        decided: whether what a look sees decides all that is asked; the window then ends.
+        looks: at the window before its end.
+        decided: takes over what a look sees, if that decides all that is asked; then the window
+            ends.
 
     """
 
@@ -75,7 +76,7 @@ class ColocationRun:
         decided: Callable[[Look, list[TenantResult]], bool] = lambda *_: False,
     ) -> None:
         self._plan = plan
-        self._looks = looks
+        self._looks = looks if CAN_SHOW else ()
         self._decided = decided
         self._noise = noise
         self._server = server
@@ -103,9 +104,8 @@ class ColocationRun:
                 found.stage = "start servers"
                 with self.servers.running(self._folder):
                     found.stage = "start tenants"
-                    looked_at = len(self._looks) > 1
                     with self.tenants.running(
-                        self._folder, self._trace, self._server, looked_at=looked_at
+                        self._folder, self._trace, self._server, looked_at=bool(self._looks)
                     ):
                         return self._measure()
 
@@ -210,7 +210,7 @@ class ColocationRun:
     ) -> Window:
         self._found.stage = "measure"
         looking = None
-        if len(self._looks) > 1:
+        if self._looks:
             shown = {name: (pid, ready[name]["shown"]) for name, pid in self.tenants.pids.items()}
             looking = Watch(self._plan, self._looks, shown)
         begin_ns = time.monotonic_ns() + _LEAD_NS
@@ -224,16 +224,14 @@ class ColocationRun:
             if looking is not None:
                 self._look(looking, window)
 
-        over_s = (window.end_ns + window.grace_ns) / 1e9
+        over_s = window.over_ns / 1e9
         self.tenants.collect("result", over_s + self._limits.finish_s, watch)
         return window
 
     def _look(self, looking: Watch, window: Window) -> None:
         seen = looking.look(time.monotonic_ns() - window.begin_ns)
         if seen is not None and self._decided(*seen):
-            look, _ = seen
-            self._found.duration_s, self._found.look_error = look.window_ns / 1e9, look.error
-            self.tenants.send("end", window_ns=look.window_ns)
+            self.tenants.send("end", window_ns=seen[0].window_ns)
             looking.end()
 
     def _check(self) -> None:

@@ -135,15 +135,19 @@ class WindowPlan:
         return max(1, self.schedule[requests])
 
 
+def times(log: RequestLog, part: slice = slice(None)) -> dict[str, list[int]]:
+    """Return a log's times, or those of a part of it, as plain data."""
+    return {
+        "scheduled_ns": log.scheduled_ns[part].tolist(),
+        "started_ns": log.started_ns[part].tolist(),
+        "finished_ns": log.finished_ns[part].tolist(),
+    }
+
+
 def times_in_parts(log: RequestLog) -> Iterator[dict[str, list[int]]]:
     """Return a log's times as plain data, in parts small enough for a pipe."""
     for first in range(0, len(log.started_ns), _REQUESTS_AT_ONCE):
-        part = slice(first, first + _REQUESTS_AT_ONCE)
-        yield {
-            "scheduled_ns": log.scheduled_ns[part].tolist(),
-            "started_ns": log.started_ns[part].tolist(),
-            "finished_ns": log.finished_ns[part].tolist(),
-        }
+        yield times(log, slice(first, first + _REQUESTS_AT_ONCE))
 
 
 def without_times(log: RequestLog) -> dict[str, Any]:

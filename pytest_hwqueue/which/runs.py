@@ -89,37 +89,36 @@ class WhichRuns(ScenarioRuns):
     """The runs of a scenario's table, and their records' files, by run.
 
     A session is what one folder holds of one GPU.
-
-    Attributes:
-        early: the cases for whose sake runs are measured, each only until it is decided what they
-            need of it; None to measure all of it.
-
     """
 
     def __init__(self, scenario: Scenario, measure: MeasureToFile) -> None:
         super().__init__(scenario, self._measure_and_note)
-        self.early: Sequence[Case] | None = None
         self._measure_to_file = measure
         self.files: dict[str, list[Path]] = {}
 
     def measure_all(
-        self, wanted: Sequence[Case], rounds: int, begins: Callable[[int, int], None]
+        self,
+        wanted: Sequence[Case],
+        rounds: int,
+        begins: Callable[[int, int], None],
+        *,
+        early: bool = False,
     ) -> None:
         """Measure everything a table of these cases needs, in this many rounds of mirrored order.
 
-        A run that failed, or has decided all that is asked of it, is not measured in further
-        rounds.
+        A run that failed is not measured in further rounds.
 
         Args:
             wanted: the cases.
             rounds: into how many runs the scenario's duration is cut.
             begins: receives the number of finished runs and of all runs, before each.
+            early: likewise leave runs that have decided all that is asked of them.
 
         """
         order = turns(all_runs(self._scenario, wanted), rounds)
         for done, (number, run) in enumerate(order):
             begins(done, len(order))
-            if self.early is not None and self._is_decided(run, self.early):
+            if early and self._is_decided(run, wanted):
                 continue
             for peak in peak_runs(run).values():
                 self._once_more(peak, {}, 1 / rounds, 1)
@@ -127,11 +126,13 @@ class WhichRuns(ScenarioRuns):
             if peaks is not None:
                 self._once_more(run, peaks, 1 / rounds, number)
 
-    def decided(self, run: PlannedRun, record: ColocationRecord, path: Path) -> bool:
-        """Return whether all is decided, were this the last record of a run."""
+    def decided(
+        self, wanted: Sequence[Case], run: PlannedRun, record: ColocationRecord, path: Path
+    ) -> bool:
+        """Return whether all that cases ask of a run is decided, were this its last record."""
         self.add(run, record, path)
         try:
-            return self.early is not None and self._is_decided(run, self.early)
+            return self._is_decided(run, wanted)
         finally:
             self._records[run.key].pop()
             self.files[run.key].pop()
@@ -155,12 +156,13 @@ class WhichRuns(ScenarioRuns):
         def estimated(name: str, estimator: Estimator) -> Estimate:
             return over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE)
 
-        alone = run.tenants[0] if len(run.tenants) == 1 and not own else None
-        if alone is not None and alone.arrival.text != "closed":
-            return not math.isinf(estimated(alone.name, _P99).high)
-        compared = self._compared(run, cases) or [
-            (tenant.name, figures.throughput) for tenant in run.tenants if not own
-        ]
+        first, *others = run.tenants
+        arrives = not own and not others and first.arrival.text != "closed"
+        if arrives and math.isinf(estimated(first.name, _P99).high):
+            return False
+        compared = self._compared(run, cases)
+        if not (compared or own or arrives):
+            compared = [(tenant.name, figures.throughput) for tenant in run.tenants]
         return all(_is_sharp(estimated(*each)) for each in compared)
 
     def _compared(self, run: PlannedRun, cases: Sequence[Case]) -> list[tuple[str, Estimator]]:

@@ -11,9 +11,8 @@ from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.scenarios.file import Scenario, Tenant
-from pytest_hwqueue.scenarios.goals import latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run
-from pytest_hwqueue.scenarios.runs import PeakUnknown
+from pytest_hwqueue.scenarios.runs import PeakUnknown, within_of
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import failed_for
@@ -150,9 +149,7 @@ def _tenant(
     windows = runs.windows(entry.run, tenant.name)
     results = [record.tenant(tenant.name) for record in records]
     goals = scenario.goals_of(entry.case.variant, entry.case.placement)
-    within_ns = latency_bound_ns(goals, tenant.name)
-    if tenant.deadline_ms is not None:
-        within_ns = tenant.deadline_ms * _NS_PER_MS
+    within_ns = within_of(entry.run, tenant.name, goals)
     native = native_run(scenario, entry.case)
     solo = solo_run(scenario, entry.case, tenant)
     rates = [result.throughput for result in results if result.throughput is not None]

@@ -26,11 +26,10 @@ class Session:
         self.scenario = read_scenario(file)
         self.cases = cases(self.scenario)
         self.runs = WhichRuns(self.scenario, self.measure)
-        if early:
-            self.runs.early = self.cases
+        self.early = early
         # Seconds of each window, by run.
         self.windows: dict[str, list[float]] = {}
-        self.runs.measure_all(self.cases, ROUNDS, lambda done, planned: None)
+        self.runs.measure_all(self.cases, ROUNDS, lambda done, planned: None, early=early)
         self.found = table(self.scenario, entries(self.scenario, self.cases), self.runs)
 
     def measure(
@@ -40,7 +39,7 @@ class Session:
         looks = planned_looks(round(WINDOW_S * share * 1e9), number, ROUNDS)
         for look in looks:
             seen = _seen(run, number, look)
-            if self.runs.decided(run, seen, path):
+            if self.early and self.runs.decided(self.cases, run, seen, path):
                 break
         self.windows.setdefault(f"{run.name} {run.placement} {run.scheduler}", []).append(
             seen.duration_s
