@@ -88,7 +88,8 @@ class Run:
         n: number of latency samples.
         failed: requests that failed and have no latency.
         p50_ns: and the others: quantiles of the n samples (numpy's type 7), rounded to whole ns.
-        throughput: amount per second, by unit.
+        throughput: amount per second, by unit; ``back to back`` where iterations were not waited
+            for.
         tags: by tag; of whole iterations under ``iteration``, where these are not the samples.
         ratios: by name.
         soft: fields of the soft fingerprint that differ from the header's; null is absent.
@@ -327,6 +328,8 @@ def _series(record: RunRecord) -> dict[str, list[int]]:
 
 def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
     assert record.samples is not None
+    # Another figure than that of iterations which are waited for, and never compared with it.
+    back_to_back = ", back to back" if record.samples.back_to_back_ns else ""
     encoded = encode_samples(latency_ns)
     figures = _quantiles(latency_ns, (0.5, 0.9, 0.95, 0.99, 0.999))
     tags = {
@@ -346,7 +349,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         p99_ns=figures[3],
         p999_ns=figures[4],
         max_ns=max(latency_ns),
-        throughput={each.unit: float(each) for each in record.metrics.throughput},
+        throughput={each.unit + back_to_back: float(each) for each in record.metrics.throughput},
         tags=tags,
         ratios={
             name: RatioFigures(ratio.p50.value, ratio.p99.value)

@@ -307,6 +307,7 @@ class Accelerator:
         # Makes the context, so that the runtime's own calls find one.
         torch.cuda.synchronize(index)
         self._runtime = Runtime(self.kind == "hip")
+        self.profiled = False
         self._cycles_per_ns: float | None = None
         self._green_contexts: dict[tuple[int, ...], GreenContexts] = {}
 

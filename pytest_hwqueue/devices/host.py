@@ -41,6 +41,7 @@ class HostDevice:
     kind: DeviceKind = "cpu"
     capabilities = KINDS["cpu"]
     model = None
+    profiled = False
     index = 0
     label = "cpu"
     lease_key = "cpu"

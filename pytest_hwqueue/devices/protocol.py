@@ -166,6 +166,10 @@ class Device(Protocol):
         """What can be changed about a simulated device; None for a real one."""
 
     @property
+    def profiled(self) -> bool:
+        """Whether a profiler in this process has left launching slower for good."""
+
+    @property
     def index(self) -> int:
         """Position among the visible devices of its kind."""
 

@@ -60,6 +60,8 @@ class CellRequest:
     only_traced: bool = False
     # Only what a verdict needs is measured: no references, no timeline.
     lean: bool = False
+    # Throughput is taken from iterations that follow each other at once, where a graph is replayed.
+    throughput_pass: bool = True
     # Opens torch.distributed's group, of this process or of several ranks; None needs none.
     group: Callable[[], AbstractContextManager[object]] | None = None
 

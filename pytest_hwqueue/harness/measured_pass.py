@@ -8,8 +8,9 @@ from dataclasses import replace
 from pytest_hwqueue.devices.telemetry import TelemetryLog
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure
-from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.program import Enqueue, Program
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
+from pytest_hwqueue.harness.throughput_pass import Blocks, measure_blocks
 from pytest_hwqueue.harness.timeline_pass import (
     ReferencePass,
     events_disturb,
@@ -26,6 +27,7 @@ _Passes = Mapping[str, tuple[ReferencePass, ReferencePass]]
 def take_samples(
     cell: OpenCell,
     program: Program,
+    iteration: Enqueue,
     references: Mapping[str, Program],
     log: TelemetryLog,
     confirm_scheduler: Callable[[], None],
@@ -35,6 +37,7 @@ def take_samples(
     Args:
         cell: receives the results.
         program: its iteration.
+        iteration: what a program that is a graph was captured from.
         references: the workload's, by name.
         log: of telemetry.
         confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
@@ -42,17 +45,17 @@ def take_samples(
     """
     request, found = cell.request, cell.found
     workload = request.workload
-    before = _reference_passes(cell, program, references)
+    # Half of the references before, half after: a drift falls on both sides of a ratio. What is
+    # traced comes last: once a profiler has run, launching takes longer.
+    traced = bool(program.no_events)
+    before = {} if traced else _reference_passes(cell, program, references)
     result, plan = _measure(cell, program, log, confirm_scheduler)
-    # Half before, half after: a drift of the machine falls on both sides of a ratio.
-    after = _reference_passes(cell, program, references)
-    both = {name: (passed, after[name]) for name, passed in before.items()}
-    refused: dict[str, str] = {}
-    if request.lean and workload.ratios:
-        refused["ratios"] = "a comparison measures only what its verdicts need"
-    elif references and not both and workload.ratios:
-        refused["ratios"] = "references need synchronised iterations"
-    if program.no_events and workload.tags:
+    memory_bytes = cell.device.memory_bytes()
+    blocks = measure_blocks(cell, program, iteration)
+    refused = {"throughput": blocks.refused} if blocks.refused else {}
+    if traced:
+        before = _reference_passes(cell, program, references)
+    if traced and workload.tags:
         cell.stage("tags")
         cell.pool.tags = None
         result.tags_ns, result.tag_iterations = traced_latencies(
@@ -65,7 +68,13 @@ def take_samples(
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
         if not result.tags_ns:
             refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
-    found.samples = _samples(result, program, both, workload.overlap or ())
+    after = _reference_passes(cell, program, references)
+    both = {name: (passed, after[name]) for name, passed in before.items()}
+    if request.lean and workload.ratios:
+        refused["ratios"] = "a comparison measures only what its verdicts need"
+    elif references and not both and workload.ratios:
+        refused["ratios"] = "references need synchronised iterations"
+    found.samples = _samples(result, program, both, workload.overlap or (), blocks)
     found.declared = _declared(workload)
     found.metrics = summarise(
         found.samples,
@@ -76,6 +85,9 @@ def take_samples(
         workload.primary,
     )
     found.metrics.refused.update(refused)
+    found.metrics.memory_bytes.update(memory_bytes)
+    if blocks.refused:
+        found.metrics = found.metrics.model_copy(update={"throughput": []})
     found.metrics.apart.update(workload.measured_apart())
     _note(cell)
 
@@ -148,7 +160,11 @@ def _declared(workload: Workload) -> Declared:
 
 
 def _samples(
-    result: LoopResult, program: Program, references: _Passes, whole: tuple[str, ...]
+    result: LoopResult,
+    program: Program,
+    references: _Passes,
+    whole: tuple[str, ...],
+    blocks: Blocks,
 ) -> Samples:
     """Return the samples to store: iterations of ``whole`` references, launches of the others."""
     return Samples(
@@ -156,6 +172,8 @@ def _samples(
         device_ns=result.device_ns,
         enqueue_ns=result.enqueue_ns,
         pace_ns=result.pace_ns,
+        back_to_back_ns=[*blocks.took_ns],
+        block_iterations=blocks.iterations,
         tags_ns=result.tags_ns,
         tags_timed_by="activity" if program.no_events else "events",
         tag_iterations=result.tag_iterations or None,

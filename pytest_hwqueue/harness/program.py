@@ -132,6 +132,8 @@ def graph(
     tagged: bool,
     request_name: str = "",
     disturbed: str | None = None,
+    *,
+    apart: bool = True,
 ) -> Program:
     """Capture an iteration: a graph per stream if no stream waits for another, else one for all.
 
@@ -145,6 +147,8 @@ def graph(
         request_name: as in `Program`.
         disturbed: why events must not be in the streams' queues, or None. In one graph for all
             streams, launches are then dated by their ends alone.
+        apart: whether each tagged launch has a graph of its own where no event times it, so that a
+            traced pass can tell it.
 
     Raises:
         DeviceError: if the iteration cannot be captured.
@@ -171,7 +175,7 @@ def graph(
         start = None if tags is None else tags.start
         replays: list[_Replay] = [(0, _capture_whole(pool, tape, start), None)]
     else:
-        replays = _capture_streams(pool, tape, apart=tags is None)
+        replays = _capture_streams(pool, tape, apart=apart and tags is None)
     pool.tags = None
     if tags is not None:
         tags.fix()

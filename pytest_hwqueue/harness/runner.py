@@ -39,6 +39,12 @@ LEAST_ITERATIONS = 50
 """Intervals are formed over iterations, and throughput needs as many for one."""
 
 
+PROFILED = (
+    "a profiler ran in this process before, and launching may take several times as long since"
+)
+"""Note of a cell whose launches are slower than in a process of its own."""
+
+
 class CellRunner:
     """Measures cells on one device under one scheduler mode."""
 
@@ -98,6 +104,8 @@ class CellRunner:
 
     def _measure(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
         device, workload = self.device, request.workload
+        if device.profiled:
+            found.notes.append(PROFILED)
         no_peak = device.reset_memory()
         if no_peak is not None:
             found.notes.append(f"no memory peak: {no_peak}")
@@ -119,7 +127,8 @@ class CellRunner:
                 cell = replace(cell, request=request)
 
             cell.stage("warm-up")
-            program = _program(cell, cell.iteration(workload), bool(workload.tags))
+            iteration = cell.iteration(workload)
+            program = _program(cell, iteration, bool(workload.tags))
             references = {
                 name: _program(cell, enqueue, True, primary=False)
                 for name, enqueue in ({} if request.lean else workload.references()).items()
@@ -142,13 +151,12 @@ class CellRunner:
                 found.notes.append("simulated: no values exist, so results were not checked")
 
             with cell.telemetry() as log, _background_noise(request) as rounds:
-                take_samples(cell, program, references, log, self._confirm_scheduler)
+                take_samples(cell, program, iteration, references, log, self._confirm_scheduler)
                 speed = None if request.noise is None else core_speed()
             for round_ in rounds:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":
                     found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
-            found.metrics.memory_bytes.update(device.memory_bytes())
             if not (request.only_traced or request.lean):
                 take_timeline(cell, program)
             if request.find_causes is not None:

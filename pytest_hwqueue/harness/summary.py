@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency, throughput
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
@@ -26,8 +28,7 @@ def summarise(
     """Latency, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
 
     ``latency`` is that of ``primary``. An iteration's is host-observed where iterations were
-    synchronised, else device time; throughput is taken over the same durations, or over the time
-    from one iteration's end to the next's.
+    synchronised, else device time; for throughput see `pace_of`.
     """
     device_time = summarise_latency(samples.device_ns)
     iteration = summarise_latency(samples.host_ns) if samples.host_ns else device_time
@@ -52,7 +53,6 @@ def summarise(
         else:
             absent = f"reference {ratio.reference}" if values else f"tag {ratio.tag}"
             refused[ratio.name] = f"no launch was timed for {absent}"
-    pace = samples.host_ns or samples.pace_ns
     hidden = None
     if overlap is not None:
         compute, comms = (samples.reference_iterations_ns.get(name, []) for name in overlap)
@@ -66,11 +66,28 @@ def summarise(
         device_time=device_time,
         tags=tags,
         ratios=results,
-        throughput=[throughput(amount, pace, f"{unit}/s") for unit, amount in work.items()],
+        throughput=throughputs(samples, work),
         overlap=hidden,
         bandwidth=_bandwidth(samples, traffic, refused),
         refused=refused,
     )
+
+
+def throughputs(samples: Samples, work: Mapping[str, float]) -> list[Estimate]:
+    """Return the rate of each kind of work, by the pace of `pace_of`."""
+    iterations, pace_ns = pace_of(samples)
+    return [throughput(each * iterations, pace_ns, f"{unit}/s") for unit, each in work.items()]
+
+
+def pace_of(samples: Samples) -> tuple[int, list[int]]:
+    """Return how long so many iterations take, time after time, in ns.
+
+    That is of blocks enqueued without waiting, where they were measured; else of single iterations,
+    from one's end to the next's where they overlap.
+    """
+    if samples.back_to_back_ns:
+        return samples.block_iterations or 1, samples.back_to_back_ns
+    return 1, samples.host_ns or samples.pace_ns
 
 
 def _bandwidth(
@@ -93,6 +110,23 @@ def enqueueing_share(samples: Samples) -> float:
     return sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
 
 
+def back_to_back_shares(samples: Samples) -> tuple[float, float] | None:
+    """Return what bounds a throughput back to back, and what waiting for iterations costs.
+
+    Returns:
+        the share of an iteration that launching it takes, as measured on an idle device; the share
+        of its time that a device is idle if each iteration is waited for. None where iterations
+        were not measured back to back.
+
+    """
+    if not samples.back_to_back_ns:
+        return None
+    iterations, blocks_ns = pace_of(samples)
+    iteration_ns = sum(blocks_ns) / len(blocks_ns) / iterations
+    waited_ns = sum(samples.host_ns) / len(samples.host_ns)
+    return median(samples.enqueue_ns) / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
+
+
 def bound_by_launching(samples: Samples) -> str | None:
     """Return a note if enqueueing took over half of the time: then the queues were not measured."""
     share = enqueueing_share(samples)
@@ -113,7 +147,7 @@ def find_sweeps(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """
     groups: dict[str, dict[int, RunRecord]] = {}
     for record in records:
-        if record.status != "ok" or not record.work_per_iteration or not _pace_ns(record):
+        if record.status != "ok" or not record.metrics.throughput or record.samples is None:
             continue
         units = ", ".join(record.work_per_iteration)
         key = f"{record.cell.model_dump_json(exclude={'streams'})} {units}"
@@ -129,12 +163,17 @@ def scaling_of(sweep: Sequence[RunRecord]) -> Scaling:
 
     """
     headline = next(iter(sweep[0].work_per_iteration))
+    paces = [pace_of(each) for each in _alike(sweep)]
     points = [
-        ScalingPoint(record.cell.streams, record.work_per_iteration[headline], _pace_ns(record))
-        for record in sweep
+        ScalingPoint(record.cell.streams, record.work_per_iteration[headline] * iterations, pace_ns)
+        for record, (iterations, pace_ns) in zip(sweep, paces, strict=True)
     ]
     return scaling(points, f"{headline}/s", sweep[0].seed)
 
 
-def _pace_ns(record: RunRecord) -> list[int]:
-    return [] if record.samples is None else record.samples.host_ns or record.samples.pace_ns
+def _alike(sweep: Sequence[RunRecord]) -> list[Samples]:
+    """Return the samples of a sweep; back to back only if all of them have that."""
+    found = [record.samples for record in sweep if record.samples is not None]
+    if all(samples.back_to_back_ns for samples in found):
+        return found
+    return [samples.model_copy(update={"back_to_back_ns": []}) for samples in found]

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
 from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.gate.verdict import THROUGHPUT
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_of, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario
@@ -62,6 +63,12 @@ def lean(settings: Settings, workload: Workload, run: int) -> bool:
         gated = {name.partition(".")[0] for name in settings.fail_on}
         return gated.isdisjoint(ratio.name for ratio in workload.ratios)
     return bool(settings.save) and run > 1 and not workload.ratios and workload.overlap is None
+
+
+def measures_throughput(settings: Settings) -> bool:
+    """Whether a run replays graphs back to back: not in a comparison that judges other figures."""
+    compares = settings.compare or settings.against
+    return not compares or THROUGHPUT.name in settings.fail_on
 
 
 def _traced_ns(settings: Settings) -> int:

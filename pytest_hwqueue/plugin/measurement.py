@@ -14,6 +14,7 @@ from pytest_hwqueue.plugin.cells import (
     default_size,
     given_parameters,
     lean,
+    measures_throughput,
     own_parameters,
     resolve_size,
     trace_plan,
@@ -263,6 +264,7 @@ class Hwq:
             noise=self._noise_runner(),
             find_causes=self._find_causes(only_traced),
             only_traced=only_traced,
+            throughput_pass=measures_throughput(settings),
             lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
         )
         sink, session = self._sink, self._sink.session
@@ -278,6 +280,8 @@ class Hwq:
         self.records.append(record.for_test())
         self._note_properties(record)
         sink.retire_process |= failure is not None and failure.retire_process
+        # What is measured next gets a process in which nothing was traced.
+        sink.retire_process |= self._device.profiled
         try:
             # It is the same on all ranks.
             if launched is None or launched.rank == 0:

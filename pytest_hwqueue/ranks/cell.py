@@ -360,7 +360,7 @@ def _leased(device: Device, launched: LaunchedRank | None, session: Session) -> 
         yield
 
 
-_SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns")
+_SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns", "back_to_back_ns")
 
 
 def merge(
@@ -433,6 +433,7 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
         **named,
         tags_timed_by=parts[0].tags_timed_by,
         tag_iterations=parts[0].tag_iterations,
+        block_iterations=parts[0].block_iterations,
     )
 
 

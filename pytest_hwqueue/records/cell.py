@@ -88,6 +88,12 @@ class Samples(PlainData):
     pace_ns: list[int] = Field(
         description="device time from one iteration's end to the next's; empty if synchronised"
     )
+    back_to_back_ns: list[int] = Field(
+        default_factory=list,
+        description="device time of each block of iterations that were enqueued without waiting, "
+        "from the end of the block before; empty where that was not measured",
+    )
+    block_iterations: int | None = Field(None, description="of each of these blocks")
     tags_ns: dict[str, list[int]] = Field(
         default_factory=dict, description="latency of each tagged launch, ready to done, by tag"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+from pytest_hwqueue.harness.summary import back_to_back_shares
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
@@ -57,6 +58,8 @@ _MEMORY = ("peak_allocated", "process_peak")
 _WAITED_SHARE = 0.01
 # From here on a tail says more of the CPU than of the device.
 _CONTENDED_SHARE = 0.1
+# Of an iteration's time; from here on what a device could do besides is not known.
+_LAUNCHING_SHARE = 0.9
 Show = Callable[[float, Interval | None], PrintedFigure]
 """Prints a value and its interval."""
 
@@ -145,6 +148,8 @@ class CellRows:
             below.append(self._hidden(metrics.overlap))
         if metrics.bandwidth is not None:
             below.append(self._bandwidth(metrics.bandwidth))
+        if record.samples is not None and (found := back_to_back_shares(record.samples)):
+            below.append(_back_to_back(*found))
         if record.ranks is not None:
             below.append(_ranks(record.ranks))
         if metrics.apart:
@@ -283,6 +288,15 @@ def record_remarks(record: RunRecord) -> list[str]:
         came = failures(record.failed_requests or 0, record.failed_for)
         remarks.append(f"of its requests {came}")
     return remarks + record.notes
+
+
+def _back_to_back(launching: float, idle: float) -> list[str]:
+    """Return what bounds a throughput with full queues, and what waiting would cost."""
+    bound = "launching" if launching >= _LAUNCHING_SHARE else "the device"
+    return [
+        f"throughput back to back, bounded by {bound} (launching takes {percent(launching)})",
+        f"waiting for each iteration leaves the device idle for {percent(idle)}",
+    ]
 
 
 def _ranks(ranks: RanksSummary) -> list[str]:

@@ -117,7 +117,11 @@ def test_run_is_read_as_it_was_measured(store: Checked) -> None:
     assert ratio.p99.value is not None
     (stored,) = run.ratios.values()
     assert (stored.p50, stored.p99) == (ratio.p50.value, ratio.p99.value)
-    assert run.throughput == {"products/s": record.metrics.throughput[0].value}
+    rate = record.metrics.throughput[0].value
+    assert run.throughput == {"products/s": rate}
+    # That of iterations which follow each other at once is another figure.
+    (at_once,) = cell_of_record(with_samples(record, back_to_back_ns=[1]), "s1").runs
+    assert at_once.throughput == {"products/s, back to back": rate}
 
 
 def test_device_time_is_the_latency_where_the_host_did_not_wait(store: Checked) -> None:

@@ -386,3 +386,18 @@ def test_host_traces_say_their_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write_trace(Timeline(kernels, 2, None), str(path), process=process, label="of A")
         named = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": n}} for n in names]
         assert json.loads(path.read_text()) == {"traceEvents": named + expected}
+
+
+@pytest.mark.parametrize(
+    ("asked", "started", "left"),
+    [
+        pytest.param("1", {"no thread has this id", "nor this"}, True, id="its threads have ended"),
+        pytest.param("0", {"no thread has this id"}, False, id="it was not asked to leave"),
+        pytest.param("1", set(), False, id="no thread was seen: it may be there as before"),
+    ],
+)
+def test_a_profiler_has_left_once_its_threads_have(
+    monkeypatch: pytest.MonkeyPatch, asked: str, started: set[str], left: bool
+) -> None:
+    monkeypatch.setenv("TEARDOWN_CUPTI", asked)
+    assert kernel_trace.detached(started) is left

@@ -20,6 +20,7 @@ from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import (
+    PROFILED,
     CellRunner,
     planned_iterations,
     samples_per_iteration,
@@ -228,6 +229,16 @@ def test_record_of_a_cell_that_is_not_synchronised(device: HostDevice, sync_mode
     assert metrics.iteration == metrics.device_time
     assert any("device time from events" in note for note in record.notes)
     assert (metrics.ratios, "ratios" in metrics.refused) == ({}, True)
+
+
+def test_cell_says_that_a_profiler_has_made_launching_slower(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _ = run(device, registered("hetero_kernels"))
+    assert PROFILED not in record.notes
+    monkeypatch.setattr(device, "profiled", True)
+    record, _ = run(device, registered("hetero_kernels"))
+    assert PROFILED in record.notes
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

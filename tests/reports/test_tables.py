@@ -49,9 +49,14 @@ def doubtful() -> list[RunRecord]:
         ("d", 8, {"telemetry": THROTTLED, "notes": ["20 samples taken while throttled"]}),
         ("e", 8, {"counters": waited(0.009), "primary": Primary(name="burst", per="launch")}),
     ]
+    blocks = {"back_to_back_ns": [9_000_000] * 50, "block_iterations": 10}
+    measured_with = [
+        changed(make("g", streams=n, traced=False), "samples", **blocks, enqueue_ns=[enqueue_ns])
+        for n, enqueue_ns in ((1, 300_000), (2, 890_000))
+    ]
     unseen = make("f", traced=False, n=4000, counters=waited(None))
     measured = [make(name, streams=n, traced=False, **fields) for name, n, fields in told]
-    return [*measured, changed(unseen, "samples", host_ns=[])]
+    return [*measured, *measured_with, changed(unseen, "samples", host_ns=[])]
 
 
 def fruitless() -> list[RunRecord]:

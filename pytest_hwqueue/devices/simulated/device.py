@@ -89,6 +89,7 @@ class SimulatedDevice:
 
     kind: Literal["sim"] = "sim"
     capabilities = KINDS["sim"]
+    profiled = False
     index = 0
 
     def __init__(self, specification: str = "h200", noise: NoiseModel | None = None) -> None:

@@ -1,0 +1,127 @@
+"""The pass that keeps the queues full: what a device carries, and not what a host gets that waits.
+
+A measured iteration is waited for, as its latency asks, and meanwhile the device is idle: on an
+H200, 8 streams of tiny kernels carry 5.2 million a second if iterations follow each other at once,
+and 3.4 million if each is waited for. Eager launches are bounded by Python either way, so this pass
+is for graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.harness.cell import OpenCell
+from pytest_hwqueue.harness.closed_loop import (
+    ONE_RANK,
+    RankSynchronisation,
+    garbage_collection_held,
+)
+from pytest_hwqueue.harness.program import Enqueue, Program, graph
+from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS
+
+_BLOCKS = LEAST_ITERATIONS
+_PLANNED_NS = 400_000_000
+# Beyond this share of the measuring time an iteration is so long that waiting costs it nothing.
+_SHARE_OF_TIME = 10
+# An event on each of 64 streams would take as long as their work.
+_MOST_MARKED = 8
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Iterations back to back: how long blocks of so many took, in ns; or why none were needed."""
+
+    took_ns: Sequence[int] = ()
+    iterations: int | None = None
+    refused: str = ""
+
+
+def block_iterations(iteration_ns: int, max_time_ns: int) -> int:
+    """Return of how many iterations a block is; 0 if they are too long for this pass.
+
+    Args:
+        iteration_ns: duration of an iteration that is waited for.
+        max_time_ns: measuring time of the cell.
+
+    """
+    most_ns = max_time_ns // _SHARE_OF_TIME
+    if _BLOCKS * iteration_ns > most_ns:
+        return 0
+    return max(1, min(_PLANNED_NS, most_ns) // (_BLOCKS * max(1, iteration_ns)))
+
+
+def back_to_back(
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    iterations: int,
+    rank_sync: RankSynchronisation = ONE_RANK,
+) -> list[int]:
+    """Enqueue 50 blocks of iterations without waiting; return each one's device time, in ns.
+
+    A block ends with its last iteration on up to 8 streams spread over the pool, and the last block
+    with all streams: together they are the time of all work.
+
+    Args:
+        device: whose events time the blocks.
+        pool: the streams; no tags are timed.
+        program: one iteration, without events.
+        iterations: of a block.
+        rank_sync: of the processes that do the same.
+
+    """
+    streams = pool.streams
+    marked = streams[:: -(-len(streams) // _MOST_MARKED)]
+    ends = [[device.new_event() for _ in marked] for _ in range(_BLOCKS)]
+    last = device.new_event()
+    pool.tags = None
+    with garbage_collection_held():
+        pool.synchronize()
+        rank_sync.barrier()
+        # One block more, whose end is the first one's begin: it fills the queues.
+        for events in [*ends, []]:
+            for _ in range(iterations):
+                program.enqueue(streams)
+            for stream, event in zip(marked, events, strict=False):
+                stream.record(event)
+        pool.record_all(last)
+        pool.synchronize()
+    origin = ends[0][0]
+    ended_ns = [max(device.elapsed_ns(origin, event) for event in events) for events in ends]
+    ended_ns.append(device.elapsed_ns(origin, last))
+    return [end - begin for begin, end in pairwise(ended_ns)]
+
+
+def measure_blocks(cell: OpenCell, program: Program, iteration: Enqueue) -> Blocks:
+    """Measure a graph's blocks back to back; return none where throughput comes from elsewhere.
+
+    Simulating without idle moments would take long: there it stays that of iterations waited for,
+    as it does under noise, which is felt by a host that waits.
+
+    Args:
+        cell: measured, and not yet traced: launching takes longer after a profiler has run.
+        program: its iteration.
+        iteration: what the program's graph was captured from.
+
+    """
+    request, found, pool = cell.request, cell.found, cell.pool
+    assert found.warm_up is not None
+    plan, waited = request.plan, request.plan.sync_mode == "per_iteration"
+    if request.cell.dispatch != "graph" or not waited or cell.device.capabilities.virtual_time:
+        return Blocks()
+    if request.only_traced or request.noise is not None:
+        return Blocks()
+    if not request.throughput_pass:
+        return Blocks(refused="a comparison measures only what its verdicts need")
+    iterations = block_iterations(found.warm_up.iteration_ns, plan.max_time_ns)
+    if not iterations:
+        return Blocks()
+    cell.stage("throughput", 0, _BLOCKS * iterations)
+    if request.workload.tags:
+        # Events of tags take the place of kernels: on an H200 they cost 32 streams a quarter.
+        program = graph(cell.device, pool, iteration, tagged=False, apart=False)
+    took_ns = back_to_back(cell.device, pool, program, iterations, request.rank_sync)
+    return Blocks(took_ns, iterations)
