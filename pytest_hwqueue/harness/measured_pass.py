@@ -174,6 +174,7 @@ def _samples(
         pace_ns=result.pace_ns,
         back_to_back_ns=[*blocks.took_ns],
         block_iterations=blocks.iterations,
+        launching_ns=blocks.launching_ns,
         tags_ns=result.tags_ns,
         tags_timed_by="activity" if program.no_events else "events",
         tag_iterations=result.tag_iterations or None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.interference import latency_ratio
@@ -114,17 +113,17 @@ def back_to_back_shares(samples: Samples) -> tuple[float, float] | None:
     """Return what bounds a throughput back to back, and what waiting for iterations costs.
 
     Returns:
-        the share of an iteration that launching it takes, as measured on an idle device; the share
-        of its time that a device is idle if each iteration is waited for. None where iterations
-        were not measured back to back.
+        the share of an iteration that launching it takes as long as no queue is full; the share of
+        its time that a device is idle if each iteration is waited for. None where iterations were
+        not measured back to back.
 
     """
-    if not samples.back_to_back_ns:
+    if not samples.back_to_back_ns or samples.launching_ns is None:
         return None
     iterations, blocks_ns = pace_of(samples)
     iteration_ns = sum(blocks_ns) / len(blocks_ns) / iterations
     waited_ns = sum(samples.host_ns) / len(samples.host_ns)
-    return median(samples.enqueue_ns) / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
+    return samples.launching_ns / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
 
 
 def bound_by_launching(samples: Samples) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.cell import OpenCell
@@ -32,9 +33,13 @@ _MOST_MARKED = 8
 
 @dataclass(frozen=True)
 class Blocks:
-    """Iterations back to back: how long blocks of so many took, in ns; or why none were needed."""
+    """Iterations back to back: how long blocks of so many took, in ns; or why none were needed.
+
+    ``launching_ns`` is how long the host takes for an iteration as long as no queue is full.
+    """
 
     took_ns: Sequence[int] = ()
+    launching_ns: int | None = None
     iterations: int | None = None
     refused: str = ""
 
@@ -59,8 +64,8 @@ def back_to_back(
     program: Program,
     iterations: int,
     rank_sync: RankSynchronisation = ONE_RANK,
-) -> list[int]:
-    """Enqueue 50 blocks of iterations without waiting; return each one's device time, in ns.
+) -> Blocks:
+    """Enqueue 50 blocks of iterations without waiting; return each one's device time.
 
     A block ends with its last iteration on up to 8 streams spread over the pool, and the last block
     with all streams: together they are the time of all work.
@@ -77,22 +82,28 @@ def back_to_back(
     marked = streams[:: -(-len(streams) // _MOST_MARKED)]
     ends = [[device.new_event() for _ in marked] for _ in range(_BLOCKS)]
     last = device.new_event()
+    launching_ns: list[int] = []
     pool.tags = None
     with garbage_collection_held():
         pool.synchronize()
         rank_sync.barrier()
         # One block more, whose end is the first one's begin: it fills the queues.
-        for events in [*ends, []]:
+        for _ in range(iterations):
+            began_ns = device.clock_ns()
+            program.enqueue(streams)
+            launching_ns.append(device.clock_ns() - began_ns)
+        for events in ends:
+            for stream, event in zip(marked, events, strict=True):
+                stream.record(event)
             for _ in range(iterations):
                 program.enqueue(streams)
-            for stream, event in zip(marked, events, strict=False):
-                stream.record(event)
         pool.record_all(last)
         pool.synchronize()
     origin = ends[0][0]
     ended_ns = [max(device.elapsed_ns(origin, event) for event in events) for events in ends]
     ended_ns.append(device.elapsed_ns(origin, last))
-    return [end - begin for begin, end in pairwise(ended_ns)]
+    took_ns = [end - begin for begin, end in pairwise(ended_ns)]
+    return Blocks(took_ns, round(median(launching_ns)), iterations)
 
 
 def measure_blocks(cell: OpenCell, program: Program, iteration: Enqueue) -> Blocks:
@@ -123,5 +134,4 @@ def measure_blocks(cell: OpenCell, program: Program, iteration: Enqueue) -> Bloc
     if request.workload.tags:
         # Events of tags take the place of kernels: on an H200 they cost 32 streams a quarter.
         program = graph(cell.device, pool, iteration, tagged=False, apart=False)
-    took_ns = back_to_back(cell.device, pool, program, iterations, request.rank_sync)
-    return Blocks(took_ns, iterations)
+    return back_to_back(cell.device, pool, program, iterations, request.rank_sync)

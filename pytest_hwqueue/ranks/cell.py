@@ -396,6 +396,7 @@ def merge(
             "ready_to_start": first.metrics.ready_to_start,
             "queue_switch": first.metrics.queue_switch,
             "apart": first.metrics.apart,
+            "throughput": [] if "throughput" in metrics.refused else metrics.throughput,
         }
     )
     notes = list(dict.fromkeys(note for record in records for note in record.notes))
@@ -434,6 +435,7 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
         tags_timed_by=parts[0].tags_timed_by,
         tag_iterations=parts[0].tag_iterations,
         block_iterations=parts[0].block_iterations,
+        launching_ns=max((part.launching_ns or 0 for part in parts), default=0) or None,
     )
 
 

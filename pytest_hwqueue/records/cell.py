@@ -94,6 +94,10 @@ class Samples(PlainData):
         "from the end of the block before; empty where that was not measured",
     )
     block_iterations: int | None = Field(None, description="of each of these blocks")
+    launching_ns: int | None = Field(
+        None,
+        description="time the host took to enqueue one of their iterations while no queue was full",
+    )
     tags_ns: dict[str, list[int]] = Field(
         default_factory=dict, description="latency of each tagged launch, ready to done, by tag"
     )

@@ -51,8 +51,8 @@ def doubtful() -> list[RunRecord]:
     ]
     blocks = {"back_to_back_ns": [9_000_000] * 50, "block_iterations": 10}
     measured_with = [
-        changed(make("g", streams=n, traced=False), "samples", **blocks, enqueue_ns=[enqueue_ns])
-        for n, enqueue_ns in ((1, 300_000), (2, 890_000))
+        changed(make("g", streams=n, traced=False), "samples", **blocks, launching_ns=launching_ns)
+        for n, launching_ns in ((1, 300_000), (2, 890_000))
     ]
     unseen = make("f", traced=False, n=4000, counters=waited(None))
     measured = [make(name, streams=n, traced=False, **fields) for name, n, fields in told]
