@@ -121,7 +121,7 @@ def _run(
     try:
         pool.synchronize()
         profiled, device.profiled = device.profiled, True
-        threads = _threads()
+        before = threads()
         profiler = start_profiler()
         try:
             mark_streams(pool)
@@ -138,14 +138,14 @@ def _run(
         finally:
             profiler.stop()
         profiler.export_chrome_trace(path)
-        device.profiled = profiled or not detached(_threads() - threads)
+        device.profiled = profiled or not detached(threads() - before)
     finally:
         pool.trace = None
         pool.tags = tags
     return trace
 
 
-def _threads() -> set[str]:
+def threads() -> set[str]:
     """Return the ids of this process's threads; none where the system does not list them."""
     tasks = Path("/proc/self/task")
     return set(os.listdir(tasks)) if tasks.exists() else set()
@@ -162,7 +162,7 @@ def detached(started: set[str]) -> bool:
     if not started or os.environ.get(_TEARDOWN) != "1":
         return False
     until = time.monotonic() + _LEAVING_S
-    while len(started & _threads()) > 1:
+    while len(started & threads()) > 1:
         if time.monotonic() > until:
             return False
         torch.cuda.synchronize()

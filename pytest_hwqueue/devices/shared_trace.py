@@ -17,7 +17,14 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
-from pytest_hwqueue.devices.kernel_trace import DEVICE_WORK, mark_streams, read, start_profiler
+from pytest_hwqueue.devices.kernel_trace import (
+    DEVICE_WORK,
+    detached,
+    mark_streams,
+    read,
+    start_profiler,
+    threads,
+)
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
@@ -37,6 +44,7 @@ class SharedTrace:
         self._end = threading.Barrier(members, action=self._stop)
         self._profiler: torch.profiler.profile | None = None
         self._before: ClockOffset | None = None
+        self._threads: set[str] = set()
         self._clocks: ClockPair | None = None
         self._trace: dict[str, Any] = {}
         self._refused = ""
@@ -81,6 +89,7 @@ class SharedTrace:
             everyone = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
             torch.cuda.synchronize()
             self._before = measure_offset()
+            self._threads = threads()
             self._profiler = start_profiler(experimental_config=everyone)
         except (RuntimeError, TypeError) as error:
             self._refused = str(error)
@@ -98,6 +107,8 @@ class SharedTrace:
                 path = Path(folder) / "trace.json"
                 profiler.export_chrome_trace(str(path))
                 self._trace = json.loads(path.read_text(encoding="utf-8"))
+            # The next one, started before this one has left, would see no kernels.
+            detached(threads() - self._threads)
         except RuntimeError as error:
             self._refused = str(error)
             raise DeviceError(self._refused) from error
