@@ -27,7 +27,7 @@ def summarise(
     """Latency, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
 
     ``latency`` is that of ``primary``. An iteration's is host-observed where iterations were
-    synchronised, else device time; for throughput see `pace_of`.
+    synchronised, else device time; for throughput see `Samples.pace`.
     """
     device_time = summarise_latency(samples.device_ns)
     iteration = summarise_latency(samples.host_ns) if samples.host_ns else device_time
@@ -73,20 +73,9 @@ def summarise(
 
 
 def throughputs(samples: Samples, work: Mapping[str, float]) -> list[Estimate]:
-    """Return the rate of each kind of work, by the pace of `pace_of`."""
-    iterations, pace_ns = pace_of(samples)
+    """Return the rate of each kind of work, by `Samples.pace`."""
+    iterations, pace_ns = samples.pace()
     return [throughput(each * iterations, pace_ns, f"{unit}/s") for unit, each in work.items()]
-
-
-def pace_of(samples: Samples) -> tuple[int, list[int]]:
-    """Return how long so many iterations take, time after time, in ns.
-
-    That is of blocks enqueued without waiting, where they were measured; else of single iterations,
-    from one's end to the next's where they overlap.
-    """
-    if samples.back_to_back_ns:
-        return samples.block_iterations or 1, samples.back_to_back_ns
-    return 1, samples.host_ns or samples.pace_ns
 
 
 def _bandwidth(
@@ -107,23 +96,6 @@ def _bandwidth(
 def enqueueing_share(samples: Samples) -> float:
     """Return the share of its iterations in which the host was still enqueueing them."""
     return sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
-
-
-def back_to_back_shares(samples: Samples) -> tuple[float, float] | None:
-    """Return what bounds a throughput back to back, and what waiting for iterations costs.
-
-    Returns:
-        the share of an iteration that launching it takes as long as no queue is full; the share of
-        its time that a device is idle if each iteration is waited for. None where iterations were
-        not measured back to back.
-
-    """
-    if not samples.back_to_back_ns or samples.launching_ns is None:
-        return None
-    iterations, blocks_ns = pace_of(samples)
-    iteration_ns = sum(blocks_ns) / len(blocks_ns) / iterations
-    waited_ns = sum(samples.host_ns) / len(samples.host_ns)
-    return samples.launching_ns / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
 
 
 def bound_by_launching(samples: Samples) -> str | None:
@@ -162,7 +134,7 @@ def scaling_of(sweep: Sequence[RunRecord]) -> Scaling:
 
     """
     headline = next(iter(sweep[0].work_per_iteration))
-    paces = [pace_of(each) for each in _alike(sweep)]
+    paces = [each.pace() for each in _alike(sweep)]
     points = [
         ScalingPoint(record.cell.streams, record.work_per_iteration[headline] * iterations, pace_ns)
         for record, (iterations, pace_ns) in zip(sweep, paces, strict=True)

@@ -12,7 +12,6 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
 from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.gate.verdict import THROUGHPUT
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_of, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario
@@ -68,7 +67,7 @@ def lean(settings: Settings, workload: Workload, run: int) -> bool:
 def measures_throughput(settings: Settings) -> bool:
     """Whether a run replays graphs back to back: not in a comparison that judges other figures."""
     compares = settings.compare or settings.against
-    return not compares or THROUGHPUT.name in settings.fail_on
+    return not compares or "throughput" in settings.fail_on
 
 
 def _traced_ns(settings: Settings) -> int:

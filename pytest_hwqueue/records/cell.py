@@ -119,6 +119,32 @@ class Samples(PlainData):
         description="device time of each iteration of the references that overlap is taken from",
     )
 
+    def pace(self) -> tuple[int, list[int]]:
+        """Return how long so many iterations take, time after time, in ns.
+
+        That is of blocks enqueued without waiting, where they were measured; else of single
+        iterations, from one's end to the next's where they overlap.
+        """
+        if self.back_to_back_ns:
+            return self.block_iterations or 1, self.back_to_back_ns
+        return 1, self.host_ns or self.pace_ns
+
+    def back_to_back_shares(self) -> tuple[float, float] | None:
+        """Return what bounds a throughput back to back, and what waiting for iterations costs.
+
+        Returns:
+            the share of an iteration that launching it takes as long as no queue is full; the share
+            of its time that a device is idle if each iteration is waited for. None where iterations
+            were not measured back to back.
+
+        """
+        if not self.back_to_back_ns or self.launching_ns is None:
+            return None
+        iterations, blocks_ns = self.pace()
+        iteration_ns = sum(blocks_ns) / len(blocks_ns) / iterations
+        waited_ns = sum(self.host_ns) / len(self.host_ns)
+        return self.launching_ns / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
+
 
 class DeclaredRatio(PlainData):
     """A ratio: the latency of a tagged launch over that of a reference."""

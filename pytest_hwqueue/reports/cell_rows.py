@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pytest_hwqueue.harness.summary import back_to_back_shares
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
@@ -148,7 +147,7 @@ class CellRows:
             below.append(self._hidden(metrics.overlap))
         if metrics.bandwidth is not None:
             below.append(self._bandwidth(metrics.bandwidth))
-        if record.samples is not None and (found := back_to_back_shares(record.samples)):
+        if record.samples is not None and (found := record.samples.back_to_back_shares()):
             below.append(_back_to_back(*found))
         if record.ranks is not None:
             below.append(_ranks(record.ranks))

@@ -129,7 +129,7 @@ class ShownTimes:
 
 
 def seen_times(process: int, descriptors: Sequence[int]) -> list[_Times]:
-    """Return what a process has shown so far, in order of start.
+    """Return what a process has shown so far, in order of arrival, as `RequestLog` has it.
 
     Args:
         process: its id.
@@ -145,7 +145,7 @@ def seen_times(process: int, descriptors: Sequence[int]) -> list[_Times]:
         if len(written) == _MOST_SHOWN:
             raise OSError(f"more than {_MOST_SHOWN:,} requests")
         rows += written
-    return sorted(rows, key=lambda row: row.started_ns)
+    return sorted(rows, key=lambda row: (row.scheduled_ns, row.started_ns))
 
 
 def _rows(process: int, descriptor: int) -> Iterator[_Times]:

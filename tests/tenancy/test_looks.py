@@ -152,3 +152,11 @@ def _run(
         plan, open_scheduler("native", SchedulerPaths()), lambda *_: None, folder,
         server=server_of_tests(), looks=looked,
     )  # fmt: skip
+
+
+def test_requests_are_seen_in_order_of_arrival_whichever_slot_started_first() -> None:
+    slots = [ShownTimes(), ShownTimes()]
+    slots[0].show(10, 42, 50, False)
+    slots[1].show(20, 41, 60, False)
+    rows = seen_times(os.getpid(), [slot.descriptor for slot in slots])
+    assert [row.scheduled_ns for row in rows] == [10, 20]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.costs import KernelWork
 from pytest_hwqueue.harness.program import graph
-from pytest_hwqueue.harness.summary import back_to_back_shares, pace_of, scaling_of, throughputs
+from pytest_hwqueue.harness.summary import scaling_of, throughputs
 from pytest_hwqueue.harness.throughput_pass import back_to_back, block_iterations
 from pytest_hwqueue.records.cell import RunRecord, Samples
 
@@ -75,15 +75,15 @@ def samples(host_ns: int, enqueue_ns: int, block_ns: int = 0, iterations: int = 
 
 def test_throughput_is_that_back_to_back_where_it_was_measured() -> None:
     given = samples(host_ns=100_000, enqueue_ns=30_000, block_ns=750_000)
-    assert pace_of(given) == (10, [750_000] * BLOCKS)
+    assert given.pace() == (10, [750_000] * BLOCKS)
     (rate,) = throughputs(given, {"kernels": 48.0})
     assert float(rate) == pytest.approx(48 * 1e9 / 75_000)
     assert rate.interval is not None
-    assert back_to_back_shares(given) == pytest.approx((15 / 75, 1 - 75 / 100))
+    assert given.back_to_back_shares() == pytest.approx((15 / 75, 1 - 75 / 100))
     waited = samples(host_ns=100_000, enqueue_ns=30_000)
     (rate,) = throughputs(waited, {"kernels": 48.0})
     assert float(rate) == pytest.approx(48 * 1e9 / 100_000)
-    assert back_to_back_shares(waited) is None
+    assert waited.back_to_back_shares() is None
 
 
 def test_scaling_compares_like_with_like(bench: Bench) -> None:
