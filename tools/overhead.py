@@ -30,7 +30,12 @@ from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
 from pytest_hwqueue.harness.program import Program, eager, graph
 from pytest_hwqueue.harness.throughput_pass import back_to_back, block_iterations
-from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval
+from pytest_hwqueue.metrics.latency import (
+    CONFIDENCE,
+    LEAST_ITERATIONS,
+    minimum_samples,
+    quantile_interval,
+)
 from pytest_hwqueue.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
 from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
@@ -143,17 +148,17 @@ def full_queues(device: Device, streams: int) -> tuple[float, list[float]]:
         warm = warm_up(device, pool, program, _WARM_UP)
         each = block_iterations(warm.iteration_ns, _WARM_UP.max_time_ns)
 
+        def ours() -> float:
+            return float(np.mean(back_to_back(device, pool, program, each).blocks_ns)) / each
+
         def bare() -> float:
-            count = 50 * each
+            count = LEAST_ITERATIONS * each
             pool.synchronize()
             started = time.perf_counter_ns()
             for _ in range(count):
                 replay(pool.streams)
             pool.synchronize()
             return (time.perf_counter_ns() - started) / count
-
-        def ours() -> float:
-            return sum(back_to_back(device, pool, program, each).took_ns) / 50 / each
 
         bare()
         for _ in range(minimum_samples(0.5)):

@@ -329,7 +329,7 @@ def _series(record: RunRecord) -> dict[str, list[int]]:
 def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
     assert record.samples is not None
     # Another figure than that of iterations which are waited for, and never compared with it.
-    back_to_back = ", back to back" if record.samples.back_to_back_ns else ""
+    back_to_back = ", back to back" if record.samples.back_to_back else ""
     encoded = encode_samples(latency_ns)
     figures = _quantiles(latency_ns, (0.5, 0.9, 0.95, 0.99, 0.999))
     tags = {

@@ -44,7 +44,7 @@ class SharedTrace:
         self._end = threading.Barrier(members, action=self._stop)
         self._profiler: torch.profiler.profile | None = None
         self._before: ClockOffset | None = None
-        self._threads: set[str] = set()
+        self._threads: set[int] = set()
         self._clocks: ClockPair | None = None
         self._trace: dict[str, Any] = {}
         self._refused = ""

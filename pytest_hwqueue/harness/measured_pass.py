@@ -10,17 +10,24 @@ from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure
 from pytest_hwqueue.harness.program import Enqueue, Program
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
-from pytest_hwqueue.harness.throughput_pass import Blocks, measure_blocks
+from pytest_hwqueue.harness.throughput_pass import measure_blocks, planned_of
 from pytest_hwqueue.harness.timeline_pass import (
     ReferencePass,
     events_disturb,
     reference_pass,
     traced_latencies,
 )
-from pytest_hwqueue.records.cell import Declared, DeclaredRatio, DeclaredTraffic, Samples
+from pytest_hwqueue.records.cell import (
+    BackToBack,
+    Declared,
+    DeclaredRatio,
+    DeclaredTraffic,
+    Samples,
+)
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 from pytest_hwqueue.workloads.workload import Workload
 
+_NOT_NEEDED = "a comparison measures only what its verdicts need"
 _Passes = Mapping[str, tuple[ReferencePass, ReferencePass]]
 
 
@@ -51,8 +58,12 @@ def take_samples(
     before = {} if traced else _reference_passes(cell, program, references)
     result, plan = _measure(cell, program, log, confirm_scheduler)
     memory_bytes = cell.device.memory_bytes()
-    blocks = measure_blocks(cell, program, iteration)
-    refused = {"throughput": blocks.refused} if blocks.refused else {}
+    refused: dict[str, str] = {}
+    blocks, planned = None, planned_of(cell)
+    if planned and request.throughput_pass:
+        blocks = measure_blocks(cell, program, iteration, planned)
+    elif planned:
+        refused["throughput"] = _NOT_NEEDED
     if traced:
         before = _reference_passes(cell, program, references)
     if traced and workload.tags:
@@ -71,7 +82,7 @@ def take_samples(
     after = _reference_passes(cell, program, references)
     both = {name: (passed, after[name]) for name, passed in before.items()}
     if request.lean and workload.ratios:
-        refused["ratios"] = "a comparison measures only what its verdicts need"
+        refused["ratios"] = _NOT_NEEDED
     elif references and not both and workload.ratios:
         refused["ratios"] = "references need synchronised iterations"
     found.samples = _samples(result, program, both, workload.overlap or (), blocks)
@@ -86,7 +97,7 @@ def take_samples(
     )
     found.metrics.refused.update(refused)
     found.metrics.memory_bytes.update(memory_bytes)
-    if blocks.refused:
+    if "throughput" in refused:
         found.metrics = found.metrics.model_copy(update={"throughput": []})
     found.metrics.apart.update(workload.measured_apart())
     _note(cell)
@@ -164,7 +175,7 @@ def _samples(
     program: Program,
     references: _Passes,
     whole: tuple[str, ...],
-    blocks: Blocks,
+    blocks: BackToBack | None,
 ) -> Samples:
     """Return the samples to store: iterations of ``whole`` references, launches of the others."""
     return Samples(
@@ -172,9 +183,7 @@ def _samples(
         device_ns=result.device_ns,
         enqueue_ns=result.enqueue_ns,
         pace_ns=result.pace_ns,
-        back_to_back_ns=[*blocks.took_ns],
-        block_iterations=blocks.iterations,
-        launching_ns=blocks.launching_ns,
+        back_to_back=blocks,
         tags_ns=result.tags_ns,
         tags_timed_by="activity" if program.no_events else "events",
         tag_iterations=result.tag_iterations or None,

@@ -145,6 +145,6 @@ def scaling_of(sweep: Sequence[RunRecord]) -> Scaling:
 def _alike(sweep: Sequence[RunRecord]) -> list[Samples]:
     """Return the samples of a sweep; back to back only if all of them have that."""
     found = [record.samples for record in sweep if record.samples is not None]
-    if all(samples.back_to_back_ns for samples in found):
+    if all(samples.back_to_back for samples in found):
         return found
-    return [samples.model_copy(update={"back_to_back_ns": []}) for samples in found]
+    return [samples.model_copy(update={"back_to_back": None}) for samples in found]

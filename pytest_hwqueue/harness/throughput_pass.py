@@ -8,8 +8,6 @@ is for graphs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -22,26 +20,14 @@ from pytest_hwqueue.harness.closed_loop import (
 )
 from pytest_hwqueue.harness.program import Enqueue, Program, graph
 from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS
+from pytest_hwqueue.records.cell import BackToBack
 
 _BLOCKS = LEAST_ITERATIONS
 _PLANNED_NS = 400_000_000
 # Beyond this share of the measuring time an iteration is so long that waiting costs it nothing.
 _SHARE_OF_TIME = 10
-# An event on each of 64 streams would take as long as their work.
+# Events on all of 64 streams would take the host 5 % of a block.
 _MOST_MARKED = 8
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Iterations back to back: how long blocks of so many took, in ns; or why none were needed.
-
-    ``launching_ns`` is how long the host takes for an iteration as long as no queue is full.
-    """
-
-    took_ns: Sequence[int] = ()
-    launching_ns: int | None = None
-    iterations: int | None = None
-    refused: str = ""
 
 
 def block_iterations(iteration_ns: int, max_time_ns: int) -> int:
@@ -64,7 +50,7 @@ def back_to_back(
     program: Program,
     iterations: int,
     rank_sync: RankSynchronisation = ONE_RANK,
-) -> Blocks:
+) -> BackToBack:
     """Enqueue 50 blocks of iterations without waiting; return each one's device time.
 
     A block ends with its last iteration on up to 8 streams spread over the pool, and the last block
@@ -102,36 +88,43 @@ def back_to_back(
     origin = ends[0][0]
     ended_ns = [max(device.elapsed_ns(origin, event) for event in events) for events in ends]
     ended_ns.append(device.elapsed_ns(origin, last))
-    took_ns = [end - begin for begin, end in pairwise(ended_ns)]
-    return Blocks(took_ns, round(median(launching_ns)), iterations)
+    return BackToBack(
+        blocks_ns=[end - begin for begin, end in pairwise(ended_ns)],
+        iterations=iterations,
+        launching_ns=round(median(launching_ns)),
+    )
 
 
-def measure_blocks(cell: OpenCell, program: Program, iteration: Enqueue) -> Blocks:
-    """Measure a graph's blocks back to back; return none where throughput comes from elsewhere.
+def planned_of(cell: OpenCell) -> int:
+    """Return of how many iterations a cell's blocks are; 0 if its throughput comes from elsewhere.
 
     Simulating without idle moments would take long: there it stays that of iterations waited for,
     as it does under noise, which is felt by a host that waits.
+    """
+    request, warm_up = cell.request, cell.found.warm_up
+    assert warm_up is not None
+    replayed = request.cell.dispatch == "graph" and request.plan.sync_mode == "per_iteration"
+    if not replayed or cell.device.capabilities.virtual_time:
+        return 0
+    if request.only_traced or request.noise is not None:
+        return 0
+    return block_iterations(warm_up.iteration_ns, request.plan.max_time_ns)
+
+
+def measure_blocks(
+    cell: OpenCell, program: Program, iteration: Enqueue, iterations: int
+) -> BackToBack:
+    """Measure a cell's graph back to back.
 
     Args:
         cell: measured, and not yet traced: launching takes longer after a profiler has run.
         program: its iteration.
         iteration: what the program's graph was captured from.
+        iterations: of a block.
 
     """
-    request, found, pool = cell.request, cell.found, cell.pool
-    assert found.warm_up is not None
-    plan, waited = request.plan, request.plan.sync_mode == "per_iteration"
-    if request.cell.dispatch != "graph" or not waited or cell.device.capabilities.virtual_time:
-        return Blocks()
-    if request.only_traced or request.noise is not None:
-        return Blocks()
-    if not request.throughput_pass:
-        return Blocks(refused="a comparison measures only what its verdicts need")
-    iterations = block_iterations(found.warm_up.iteration_ns, plan.max_time_ns)
-    if not iterations:
-        return Blocks()
     cell.stage("throughput", 0, _BLOCKS * iterations)
-    if request.workload.tags:
+    if cell.request.workload.tags:
         # Events of tags take the place of kernels: on an H200 they cost 32 streams a quarter.
-        program = graph(cell.device, pool, iteration, tagged=False, apart=False)
-    return back_to_back(cell.device, pool, program, iterations, request.rank_sync)
+        program = graph(cell.device, cell.pool, iteration, tagged=False, apart=False)
+    return back_to_back(cell.device, cell.pool, program, iterations, cell.request.rank_sync)

@@ -37,6 +37,7 @@ from pytest_hwqueue.ranks.launched import (
     tell_failure,
 )
 from pytest_hwqueue.records.cell import (
+    BackToBack,
     Metrics,
     RankPart,
     RanksSummary,
@@ -360,7 +361,7 @@ def _leased(device: Device, launched: LaunchedRank | None, session: Session) -> 
         yield
 
 
-_SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns", "back_to_back_ns")
+_SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns")
 
 
 def merge(
@@ -434,8 +435,18 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
         **named,
         tags_timed_by=parts[0].tags_timed_by,
         tag_iterations=parts[0].tag_iterations,
-        block_iterations=parts[0].block_iterations,
-        launching_ns=max((part.launching_ns or 0 for part in parts), default=0) or None,
+        back_to_back=_slowest_blocks([part.back_to_back for part in parts if part.back_to_back]),
+    )
+
+
+def _slowest_blocks(parts: Sequence[BackToBack]) -> BackToBack | None:
+    """Take the longest time of all ranks for each block; all ranks measured blocks, or none."""
+    if not parts:
+        return None
+    return BackToBack(
+        blocks_ns=_longest([part.blocks_ns for part in parts]),
+        iterations=parts[0].iterations,
+        launching_ns=max(part.launching_ns for part in parts),
     )
 
 

@@ -77,6 +77,18 @@ class Primary(PlainData):
 _ITERATION = Primary(name="iteration", per="iteration")
 
 
+class BackToBack(PlainData):
+    """Blocks of iterations that were enqueued without waiting: what full queues carry."""
+
+    blocks_ns: list[int] = Field(
+        description="device time of each block, from the end of the block before"
+    )
+    iterations: int = Field(description="of each block")
+    launching_ns: int = Field(
+        description="time the host took to enqueue an iteration while no queue was full"
+    )
+
+
 class Samples(PlainData):
     """Every sample in the order it was taken, in nanoseconds."""
 
@@ -88,15 +100,8 @@ class Samples(PlainData):
     pace_ns: list[int] = Field(
         description="device time from one iteration's end to the next's; empty if synchronised"
     )
-    back_to_back_ns: list[int] = Field(
-        default_factory=list,
-        description="device time of each block of iterations that were enqueued without waiting, "
-        "from the end of the block before; empty where that was not measured",
-    )
-    block_iterations: int | None = Field(None, description="of each of these blocks")
-    launching_ns: int | None = Field(
-        None,
-        description="time the host took to enqueue one of their iterations while no queue was full",
+    back_to_back: BackToBack | None = Field(
+        None, description="null where throughput is that of the iterations above"
     )
     tags_ns: dict[str, list[int]] = Field(
         default_factory=dict, description="latency of each tagged launch, ready to done, by tag"
@@ -125,8 +130,8 @@ class Samples(PlainData):
         That is of blocks enqueued without waiting, where they were measured; else of single
         iterations, from one's end to the next's where they overlap.
         """
-        if self.back_to_back_ns:
-            return self.block_iterations or 1, self.back_to_back_ns
+        if self.back_to_back is not None:
+            return self.back_to_back.iterations, self.back_to_back.blocks_ns
         return 1, self.host_ns or self.pace_ns
 
     def back_to_back_shares(self) -> tuple[float, float] | None:
@@ -138,12 +143,12 @@ class Samples(PlainData):
             were not measured back to back.
 
         """
-        if not self.back_to_back_ns or self.launching_ns is None:
+        blocks = self.back_to_back
+        if blocks is None or not (sum(self.host_ns) and sum(blocks.blocks_ns)):
             return None
-        iterations, blocks_ns = self.pace()
-        iteration_ns = sum(blocks_ns) / len(blocks_ns) / iterations
+        iteration_ns = sum(blocks.blocks_ns) / len(blocks.blocks_ns) / blocks.iterations
         waited_ns = sum(self.host_ns) / len(self.host_ns)
-        return self.launching_ns / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
+        return blocks.launching_ns / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
 
 
 class DeclaredRatio(PlainData):

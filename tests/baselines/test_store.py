@@ -28,7 +28,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fie
 from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BadInput, RecordError
-from pytest_hwqueue.records.cell import RunRecord, read_record
+from pytest_hwqueue.records.cell import BackToBack, RunRecord, read_record
 from pytest_hwqueue.records.files import cell_file_name
 from tests.baselines.run_with import with_samples
 from tests.conftest import make_record
@@ -120,7 +120,10 @@ def test_run_is_read_as_it_was_measured(store: Checked) -> None:
     rate = record.metrics.throughput[0].value
     assert run.throughput == {"products/s": rate}
     # That of iterations which follow each other at once is another figure.
-    (at_once,) = cell_of_record(with_samples(record, back_to_back_ns=[1]), "s1").runs
+    (at_once,) = cell_of_record(
+        with_samples(record, back_to_back=BackToBack(blocks_ns=[1], iterations=1, launching_ns=1)),
+        "s1",
+    ).runs
     assert at_once.throughput == {"products/s, back to back": rate}
 
 

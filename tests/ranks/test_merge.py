@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.ranks.cell import merge
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.records.cell import BackToBack, Cell, Metrics, RunRecord, Samples, now
 
 
 def summarised(samples: Samples) -> Metrics:
@@ -50,6 +50,24 @@ def test_iteration_lasts_as_long_as_its_slowest_rank(times: list[list[int]]) -> 
     assert ranks.skew.max == max(max(c) - min(c) for c in zip(*times, strict=True)) / 1e6
     assert sum(part.slowest_share for part in ranks.parts) == pytest.approx(1)
     assert [part.rank for part in ranks.parts] == list(range(len(times)))
+
+
+def test_a_block_lasts_as_long_as_on_its_slowest_rank_and_a_refused_rate_stays_so() -> None:
+    blocks = [
+        BackToBack(blocks_ns=blocks_ns, iterations=4, launching_ns=launching_ns)
+        for blocks_ns, launching_ns in (([10, 40], 7), ([30, 20], 9))
+    ]
+    slowest = BackToBack(blocks_ns=[30, 40], iterations=4, launching_ns=9)
+    ranks = [of_rank([5, 5], back_to_back=each) for each in blocks]
+    apart = [of_rank([5, 5]) for _ in blocks]
+    for records, expected in ((ranks, slowest), (apart, None)):
+        merged = merge(records, summarised, "nccl")
+        assert merged.samples is not None
+        assert merged.samples.back_to_back == expected
+        assert merged.metrics.throughput
+    refusing = Metrics(refused={"throughput": "not needed"})
+    refused = [each.model_copy(update={"metrics": refusing}) for each in apart]
+    assert merge(refused, summarised, "nccl").metrics.throughput == []
 
 
 def test_straggler_is_named_and_equals_are_not() -> None:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry, ThrottledSpan
 from pytest_hwqueue.metrics.numbers import PrintedFigure, rate, rate_in_short, work_unit
-from pytest_hwqueue.records.cell import Primary, RunRecord
+from pytest_hwqueue.records.cell import BackToBack, Primary, RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.grid import fold
 from pytest_hwqueue.reports.terminal import render, render_details, render_lines
@@ -49,14 +49,18 @@ def doubtful() -> list[RunRecord]:
         ("d", 8, {"telemetry": THROTTLED, "notes": ["20 samples taken while throttled"]}),
         ("e", 8, {"counters": waited(0.009), "primary": Primary(name="burst", per="launch")}),
     ]
-    blocks = {"back_to_back_ns": [9_000_000] * 50, "block_iterations": 10}
-    measured_with = [
-        changed(make("g", streams=n, traced=False), "samples", **blocks, launching_ns=launching_ns)
+    full = [
+        changed(
+            make("g", streams=n, traced=False), "samples",
+            back_to_back=BackToBack(
+                blocks_ns=[9_000_000] * 50, iterations=10, launching_ns=launching_ns
+            ),
+        )
         for n, launching_ns in ((1, 300_000), (2, 890_000))
-    ]
+    ]  # fmt: skip
     unseen = make("f", traced=False, n=4000, counters=waited(None))
     measured = [make(name, streams=n, traced=False, **fields) for name, n, fields in told]
-    return [*measured, *measured_with, changed(unseen, "samples", host_ns=[])]
+    return [*measured, *full, changed(unseen, "samples", host_ns=[])]
 
 
 def fruitless() -> list[RunRecord]:

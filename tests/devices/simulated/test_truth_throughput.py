@@ -13,7 +13,7 @@ from pytest_hwqueue.devices.simulated.costs import KernelWork
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.summary import scaling_of, throughputs
 from pytest_hwqueue.harness.throughput_pass import back_to_back, block_iterations
-from pytest_hwqueue.records.cell import RunRecord, Samples
+from pytest_hwqueue.records.cell import BackToBack, RunRecord, Samples
 
 from .conftest import Bench, on_each
 
@@ -42,9 +42,9 @@ def test_pace_is_that_of_the_slower_of_device_and_host(
         program = graph(device, pool, on_each(launched), tagged=False, apart=False)
         blocks = back_to_back(device, pool, program, iterations)
     truth_ns = 1000 * max(3 * kernel_us, streams * launch_us)
-    assert (len(blocks.took_ns), blocks.iterations) == (BLOCKS, iterations)
+    assert (len(blocks.blocks_ns), blocks.iterations) == (BLOCKS, iterations)
     assert blocks.launching_ns == 1000 * streams * launch_us
-    assert sum(blocks.took_ns) / BLOCKS / iterations == pytest.approx(truth_ns, rel=TOLERANCE)
+    assert sum(blocks.blocks_ns) / BLOCKS / iterations == pytest.approx(truth_ns, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,10 @@ def samples(host_ns: int, enqueue_ns: int, block_ns: int = 0, iterations: int = 
     """Iterations that were waited for, and blocks of others back to back if they took any time."""
     return Samples(
         host_ns=[host_ns] * 100, device_ns=[host_ns] * 100, enqueue_ns=[enqueue_ns] * 100,
-        pace_ns=[], back_to_back_ns=[block_ns] * BLOCKS * bool(block_ns),
-        block_iterations=iterations if block_ns else None,
-        launching_ns=enqueue_ns // 2 if block_ns else None,
+        pace_ns=[],
+        back_to_back=BackToBack(
+            blocks_ns=[block_ns] * BLOCKS, iterations=iterations, launching_ns=enqueue_ns // 2
+        ) if block_ns else None,
     )  # fmt: skip
 
 
