@@ -295,6 +295,9 @@ class Measuring:
 
             if noise := noise_lines(records):
                 terminalreporter.write_line(render_lines(noise, width))
+        if self._config.getoption("dist", "no") != "no" and len(records) > 1:
+            turns = "took turns on the device: measuring is no faster than without -n"
+            terminalreporter.write_line(render_lines([f"xdist's processes {turns}"], width))
         more = "" if verbose else " (details: -v)"
         terminalreporter.write_line(f"records: {self.session.folder}{more}")
         if self._regression is not None:

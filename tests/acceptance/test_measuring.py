@@ -343,7 +343,9 @@ def test_works_beside_xdist(sessions: Sessions, tmp_path: Path) -> None:
     given = (*FAST, "--hwq-streams=1", "-n2", "--hwq-json=s.json")
     measured = Measured(tmp_path, sessions.result(tmp_path, *given))
     measured.result.assert_outcomes(passed=2)
-    measured.result.stdout.fnmatch_lines(["*hardware queues*", "*test_a*"])
+    measured.result.stdout.fnmatch_lines(
+        ["*hardware queues*", "*test_a*", "xdist's processes took turns on the device*"]
+    )
     records = sorted(measured.records, key=lambda record: str(record["started"]))
     files = {record["setting"]["name"].partition(":")[0] for record in records}
     assert files == {"test_a.py", "test_b.py"}
