@@ -60,8 +60,9 @@ class TracePlan:
 
     Attributes:
         requests: at most.
-        max_time_ns: of real time, after which no further chunk begins; four times as much where
-            that is what a percentile still needs.
+        max_time_ns: of real time, after which no further chunk begins, unless a percentile still
+            needs more.
+        most_ns: what may be spent on that; four times as much by default.
         folder: where its picture goes; None writes none.
         csv: whether its events are also written as CSV, next to the trace.
 
@@ -71,6 +72,7 @@ class TracePlan:
     max_time_ns: int
     folder: Path | None = None
     csv: bool = False
+    most_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -321,9 +323,10 @@ def _enough(done: int, took_ns: int, plan: TracePlan) -> bool:
         return True
     if took_ns < plan.max_time_ns:
         return False
+    most_ns = _LONGER * plan.max_time_ns if plan.most_ns is None else plan.most_ns
     for quantile in _PERCENTILES:
         needed = minimum_samples(quantile)
-        if done < needed <= plan.requests and took_ns * needed < _LONGER * plan.max_time_ns * done:
+        if done < needed <= plan.requests and took_ns * needed < most_ns * done:
             return False
     return True
 

@@ -251,6 +251,8 @@ class Budget:
                 f"not timed here yet: up to {duration(self._max_time_s)} of measuring each "
                 f"(--hwq-max-time), {duration(self._max_time_s * rounds)} in all, and set-up"
             )
+            if self._config.stash[SETTINGS].causes == "always":
+                how += "; causes take up to as long again"
         if self._config.stash[SETTINGS].compare:
             how += "; what looks worse runs again"
         budget = "" if self._budget_s is None else f"; {self._option}"

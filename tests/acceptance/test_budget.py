@@ -63,9 +63,11 @@ def test_what_does_not_fit_is_skipped_and_listed_and_the_next_session_knows_the_
             "SKIPPED*left out: --hwq-budget=1.6s",
         ]
     )
-    whole = run()
+    whole = run("--hwq-causes=always")
     assert whole.parseoutcomes() == {"passed": 6}
-    whole.stdout.fnmatch_lines(["hwqueue: 6 tests; not timed here yet: *"])
+    whole.stdout.fnmatch_lines(
+        ["hwqueue: 6 tests; not timed here yet: *, and set-up; causes take up to as long again"]
+    )
     assert left_out(pytester) == []
     known = run("-k", "cpu-4 or cpu-5")
     known.stdout.fnmatch_lines(["hwqueue: 2 tests; about 1 s, as they took last time"])

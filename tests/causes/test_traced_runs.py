@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +13,18 @@ import pytest
 from pytest_hwqueue.causes import traced_cell
 from pytest_hwqueue.causes.seen import kernel_label
 from pytest_hwqueue.causes.traced_pass import TracePlan
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.launches import PICTURES
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.harness.cell import FoundOfCell
+from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.metrics.attribution import Attribution
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
 from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.session_reports import lines_of
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell import RunRecord, Samples
 from pytest_hwqueue.records.noise import TracedWith, causes_line, describe_causes
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.tracing.perf_events import Refusal
@@ -100,6 +104,35 @@ def test_a_pass_that_cannot_be_traced_costs_only_itself(monkeypatch: pytest.Monk
     assert record.metrics.refused["causes"] == "no right to trace"
     found = lines_of([record.cell_id], [report(record=record)])
     assert found[record.cell_id] == UNKNOWN + "no right to trace"
+
+
+@pytest.mark.parametrize(("measured_s", "at_first_s", "at_most_s"), [
+    (0.1, 1.0, 1.0), (3.0, 3.0, 3.0), (12.0, 5.0, 12.0),
+])  # fmt: skip
+def test_beside_a_measured_pass_the_traced_one_is_no_longer(
+    monkeypatch: pytest.MonkeyPatch, measured_s: float, at_first_s: float, at_most_s: float
+) -> None:
+    plans: list[TracePlan] = []
+
+    def traced(*given: Any, **_: object) -> None:
+        plans.append(given[3])
+        raise DeviceError("seen")
+
+    monkeypatch.setattr(traced_cell, "traced_pass", traced)
+    measured = Samples(host_ns=[round(measured_s * 1e8)] * 10, device_ns=[], enqueue_ns=[],
+                       pace_ns=[])  # fmt: skip
+    request = SimpleNamespace(only_traced=False, workload=SimpleNamespace(gradients=False),
+                              rank_sync=None)  # fmt: skip
+    cell: Any = SimpleNamespace(
+        request=request, device=SimpleNamespace(capabilities=capabilities_of("cpu")), pool=None,
+        found=FoundOfCell("causes", samples=measured),
+        stage=lambda *_: None, telemetry=nullcontext,
+    )  # fmt: skip
+    for only_traced in (False, True):
+        request.only_traced = only_traced
+        traced_cell.find_causes(TracePlan(500, 5_000_000_000), cell, cast(Program, None))
+    at_first, at_most = round(at_first_s * 1e9), round(at_most_s * 1e9)
+    assert plans == [TracePlan(500, at_first, most_ns=at_most), TracePlan(500, 5_000_000_000)]
 
 
 @pytest.mark.parametrize(("causes", "iterations", "only", "pictures", "expected"), [
