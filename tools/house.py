@@ -5,9 +5,10 @@
     python tools/house.py --write    lower the numbers of docs/house.md to what is there now
 
 A room is a folder of the package; its modules at the top are one. A code line holds something other
-than a comment or a docstring, an import line is a code line of an import. Numbers go down; one that
-has to go up is raised in docs/house.md by hand, with the reason in the last column, in the commit
-that needs it. `--write` keeps reasons, and removes them once a room is back at its least.
+than a comment or a docstring, an import line is a code line of an import, and a module has code: an
+`__init__.py` that only says what a folder is for is none. Numbers go down; one that has to go up is
+raised in docs/house.md by hand, with the reason in the last column, in the commit that needs it.
+`--write` keeps reasons, and removes them once a room is back at its least.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def size_of(source: str) -> Size:
             code.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
         elif isinstance(node, ast.Import | ast.ImportFrom):
             imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return Size(len(code), 1, len(imports & code))
+    return Size(len(code), 1 if code else 0, len(imports & code))
 
 
 def rooms(tree: Path) -> dict[str, Size]:
