@@ -16,7 +16,7 @@ import time
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ _TEARDOWN = "TEARDOWN_CUPTI"
 _LEAVING_S = 0.5
 _GATE = "hwq.gate"
 _MARKER = "hwq.marker "
+_OURS = (LAUNCH, _GATE, _MARKER)
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME_CALLS = ("cuda_runtime", "cuda_driver")
 # Kineto takes its stamps of CLOCK_REALTIME and writes them as µs since this many ns.
@@ -94,12 +95,11 @@ def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> Non
     launches = _run(pool, enqueue, None, path)
     trace = json.loads(Path(path).read_text(encoding="utf-8"))
     events = trace["traceEvents"]
-    ranges = _ranges(events)
-    indices = _stream_indices(events, ranges)
-    name_streams(events, {number: index for (_, number), index in indices.items()})
+    seen = _Seen(events)
+    name_streams(events, {number: index for (_, number), index in seen.stream_indices().items()})
     owners = {
         correlation: int(name.removeprefix(LAUNCH))
-        for correlation, (name, _) in _owners(_complete(events), ranges).items()
+        for correlation, (name, _) in seen.owners.items()
         if name.startswith(LAUNCH)
     }
     tags = [launch.tag for launch in launches.launches]
@@ -216,24 +216,20 @@ def read(
         DeviceError: if the trace holds no kernels of ours.
 
     """
-    events = _complete(trace["traceEvents"])
-    ranges = _ranges(events)
-    owner = _owners(events, ranges)
-    indices = _stream_indices(events, ranges)
+    seen = _Seen(trace["traceEvents"])
+    indices = seen.stream_indices()
     base_ns = int(trace.get(_BASE, 0))
 
     def when_ns(stamp_ns: int) -> int:
         return stamp_ns if clocks is None else clocks.to_monotonic(base_ns + stamp_ns)
 
     contexts = {index: context for (context, _), index in indices.items() if context is not None}
-    calls, call_of = _calls(events, ranges, when_ns)
+    calls, call_of = seen.calls(when_ns)
     kernels = []
     released_ns = None
     elsewhere = 0
-    for event in events:
-        if event.get("cat") not in DEVICE_WORK:
-            continue
-        found = owner.get(event["args"].get("correlation"))
+    for event in seen.work:
+        found = seen.owners.get(event["args"].get("correlation"))
         if found is None:
             continue
         name, enqueued_ns = found
@@ -280,78 +276,88 @@ def read(
     return Timeline(tuple(kernels), streams, released_ns, elsewhere, calls, clocks)
 
 
-def _complete(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out events without a duration."""
-    return [event for event in events if event.get("ph") == "X"]
-
-
 def _ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
-def _ranges(events: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
-    """Return our named ranges on the host as (start, end, name) in µs, by start."""
-    ours = (LAUNCH, _GATE, _MARKER)
-    found = [
-        (event["ts"], event["ts"] + event["dur"], event["name"])
-        for event in events
-        if event.get("cat") == "user_annotation" and event.get("name", "").startswith(ours)
-    ]
-    return sorted(found)
+class _Seen:
+    """A trace, looked through once.
 
+    Attributes:
+        work: the events of what the device did.
+        owners: for each correlation number of a call in a range of ours, the range's name, and when
+            the work was enqueued, in ns.
 
-def _owners(
-    events: list[dict[str, Any]], ranges: list[tuple[float, float, str]]
-) -> dict[int, tuple[str, int]]:
-    """Map a correlation number to the name of our range it lies in and its enqueue time in ns."""
-    starts = [start for start, _, _ in ranges]
-    owners: dict[int, tuple[str, int]] = {}
-    for event in events:
-        if event.get("cat") not in _RUNTIME_CALLS:
-            continue
-        correlation = event.get("args", {}).get("correlation")
-        position = bisect_right(starts, event["ts"]) - 1
-        if correlation is None or position < 0:
-            continue
-        _, end, name = ranges[position]
-        if event["ts"] <= end:
-            owners[correlation] = (name, _ns(event["ts"] + event["dur"]))
-    return owners
-
-
-def _calls(
-    events: list[dict[str, Any]],
-    ranges: list[tuple[float, float, str]],
-    when_ns: Callable[[int], int],
-) -> tuple[tuple[HostCall, ...], dict[int, int]]:
-    """Return the relevant calls of the runtime, and their indices by correlation number.
-
-    Relevant calls enqueue work on the device, or are for memory or code.
     """
-    starts = [start for start, _, _ in ranges]
-    work = {event["args"].get("correlation") for event in events if event.get("cat") in DEVICE_WORK}
-    calls: list[HostCall] = []
-    by_correlation: dict[int, int] = {}
-    for event in events:
-        if event.get("cat") not in _RUNTIME_CALLS:
-            continue
-        correlation = event.get("args", {}).get("correlation")
-        enqueues = correlation is not None and correlation in work
-        if not enqueues and not _MEMORY_OR_CODE.match(event["name"]):
-            continue
-        position = bisect_right(starts, event["ts"]) - 1
-        launch = None
-        if position >= 0:
-            _, end, name = ranges[position]
-            if event["ts"] <= end and name.startswith(LAUNCH):
-                launch = int(name.removeprefix(LAUNCH))
-        begin_ns = when_ns(_ns(event["ts"]))
-        thread = event["tid"] if isinstance(event.get("tid"), int) else None
-        if enqueues:
-            by_correlation[correlation] = len(calls)
-        end_ns = begin_ns + _ns(event["dur"])
-        calls.append(HostCall(event["name"], thread, begin_ns, end_ns, launch))
-    return tuple(calls), by_correlation
+
+    def __init__(self, events: Iterable[dict[str, Any]]) -> None:
+        self.work: list[dict[str, Any]] = []
+        self.owners: dict[int, tuple[str, int]] = {}
+        runtime = []
+        # As (start, end, name), in µs.
+        ranges: list[tuple[float, float, str]] = []
+        for event in events:
+            if event.get("ph") != "X":
+                continue
+            category = event.get("cat")
+            if category in DEVICE_WORK:
+                self.work.append(event)
+            elif category in _RUNTIME_CALLS:
+                runtime.append(event)
+            elif category == "user_annotation" and event.get("name", "").startswith(_OURS):
+                ranges.append((event["ts"], event["ts"] + event["dur"], event["name"]))
+        ranges.sort()
+        starts = [start for start, _, _ in ranges]
+        # Each call of the runtime, with its correlation number and the range that it lies in.
+        self._calls: list[tuple[dict[str, Any], int | None, str]] = []
+        for event in runtime:
+            began = event["ts"]
+            correlation = event.get("args", {}).get("correlation")
+            position = bisect_right(starts, began) - 1
+            within = ranges[position][2] if position >= 0 and began <= ranges[position][1] else ""
+            self._calls.append((event, correlation, within))
+            if within and correlation is not None:
+                self.owners[correlation] = (within, _ns(began + event["dur"]))
+
+    def calls(self, when_ns: Callable[[int], int]) -> tuple[tuple[HostCall, ...], dict[int, int]]:
+        """Return the relevant calls of the runtime, and their indices by correlation number.
+
+        Relevant calls enqueue work on the device, or are for memory or code.
+        """
+        work = {event["args"].get("correlation") for event in self.work}
+        calls: list[HostCall] = []
+        by_correlation: dict[int, int] = {}
+        for event, correlation, within in self._calls:
+            enqueues = correlation is not None and correlation in work
+            if not enqueues and not _MEMORY_OR_CODE.match(event["name"]):
+                continue
+            launch = int(within.removeprefix(LAUNCH)) if within.startswith(LAUNCH) else None
+            begin_ns = when_ns(_ns(event["ts"]))
+            thread = event["tid"] if isinstance(event.get("tid"), int) else None
+            if enqueues:
+                assert correlation is not None
+                by_correlation[correlation] = len(calls)
+            end_ns = begin_ns + _ns(event["dur"])
+            calls.append(HostCall(event["name"], thread, begin_ns, end_ns, launch))
+        return tuple(calls), by_correlation
+
+    def stream_indices(self) -> dict[tuple[int | None, int], int]:
+        """Map the profiler's contexts and stream numbers to our indices by the marker kernels.
+
+        Numbers are unique in their context only, and green contexts are several. Where one number
+        is of one stream, no context is needed, and None stands for it.
+        """
+        indices: dict[tuple[int | None, int], int] = {}
+        for event in self.work:
+            name, _ = self.owners.get(event["args"].get("correlation"), ("", 0))
+            if name.startswith(_MARKER):
+                key = (event["args"].get("context"), event["args"]["stream"])
+                indices[key] = int(name.removeprefix(_MARKER))
+        often = Counter(number for _, number in indices)
+        for (_, number), index in list(indices.items()):
+            if often[number] == 1:
+                indices[None, number] = index
+        return indices
 
 
 def _shape(arguments: Mapping[str, Any]) -> KernelShape | None:
@@ -361,30 +367,6 @@ def _shape(arguments: Mapping[str, Any]) -> KernelShape | None:
     except (KeyError, TypeError, ValueError):
         return None
     return KernelShape((gx, gy, gz), (bx, by, bz), arguments.get("shared memory"))
-
-
-def _stream_indices(
-    events: list[dict[str, Any]], ranges: list[tuple[float, float, str]]
-) -> dict[tuple[int | None, int], int]:
-    """Map the profiler's contexts and stream numbers to our indices by the marker kernels.
-
-    Numbers are unique in their context only, and green contexts are several. Where one number is
-    of one stream, no context is needed, and None stands for it.
-    """
-    owners = _owners(_complete(events), ranges)
-    indices: dict[tuple[int | None, int], int] = {}
-    for event in events:
-        if event.get("cat") not in DEVICE_WORK:
-            continue
-        name, _ = owners.get(event["args"].get("correlation"), ("", 0))
-        if name.startswith(_MARKER):
-            key = (event["args"].get("context"), event["args"]["stream"])
-            indices[key] = int(name.removeprefix(_MARKER))
-    often = Counter(number for _, number in indices)
-    for (_, number), index in list(indices.items()):
-        if often[number] == 1:
-            indices[None, number] = index
-    return indices
 
 
 def _stream_of(event: dict[str, Any], indices: Mapping[tuple[int | None, int], int]) -> int | None:
