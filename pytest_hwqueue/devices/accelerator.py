@@ -361,20 +361,19 @@ class Accelerator:
         with _OPENING:
             idle = _IDLE.get(self.index)
             if idle is None:
-                idle = IdleStreams(self._create_stream)
-                self._settle(idle)
-                _IDLE[self.index] = idle
+                self._settle()
+                idle = _IDLE[self.index] = IdleStreams(self._create_stream)
         return AcceleratorPool(self, self._runtime, idle, kinds, gradients)
 
-    def _settle(self, idle: IdleStreams[StreamKind]) -> None:
+    def _settle(self) -> None:
         """Bring the process's context into the state in which it stays.
 
         On an H200 it begins in a faster one: dependent kernels follow each other in 1.1 µs, and
         once several streams have been busy, or at some other moment, in 1.3 µs for good. A cell
         would depend on what its process has run before it, or change in its middle.
         """
-        kinds: list[StreamKind] = [(0, None)] * _SETTLING_STREAMS
-        handles = idle.take(kinds)
+        # Not lent to cells: the runtime gives hardware queues to streams in the order of creation.
+        handles = [self._runtime.create_stream(0) for _ in range(_SETTLING_STREAMS)]
         streams = [torch.cuda.ExternalStream(each, device=self.torch_device) for each in handles]
         vectors = torch.zeros(len(streams), 256, device=self.torch_device)
         torch.cuda.synchronize(self.index)
@@ -383,7 +382,6 @@ class Accelerator:
                 with torch.cuda.stream(stream):
                     vector.add_(1)
         torch.cuda.synchronize(self.index)
-        idle.give_back(kinds, handles)
 
     def _create_stream(self, kind: StreamKind) -> int:
         priority, partition = kind
