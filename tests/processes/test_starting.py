@@ -103,7 +103,8 @@ def test_forked_processes_are_fresh_and_others_are_started_anew(
     # Variables of pytest may differ.
     other = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     other.pop("PYTEST_VERSION", None)
-    changed = {**environment, "OMP_NUM_THREADS": "1"}
+    threads = int(environment.get("OMP_NUM_THREADS", 0)) + 1
+    changed = {**environment, "OMP_NUM_THREADS": str(threads)}
     assert [server.fits(each) for each in (environment, other, changed)] == [True, True, False]
     first, second, anew = started = [
         Started(server, main, each, tmp_path / f"{number}.log")
