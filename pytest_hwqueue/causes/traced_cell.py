@@ -14,12 +14,12 @@ from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.metrics.attribution import Attribution, Cause, Evidence
-from pytest_hwqueue.records.cell import Samples
 from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.records.timelines import Kept
 
 _OWNER = "the cell"
-_LEAST_NS = 1_000_000_000
+# Beside a measured pass the traced one is no longer, unless that was shorter than this.
+_LEAST_LIMIT_NS = 1_000_000_000
 
 
 def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
@@ -30,7 +30,9 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
     request, found = cell.request, cell.found
     beside = not request.only_traced and plan.folder is None
     if beside and not cell.device.capabilities.virtual_time:
-        plan = no_longer_than(found.samples, plan)
+        measured = found.samples
+        took_ns = sum(measured.host_ns or measured.pace_ns) if measured else 0
+        plan = replace(plan, limit_ns=max(_LEAST_LIMIT_NS, took_ns))
     cell.stage("causes", 0, plan.requests)
     try:
         with cell.telemetry() as log:
@@ -53,12 +55,6 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
         )
     except (DeviceError, OSError) as error:
         found.metrics.refused["causes"] = str(error)
-
-
-def no_longer_than(measured: Samples | None, plan: TracePlan) -> TracePlan:
-    """Return the plan of a pass that takes no longer than the measured one, or a second."""
-    took_ns = max(_LEAST_NS, sum(measured.host_ns or measured.pace_ns) if measured else 0)
-    return replace(plan, max_time_ns=min(plan.max_time_ns, took_ns), most_ns=took_ns)
 
 
 def causes_of_pass(

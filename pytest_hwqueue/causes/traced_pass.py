@@ -7,6 +7,7 @@ under the device's own tracer; the CPU's rings are read, and telemetry, between 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import threading
@@ -60,9 +61,9 @@ class TracePlan:
 
     Attributes:
         requests: at most.
-        max_time_ns: of real time, after which no further chunk begins, unless a percentile still
-            needs more.
-        most_ns: what may be spent on that; four times as much by default.
+        max_time_ns: of real time, after which no further chunk begins; four times as much where
+            that is what a percentile still needs.
+        limit_ns: of real time, after which none begins whatever is missing.
         folder: where its picture goes; None writes none.
         csv: whether its events are also written as CSV, next to the trace.
 
@@ -72,7 +73,7 @@ class TracePlan:
     max_time_ns: int
     folder: Path | None = None
     csv: bool = False
-    most_ns: int | None = None
+    limit_ns: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -321,9 +322,9 @@ def _enough(done: int, took_ns: int, plan: TracePlan) -> bool:
     """Whether to stop: by the plan, or since what is still missing would take too long."""
     if done >= plan.requests:
         return True
-    if took_ns < plan.max_time_ns:
+    if took_ns < min(plan.max_time_ns, plan.limit_ns):
         return False
-    most_ns = _LONGER * plan.max_time_ns if plan.most_ns is None else plan.most_ns
+    most_ns = min(_LONGER * plan.max_time_ns, plan.limit_ns)
     for quantile in _PERCENTILES:
         needed = minimum_samples(quantile)
         if done < needed <= plan.requests and took_ns * needed < most_ns * done:

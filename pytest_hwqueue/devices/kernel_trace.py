@@ -328,15 +328,13 @@ class _Seen:
         calls: list[HostCall] = []
         by_correlation: dict[int, int] = {}
         for event, correlation, within in self._calls:
-            enqueues = correlation is not None and correlation in work
-            if not enqueues and not _MEMORY_OR_CODE.match(event["name"]):
+            if correlation is not None and correlation in work:
+                by_correlation[correlation] = len(calls)
+            elif not _MEMORY_OR_CODE.match(event["name"]):
                 continue
             launch = int(within.removeprefix(LAUNCH)) if within.startswith(LAUNCH) else None
             begin_ns = when_ns(_ns(event["ts"]))
             thread = event["tid"] if isinstance(event.get("tid"), int) else None
-            if enqueues:
-                assert correlation is not None
-                by_correlation[correlation] = len(calls)
             end_ns = begin_ns + _ns(event["dur"])
             calls.append(HostCall(event["name"], thread, begin_ns, end_ns, launch))
         return tuple(calls), by_correlation

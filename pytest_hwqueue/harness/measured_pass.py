@@ -89,7 +89,7 @@ def take_samples(
     found.declared = _declared(workload)
     found.metrics = summarise(
         found.samples,
-        found.work_per_iteration,
+        {} if "throughput" in refused else found.work_per_iteration,
         workload.ratios,
         workload.overlap,
         workload.traffic(),
@@ -97,8 +97,6 @@ def take_samples(
     )
     found.metrics.refused.update(refused)
     found.metrics.memory_bytes.update(memory_bytes)
-    if "throughput" in refused:
-        found.metrics = found.metrics.model_copy(update={"throughput": []})
     found.metrics.apart.update(workload.measured_apart())
     _note(cell)
 

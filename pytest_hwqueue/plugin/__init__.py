@@ -32,6 +32,7 @@ from pytest_hwqueue.settings.reading import (
     add_options,
     check_combinations,
     hide_ini_keys,
+    is_distributed,
     needs_measuring,
     read_settings,
 )
@@ -109,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
             folder = config.invocation_params.dir / config.stash[SETTINGS].dir
             be_quiet(config, folder / f"rank-{launched.rank}.log")
         config.pluginmanager.register(RankedSession(launched), "hwqueue-ranks")
-    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+    if is_distributed(config) and not hasattr(config, "workerinput"):
         # xdist's controller collects nothing itself; records reach it with the reports.
         config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
 

@@ -7,6 +7,7 @@ all cells alike. Reports are held until a cell's last run, so pytest sees each t
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
@@ -26,6 +27,7 @@ from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.settings.reading import is_distributed
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.numbers import PrintedFigure
@@ -295,9 +297,12 @@ class Measuring:
 
             if noise := noise_lines(records):
                 terminalreporter.write_line(render_lines(noise, width))
-        if self._config.getoption("dist", "no") != "no" and len(records) > 1:
-            turns = "took turns on the device: measuring is no faster than without -n"
-            terminalreporter.write_line(render_lines([f"xdist's processes {turns}"], width))
+        real = Counter(record.cell.device for record in records if not record.simulated)
+        shared = sorted(device for device, cells in real.items() if cells > 1)
+        if shared and is_distributed(self._config):
+            turns = f"xdist's processes took turns on {', '.join(shared)}"
+            line = f"{turns}: measuring is no faster than without -n"
+            terminalreporter.write_line(render_lines([line], width))
         more = "" if verbose else " (details: -v)"
         terminalreporter.write_line(f"records: {self.session.folder}{more}")
         if self._regression is not None:

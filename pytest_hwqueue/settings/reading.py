@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     import pytest
 
 
+def is_distributed(config: pytest.Config) -> bool:
+    """Return whether xdist runs the tests in several processes."""
+    return bool(config.getoption("dist", "no") != "no")
+
+
 def check_combinations(config: pytest.Config, settings: Settings) -> None:
     """Refuse options that cannot be followed together.
 
@@ -25,7 +30,7 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         BadInput: naming both.
 
     """
-    distributed = config.getoption("dist", "no") != "no"
+    distributed = is_distributed(config)
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
     in_process = settings.isolation == "none" or bool(debugged)
     ranked = False

@@ -344,7 +344,7 @@ def test_works_beside_xdist(sessions: Sessions, tmp_path: Path) -> None:
     measured = Measured(tmp_path, sessions.result(tmp_path, *given))
     measured.result.assert_outcomes(passed=2)
     measured.result.stdout.fnmatch_lines(
-        ["*hardware queues*", "*test_a*", "xdist's processes took turns on the device*"]
+        ["*hardware queues*", "*test_a*", "xdist's processes took turns on cpu: *"]
     )
     records = sorted(measured.records, key=lambda record: str(record["started"]))
     files = {record["setting"]["name"].partition(":")[0] for record in records}
@@ -352,6 +352,8 @@ def test_works_beside_xdist(sessions: Sessions, tmp_path: Path) -> None:
     first, second = (datetime.fromisoformat(record["started"]) for record in records)
     # The lease lets one process measure at a time (a record's times are rounded to 1 ms).
     assert second >= first + timedelta(seconds=records[0]["duration_s"], milliseconds=-2)
+    simulated = sessions.result(tmp_path, *given, "--hwq-device=sim:h200")
+    simulated.stdout.no_fnmatch_line("*took turns*")
 
 
 def test_measures_in_its_own_process_when_told_to_and_without_pytest_benchmark(
