@@ -7,20 +7,20 @@ wrapped in a named range.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
 import tempfile
 import time
-import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch._C._profiler import RecordScope
+from torch.autograd import profiler as torchs
 
 from pytest_hwqueue.devices.launches import (
     LAUNCH,
@@ -38,7 +38,6 @@ from pytest_hwqueue.tracing.perf_events import ClockPair, measure_offset, own_th
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.accelerator import AcceleratorPool
 
-ACTIVITIES = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 _TEARDOWN = "TEARDOWN_CUPTI"
 _LEAVING_S = 0.5
 _GATE = "hwq.gate"
@@ -54,15 +53,6 @@ _MEMORY_OR_CODE = re.compile(
     r"|Host(Alloc|Malloc|Free|Register|Unregister)|Module(Load|Unload)|Library(Load|Unload)"
     r"|Link(Create|Complete))"
 )
-
-
-def import_compiler(device: str) -> None:
-    """Import torch's compiler, as the profiler does when first started, for a device to come.
-
-    The profiler asks ``hasattr(torch, "_inductor")``, which imports it: 3 s of each process.
-    """
-    if device != "auto" or torch.version.cuda or torch.version.hip:
-        importlib.import_module("torch._inductor")
 
 
 def launch_name(index: int) -> str:
@@ -92,7 +82,7 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:
     """Write the trace of one pass to ``path``, with names of our streams, tags and rank."""
-    launches = _run(pool, enqueue, None, path)
+    launches = _run(pool, enqueue, None, path, operations=True)
     trace = json.loads(Path(path).read_text(encoding="utf-8"))
     events = trace["traceEvents"]
     seen = _Seen(events)
@@ -113,6 +103,8 @@ def _run(
     enqueue: Callable[[], None],
     hold_ns: int | None,
     path: str,
+    *,
+    operations: bool = False,
 ) -> LaunchTrace:
     device = pool.device
     spin = device.kernel_of(hold_ns) if hold_ns else None
@@ -122,7 +114,7 @@ def _run(
         pool.synchronize()
         profiled, device.profiled = device.profiled, True
         before = threads()
-        profiler = start_profiler()
+        profiler = Profiler(operations=operations).start()
         try:
             mark_streams(pool)
             pool.trace = trace = LaunchTrace()
@@ -137,7 +129,7 @@ def _run(
             pool.synchronize()
         finally:
             profiler.stop()
-        profiler.export_chrome_trace(path)
+        profiler.write(Path(path))
         device.profiled = profiled or not detached(threads() - before)
     finally:
         pool.trace = None
@@ -169,21 +161,43 @@ def detached(started: set[int]) -> bool:
     return True
 
 
-def start_profiler(**options: Any) -> torch.profiler.profile:
-    """Start a profiler of host and device for one cycle; stop it with its ``stop``.
+class Profiler:
+    """Torch's profiler of host and device, for one cycle.
 
-    It creates no Python object for each event (acc_events): that would take longer than the rest of
-    the trace.
+    Not torch.profiler's, which wraps the same one: that asks for torch's compiler, and so imports
+    it, for 3 to 6 s of each session. No Python object is made of an event: that would take longer
+    than the rest of the trace.
+
+    Args:
+        operations: whether each operation of torch is an event, too, and not only named ranges and
+            the runtime's calls; that makes launches, and reading the trace, slower.
+        options: of the profiler.
+
     """
-    # Before CUDA 12.6 a graph's replay may crash afterwards (pytorch/pytorch#146604).
-    if tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2])) >= (12, 6):
-        os.environ.setdefault(_TEARDOWN, "1")
-    profiler = torch.profiler.profile(activities=ACTIVITIES, **options)
-    with warnings.catch_warnings():
-        # torch 2.11 warns of what only a second cycle would lose.
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
-        profiler.start()
-    return profiler
+
+    def __init__(self, *, operations: bool = False, **options: Any) -> None:
+        self._profile: Any = torchs.profile(use_device="cuda", use_kineto=True, **options)
+        self._scopes = set() if operations else {RecordScope.USER_SCOPE}
+
+    def start(self) -> Profiler:
+        """Start; return itself."""
+        # Before CUDA 12.6 a graph's replay may crash afterwards (pytorch/pytorch#146604).
+        if tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2])) >= (12, 6):
+            os.environ.setdefault(_TEARDOWN, "1")
+        profile, module = self._profile, cast(Any, torchs)
+        profile._prepare_trace()
+        # What its `_start_trace` does, with scopes.
+        module._run_on_profiler_start()
+        module._enable_profiler(profile.config(), profile.kineto_activities, self._scopes)
+        return self
+
+    def stop(self) -> None:
+        """Wait for the device, and stop."""
+        self._profile.__exit__(None, None, None)
+
+    def write(self, path: Path) -> None:
+        """Write the trace in Chrome's format."""
+        self._profile.export_chrome_trace(str(path))
 
 
 def mark_streams(pool: AcceleratorPool) -> None:

@@ -19,10 +19,10 @@ import torch
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
 from pytest_hwqueue.devices.kernel_trace import (
     DEVICE_WORK,
+    Profiler,
     detached,
     mark_streams,
     read,
-    start_profiler,
     threads,
 )
 from pytest_hwqueue.devices.launches import LaunchTrace
@@ -42,7 +42,7 @@ class SharedTrace:
     def __init__(self, members: int) -> None:
         self._begin = threading.Barrier(members, action=self._start)
         self._end = threading.Barrier(members, action=self._stop)
-        self._profiler: torch.profiler.profile | None = None
+        self._profiler: Profiler | None = None
         self._before: ClockOffset | None = None
         self._threads: set[int] = set()
         self._clocks: ClockPair | None = None
@@ -90,7 +90,7 @@ class SharedTrace:
             torch.cuda.synchronize()
             self._before = measure_offset()
             self._threads = threads()
-            self._profiler = start_profiler(experimental_config=everyone)
+            self._profiler = Profiler(experimental_config=everyone).start()
         except (RuntimeError, TypeError) as error:
             self._refused = str(error)
             raise DeviceError(self._refused) from error
@@ -105,7 +105,7 @@ class SharedTrace:
             self._clocks = ClockPair(before, measure_offset())
             with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
                 path = Path(folder) / "trace.json"
-                profiler.export_chrome_trace(str(path))
+                profiler.write(path)
                 self._trace = json.loads(path.read_text(encoding="utf-8"))
             # The next one, started before this one has left, would see no kernels.
             detached(threads() - self._threads)

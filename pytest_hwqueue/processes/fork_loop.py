@@ -41,17 +41,19 @@ AHEAD = (
     "pytest_hwqueue.tenancy.tenant",
 )
 _LARGEST_REQUEST = 1 << 20
-# Variables that no library reads as it is loaded, so that they may change after.
-OF_PYTEST = "PYTEST_"
+# Variables that no library reads as it is loaded, so that they may change after: pytest's, and an
+# MPS client's, which CUDA reads as the first device is opened.
+_OF_MPS = "CUDA_MPS_"
+LATE = ("PYTEST_", _OF_MPS)
 
 
 def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
     """Fork on request until the session closes its end.
 
     A request is JSON with ``main``, the module whose ``main()`` runs, ``path``, its ``sys.path``,
-    and ``environment``, pytest's own variables. Four descriptors come with it: two that become
-    ``main()``'s last arguments, a file for its output, and a pipe to which the server writes the
-    process id and, at its end, the exit status.
+    and ``environment``, those of its variables that are `LATE`. Four descriptors come with it: two
+    that become ``main()``'s last arguments, a file for its output, and a pipe to which the server
+    writes the process id and, at its end, the exit status.
 
     Args:
         descriptor: a socket of type SOCK_SEQPACKET.
@@ -107,7 +109,7 @@ def _begin(request: dict[str, Any], log: int, descriptors: list[int]) -> NoRetur
     sys.modules["torch"].default_generator.seed()
     sys.path[:] = request["path"]
     sys.argv[1:] = map(str, descriptors)
-    for name in [name for name in os.environ if name.startswith(OF_PYTEST)]:
+    for name in [name for name in os.environ if name.startswith(LATE)]:
         del os.environ[name]
     os.environ.update(request["environment"])
     try:
@@ -128,6 +130,9 @@ def _leave(status: int) -> NoReturn:
         # A test may have closed its own.
         with suppress(ValueError, OSError):
             stream.flush()
+    if any(name.startswith(_OF_MPS) for name in os.environ):
+        # Takes the context apart, too: a client that leaves it may disturb the others.
+        sys.exit(status)
     os._exit(status)
 
 

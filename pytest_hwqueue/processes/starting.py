@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.processes.fork_loop import OF_PYTEST
+from pytest_hwqueue.processes.fork_loop import LATE
 
 Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.tenant"]
 
@@ -136,7 +136,7 @@ class ForkServer:
 
         """
         reader, writer = os.pipe()
-        own = {name: text for name, text in environment.items() if name.startswith(OF_PYTEST)}
+        own = {name: text for name, text in environment.items() if name.startswith(LATE)}
         request = json.dumps({"main": main, "path": sys.path, "environment": own}).encode()
         try:
             with open(log, "wb") as output:
@@ -314,5 +314,5 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _digest(environment: Mapping[str, str]) -> str:
     """Return a digest that differs between environments in which libraries load differently."""
-    found = {name: text for name, text in environment.items() if not name.startswith(OF_PYTEST)}
+    found = {name: text for name, text in environment.items() if not name.startswith(LATE)}
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

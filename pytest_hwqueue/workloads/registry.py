@@ -151,17 +151,14 @@ def ahead(
     Args:
         names: of workloads; those that are not built in are ignored.
         marks: also select workloads with one of these marks, unless there are names.
-        device: what to measure; empty if unknown. If its tensors have no values they are fake, and
-            on an accelerator there is a profiler: torch imports its compiler for both.
+        device: what to measure; empty if unknown. If its tensors have no values they are fake, for
+            which torch imports its compiler.
 
     """
     wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
     found = [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS.built_in]
-    able = capabilities_of(device)
-    if not able.has_values:
+    if not capabilities_of(device).has_values:
         found.append(("importlib:import_module", "torch._dynamo"))
-    elif device and not able.host:
-        found.append(("pytest_hwqueue.devices.kernel_trace:import_compiler", device))
     return found
 
 

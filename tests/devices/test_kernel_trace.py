@@ -6,6 +6,8 @@ data/kernel_trace_h200.json was written by torch.profiler on one H200; its "abou
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,7 +186,7 @@ def test_export_names_tracks_tagged_launches_and_the_rank(
 ) -> None:
     path = tmp_path / "trace.json"
 
-    def run(pool: object, enqueue: object, hold_ns: object, to: str) -> LaunchTrace:
+    def run(pool: object, enqueue: object, hold_ns: object, to: str, **_: object) -> LaunchTrace:
         Path(to).write_text(json.dumps(recorded), encoding="utf-8")
         return launches
 
@@ -336,23 +339,34 @@ def test_trace_without_kernels_of_ours_is_refused() -> None:
             kernel_trace.read({"traceEvents": events}, LaunchTrace(), 1)
 
 
-def test_torchs_advice_is_no_error_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Advising:
-        def __init__(self, **options: object) -> None:
-            self.options = options
-
-        def start(self) -> None:
-            warnings.warn("Warning: Profiler clears events at the end", stacklevel=1)
-
-    monkeypatch.setattr("torch.profiler.profile", Advising)
+@pytest.mark.parametrize("operations", [True, False])
+def test_a_profiler_notes_ranges_and_operations_only_if_asked(
+    tmp_path: Path, operations: bool
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        started = kernel_trace.start_profiler(experimental_config="all threads")
-        with pytest.raises(UserWarning, match="another"):
-            warnings.warn("another", stacklevel=1)
-    assert cast(Advising, started).options == {
-        "activities": kernel_trace.ACTIVITIES, "experimental_config": "all threads",
-    }  # fmt: skip
+        # This torch has no CUDA, and says so.
+        warnings.filterwarnings("ignore", message="CUDA is not available")
+        profiler = kernel_trace.Profiler(operations=operations).start()
+        with torch.profiler.record_function("hwq.launch 0"):
+            torch.ones(4).add_(1)
+        profiler.stop()
+        profiler.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["name"] for event in events if event.get("cat") in ("user_annotation", "cpu_op")}
+    assert "hwq.launch 0" in names
+    assert ("aten::add_" in names) is operations
+    assert operations or names == {"hwq.launch 0"}
+
+
+def test_tracing_imports_no_compiler() -> None:
+    script = (
+        "import sys, warnings; warnings.simplefilter('ignore'); "
+        "from pytest_hwqueue.devices.kernel_trace import Profiler; "
+        "Profiler().start().stop(); "
+        "assert not {'torch._inductor', 'torch._dynamo'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_each_rank_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

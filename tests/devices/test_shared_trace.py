@@ -108,7 +108,7 @@ def test_a_tracer_that_cannot_start_refuses_all(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no rights")
 
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr(shared_trace, "start_profiler", refuse)
+    monkeypatch.setattr(shared_trace, "Profiler", refuse)
     shared = SharedTrace(2)
     reasons: list[str] = []
 
