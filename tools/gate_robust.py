@@ -4,6 +4,8 @@ python tools/gate_robust.py size       the exact test after the set-aside, 200,0
 python tools/gate_robust.py unchanged  the whole gate, 2,000 unchanged suites of 100 cells each
 python tools/gate_robust.py power      one changed cell of 100: outliers, half of the runs, +2 %
 
+OLD=20 CELLS=16 python tools/gate_robust.py ...   other numbers of baseline runs and of cells
+
 `gate_rates.py` measures rates and power on 35 models of well-behaved runs, `gate_timed.py` what
 happens to runs that end by time.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -31,9 +34,9 @@ Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
 SETTINGS = GateSettings.of_options(tau=0.005)
-OLD, MOST_NEW = 10, SETTINGS.last_look
+OLD, MOST_NEW = int(os.environ.get("OLD", "10")), SETTINGS.last_look
 ALL = OLD + MOST_NEW
-SUITE_CELLS = 100
+SUITE_CELLS = int(os.environ.get("CELLS", "100"))
 SAMPLES = 1000
 WITHIN_SD = 0.10
 

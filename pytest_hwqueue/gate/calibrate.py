@@ -53,7 +53,7 @@ def detectable_effect(
     last = settings.last_look if last_look is None else last_look
     share = 1 + 1 / runs if session_share is None else session_share
     first = settings.first_runs - 1 if settings.paired else runs + settings.first_runs - 2
-    alpha = settings.weights[-1] * settings.rate / cells
+    alpha = shares(runs, settings, cells, last_look=last)[-1] * settings.rate / cells
     screened = (
         student_quantile(1 - settings.screen, first) + student_quantile(settings.power, first)
     ) * (sd * math.sqrt(1 / runs + 1 / settings.first_runs))
@@ -92,7 +92,32 @@ def can_convict(runs: int, last_look: int, settings: GateSettings, cells: int) -
     """
     if not is_exact(runs, settings):
         return runs >= LEAST_RUNS
-    return affordable_tests(runs, last_look, settings.weights[-1], settings, cells) > 0
+    share = shares(runs, settings, cells, last_look=last_look)[-1]
+    return affordable_tests(runs, last_look, share, settings, cells) > 0
+
+
+def shares(
+    runs: int, settings: GateSettings, cells: int, *, last_look: int | None = None
+) -> tuple[float, ...]:
+    """Return the share of the error rate spent at each look, 1 in all.
+
+    They are the settings' weights, but what suffices for no exact test is left to the last look.
+    Only numbers of runs and cells decide, so the rate holds.
+
+    Args:
+        runs: baseline runs K.
+        settings: of the gate.
+        cells: how many cells share the error rate.
+        last_look: T, if different from the settings' last look.
+
+    """
+    exact = is_exact(runs, settings)
+    early = [
+        weight if exact and affordable_tests(runs, look, weight, settings, cells) else 0.0
+        for look, weight in zip(settings.looks[:-1], settings.weights[:-1], strict=True)
+        if last_look is None or look < last_look
+    ]
+    return (*early, 1 - sum(early))
 
 
 def is_exact(runs: int, settings: GateSettings) -> bool:

@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_hwqueue.gate.calibrate import LEAST_RUNS, affordable_tests, detectable_effect, is_exact
+from pytest_hwqueue.gate.calibrate import (
+    LEAST_RUNS,
+    affordable_tests,
+    detectable_effect,
+    is_exact,
+    shares,
+)
 from pytest_hwqueue.gate.look import (
     Failures,
     FigureEvidence,
@@ -90,7 +96,7 @@ class CellGate:
         self.improved = False
         # Those on trial that the rate suffices for.
         self.convicting: frozenset[str] = frozenset()
-        self._stages = _stages(settings)
+        self._stages = _stages(len(self.baseline), settings, cells)
         self.refused: Verdict | None = self._refusal()
 
     @property
@@ -306,8 +312,9 @@ class CellGate:
         )
 
 
-def _stages(settings: GateSettings) -> tuple[Stage, ...]:
-    looks = [Stage(*look) for look in zip(settings.looks, settings.weights, strict=True)]
+def _stages(runs: int, settings: GateSettings, cells: int) -> tuple[Stage, ...]:
+    spent = shares(runs, settings, cells)
+    looks = [Stage(*look) for look in zip(settings.looks, spent, strict=True)]
     if looks[0].new_runs == settings.first_runs:
         return tuple(looks)
     return (Stage(settings.first_runs, 0.0), *looks)

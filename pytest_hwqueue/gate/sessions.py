@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist, fmean, median
 
+from pytest_hwqueue.gate.calibrate import shares
 from pytest_hwqueue.gate.runs import SHARE, ProcessRun, isolated
 from pytest_hwqueue.gate.statistics import session_share
 from pytest_hwqueue.gate.verdict import ITERATION_TIME, GateSettings, Quantity, percent
@@ -92,7 +93,7 @@ def unknown_sessions(runs: Sequence[ProcessRun], settings: GateSettings, cells: 
     stated = settings.allows_for_sessions and settings.tau >= settings.session_effect
     if number >= LEAST_SESSIONS or not stated:
         return ""
-    alpha = settings.weights[-1] * settings.rate / cells
+    alpha = shares(len(runs), settings, cells)[-1] * settings.rate / cells
     share = 1 + session_share(sessions)
     most = NormalDist().inv_cdf(1 - alpha) * settings.tau * math.sqrt(share)
     return (

@@ -97,6 +97,15 @@ class SuiteGate:
             return []
         return [(key, self._cells[key].wanted) for _, key in sorted(waiting)]
 
+    @property
+    def convicts(self) -> bool:
+        """Whether a cell is a regression whatever the others will show, alone in its suite."""
+        return any(
+            cell.history[-1].decision == "convicted"
+            for cell in self._cells.values()
+            if cell.history and not cell.refused
+        )
+
     def suite_shift(self) -> SuiteShift | None:
         """Return the median change over the cells' first passes, or ``None`` if there are none.
 

@@ -31,7 +31,8 @@ class GateSettings:
         screen: a cell passes if its t-test's p is above this and ``detect`` is excluded.
         first_runs: new runs of every cell; the first look may be at as many.
         looks: numbers of new runs at which a flagged cell is judged again.
-        weights: the share of the error rate spent at each look; 0 finds no regression.
+        weights: the share of the error rate spent at each look; 0 finds no regression. Where a
+            look's share is too small for any regression, the last one has it (`calibrate.shares`).
         floor: the smallest credible standard deviation of ln P99 between runs.
         warn: a rise that is no regression is a warning if the t-test's p, or the exact one, is at
             most this; a fall is more than luck if its p is.
@@ -50,7 +51,7 @@ class GateSettings:
     screen: float = 0.20
     first_runs: int = LEAST_FIRST_RUNS
     looks: tuple[int, ...] = (4, 8, 15)
-    weights: tuple[float, ...] = (0.0, 0.25, 0.75)
+    weights: tuple[float, ...] = (0.25, 0.25, 0.5)
     floor: float = 0.005
     warn: float = 0.01
     power: float = 0.95

@@ -175,7 +175,13 @@ class Regression:
         return planned
 
     def wanted(self) -> list[str]:
-        """Return the tests to run once more."""
+        """Return the tests to run once more.
+
+        There are none once a regression is certain and is not to be confirmed: the session fails,
+        whatever the cells still in doubt would show.
+        """
+        if not self._settings.against and any(each.convicts for each in self._judgings.values()):
+            return []
         wanted = [cell for judging in self._judgings.values() for cell in judging.wanted()]
         # A test that has failed since, or measured nothing when it was run again, is not asked on.
         cells = [

@@ -167,6 +167,11 @@ class Judging:
         """
         return list(dict.fromkeys(_cell_of(key) for key, _ in self._fed_gate().wanted()))
 
+    @property
+    def convicts(self) -> bool:
+        """Whether a regression is certain, whatever runs are added."""
+        return self._fed_gate().convicts
+
     def judgement(self, not_measured: Mapping[str, str] | None = None) -> Judgement:
         """Return the judgement on the runs so far.
 

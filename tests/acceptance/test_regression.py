@@ -138,6 +138,15 @@ def test_a_slowdown_fails_its_test_in_the_call_phase_and_unchanged_code_passes(
     assert runs == {"short": [1, 2], "long": [1, 2, 3, 4, 5, 6, 7, 8]}
 
 
+def test_a_session_that_fails_measures_no_more_of_what_is_in_doubt(project: Project) -> None:
+    slower = TEST.replace("200_000", "320_000").replace("400_000", "424_000")
+    with project.with_tests(slower):
+        output = project.fails("--hwq-compare=main", NOISE.format(3))
+    assert project.junit()[2] == ["regression", "inconclusive"]
+    assert "not decided yet, 7 more new runs are needed to judge" in " ".join(output.split())
+    assert max(each["run"] for each in project.records()) == 8
+
+
 @pytest.mark.slow
 def test_on_the_host_device(tmp_path: Path, sessions: Sessions) -> None:
     project = Project(tmp_path, sessions)
