@@ -42,16 +42,13 @@ if TYPE_CHECKING:
 _NO_FIGURES = 1
 
 
-@with_options(only=MEASURING_OPTIONS)
+@with_options(only=(*MEASURING_OPTIONS, "whole-windows"))
 @click.command()
 @click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
 @click.option("--duration", metavar="TIME", help="longest measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,
               help="windows that share this time; cases take turns, in mirrored order")  # fmt: skip
-@click.option("--whole-windows", is_flag=True,
-              help="measure for all of this time, also where all goals are decided "
-              "before")  # fmt: skip
 @click.option("--schedulers", metavar="MODE[,MODE...]",
               help="only these of the scenario's; a mode without parameters selects all its "
               "kinds")  # fmt: skip

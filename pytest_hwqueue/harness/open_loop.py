@@ -413,13 +413,19 @@ def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
             slot.numbers, slot.started_ns, slot.finished_ns, strict=True
         ):
             started_ns[number], finished_ns[number] = started, finished
-    failed = sorted(each for slot in slots for each in slot.failed)
+    failed = dict(each for slot in slots for each in slot.failed)
+    if schedule is None and len(slots) > 1:
+        # Two slots may take their numbers in one order and start in the other.
+        order = sorted(range(n), key=started_ns.__getitem__)
+        finished_ns = array("q", map(finished_ns.__getitem__, order))
+        started_ns = array("q", sorted(started_ns))
+        failed = {at: failed[number] for at, number in enumerate(order) if number in failed}
     return RequestLog(
         closed=schedule is None,
         scheduled_ns=started_ns if schedule is None else array("q", schedule[:n]),
         started_ns=started_ns,
         finished_ns=finished_ns,
-        failed=[FailedRequest(number, reason) for number, reason in failed],
+        failed=[FailedRequest(number, reason) for number, reason in sorted(failed.items())],
         unserved=0 if schedule is None else len(schedule) - n,
         concurrency=len(slots),
     )

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.goals import GoalResult
-    from pytest_hwqueue.scenarios.runs import Trace
+    from pytest_hwqueue.scenarios.planned_runs import PlannedRun
+    from pytest_hwqueue.scenarios.runs import Decides, Trace
 
 
 class ScenarioFile(pytest.File):
@@ -44,12 +45,16 @@ class ScenarioFile(pytest.File):
             raise self.CollectError(str(error)) from None
         session = scenario_session(self.config)
         folder = self.path.parent
-        self._runs = runs = ScenarioRuns(scenario, session.measure_for(scenario, folder))
+        measure = session.measure_for(scenario, folder, self._decider)
+        self._runs = runs = ScenarioRuns(scenario, measure)
         trace = session.trace_for(scenario, folder)
         for case in cases(scenario):
             yield ScenarioItem.from_parent(
                 self, name=case.id, scenario=scenario, case=case, runs=runs, trace=trace
             )
+
+    def _decider(self, run: PlannedRun) -> Decides | None:
+        return self._runs.decider(run)
 
     def teardown(self) -> None:
         """Forget the records, which are on disk: no test of this file follows."""
@@ -104,7 +109,10 @@ class ScenarioItem(pytest.Item):
         if launched_rank(os.environ) is not None:
             pytest.skip("one session starts a scenario's tenants: run it without torchrun")
         if self._run is None:
-            self._runs.measure(self._together())
+            # A process of xdist's does not know what other tests will ask of the same runs.
+            apart = hasattr(self.config, "workerinput")
+            early = not (apart or self.config.stash[SETTINGS].whole_windows)
+            self._runs.measure(self._together(), early=early)
         else:
             self._runs.measure_run(self.case)
         records = self._runs.records(own_run(self.scenario, self.case))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,8 +18,7 @@ from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_sc
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
-from pytest_hwqueue.scenarios.runs import Measure
-from pytest_hwqueue.schedulers.syntax import needs_environment
+from pytest_hwqueue.scenarios.runs import Decides, Measure
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.runs import Trace
+    from pytest_hwqueue.tenancy.looks import Looks
     from pytest_hwqueue.tenancy.spec import Colocation
 
 GOAL = "hwq_goal"
@@ -63,8 +63,20 @@ class ScenarioSession:
         # Of scenarios with noises, each tenant's of each round.
         self._under_noise: list[RunRecord] = []
 
-    def measure_for(self, scenario: Scenario, folder: Path) -> Measure:
-        """Return a function that measures one run of a scenario whose file is in ``folder``."""
+    def measure_for(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        decider: Callable[[PlannedRun], Decides | None],
+    ) -> Measure:
+        """Return a function that measures one run of a scenario whose file is in ``folder``.
+
+        Args:
+            scenario: of the file.
+            folder: to which its paths are relative.
+            decider: returns what ends a run's window early, or None.
+
+        """
 
         def measure_run(
             run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
@@ -75,7 +87,13 @@ class ScenarioSession:
             plan = self._plan(
                 scenario, folder, run, peaks_per_s, share * self._at_most(duration_s), number
             )
-            record = measure(plan, self._config, self._folder(), number)
+            looks, decides = None, decider(run)
+            if decides is not None:
+                from pytest_hwqueue.tenancy.looks import Looks, planned_looks
+
+                planned = planned_looks(round(plan.duration_s * 1e9), number, round(1 / share))
+                looks = Looks(planned, decides)
+            record = measure(plan, self._config, self._folder(), number, looks=looks)
             if record.noise is not None:
                 from pytest_hwqueue.tenancy.cells import tenant_records
 
@@ -269,7 +287,13 @@ class ScenarioSession:
 
 
 def measure(
-    plan: Colocation, config: pytest.Config, folder: Path, number: int, *, traced: bool = False
+    plan: Colocation,
+    config: pytest.Config,
+    folder: Path,
+    number: int,
+    *,
+    traced: bool = False,
+    looks: Looks | None = None,
 ) -> ColocationRecord:
     """Run a plan on its device; on return its record is in ``folder``."""
     from pytest_hwqueue.noise.neighbours import open_noise
@@ -293,6 +317,7 @@ def measure(
             run=number,
             traced=traced,
             server=_server(plan, config),
+            looks=looks,
         )
     finally:
         progress.clear()
@@ -300,7 +325,7 @@ def measure(
 
 def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
     """Return the fork server for tenants on the plan's device, or None if none can be forked."""
-    if not capabilities_of(plan.device).tenant_processes or needs_environment(plan.scheduler):
+    if not capabilities_of(plan.device).tenant_processes:
         return None
     from pytest_hwqueue.tenancy.tenant_processes import tenant_server
 

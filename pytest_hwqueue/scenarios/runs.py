@@ -6,7 +6,9 @@ take turns in mirrored order (ABBA), so that machine drift affects all of them a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import HwqError
@@ -15,10 +17,12 @@ from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
+    CONFIDENCE,
     NATIVE,
     SOLO,
     Goal,
     GoalResult,
+    estimator_of,
     evaluate,
     latency_bound_ns,
 )
@@ -34,9 +38,12 @@ from pytest_hwqueue.scenarios.planned_runs import (
     runs_with_references,
     solo_run,
 )
+from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import served
+from pytest_hwqueue.tenancy.figures import Estimator, percentile, throughput
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.metrics.estimate import Estimate
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.tenancy.cells import References
     from pytest_hwqueue.tenancy.figures import Served, Session
@@ -120,6 +127,9 @@ class PeakUnknown(HwqError):
 
 # Measures a run: peaks by tenant, share of the scenario's duration, number of the round.
 Measure = Callable[[PlannedRun, Mapping[str, float], float, int], "ColocationRecord"]
+Decides = Callable[["ColocationRecord"], bool]
+# Of a figure by which others are divided: how far its interval may reach from its middle.
+_SHARP = 0.05
 
 
 class ScenarioRuns:
@@ -130,6 +140,8 @@ class ScenarioRuns:
         self._measure = measure
         self._records: dict[str, list[ColocationRecord]] = {}
         self._run: int | None = None
+        # The tests whose goals end windows early; none measures all windows to their end.
+        self._asked: Sequence[Case] = ()
 
     def begin_run(self, number: int) -> None:
         """Forget all measurements; from now on, measure everything anew, as this run."""
@@ -151,21 +163,98 @@ class ScenarioRuns:
             if run.key not in self._records:
                 self._measure_once(run, self._run)
 
-    def measure(self, wanted: Sequence[Case]) -> None:
+    def measure(self, wanted: Sequence[Case], *, early: bool = False) -> None:
         """Measure what these tests still need.
 
         A run that failed is not measured in further rounds.
-        """
-        from pytest_hwqueue.gate.statistics import turns
 
+        Args:
+            wanted: the tests.
+            early: likewise leave runs that have decided all that is asked of them, and let
+                `decider` say so while they run; not under noise, whose cost is asked, too.
+
+        """
         runs = once(run for case in wanted for run in runs_needed(self._scenario, case))
         rounds = ROUNDS if self.compares(wanted) else 1
-        for number, run in turns(runs, rounds):
+        quiet = all(case.noise == NONE for case in wanted)
+        self._take_turns(runs, rounds, wanted if early and quiet else ())
+
+    def _take_turns(
+        self,
+        runs: Sequence[PlannedRun],
+        rounds: int,
+        asked: Sequence[Case],
+        begins: Callable[[int, int], None] | None = None,
+    ) -> None:
+        from pytest_hwqueue.gate.statistics import turns
+
+        self._asked = asked
+        order = turns(runs, rounds)
+        for done, (number, run) in enumerate(order):
+            if begins is not None:
+                begins(done, len(order))
+            if asked and self._is_decided(run, asked):
+                continue
             for peak in peak_runs(run).values():
                 self._once_more(peak, {}, 1 / rounds, 1)
             known = self._known_peaks(run)
             if known is not None:
                 self._once_more(run, known, 1 / rounds, number)
+
+    def decider(self, run: PlannedRun) -> Decides | None:
+        """Return what ends a window of a run early, given a look's record; None measures all."""
+        return partial(self.decides, self._asked, run) if self._asked else None
+
+    def decides(self, cases: Sequence[Case], run: PlannedRun, record: ColocationRecord) -> bool:
+        """Return whether all that cases ask of a run is decided, were this its last record."""
+        records = self._records.setdefault(run.key, [])
+        records.append(record)
+        try:
+            return self._is_decided(run, cases)
+        finally:
+            records.pop()
+
+    def _is_decided(self, run: PlannedRun, cases: Sequence[Case]) -> bool:
+        """Return whether a run has decided all that is asked of it.
+
+        Of a case's own: whether it misses a goal, or meets all. Of a tenant alone whose requests
+        arrive: a bound on their P99. Of others: the figures that goals are divided by, or else
+        throughput, within 5 %.
+        """
+        records = self._records.get(run.key)
+        if not records or any(record.status != "ok" for record in records):
+            return False
+        own = [case for case in cases if own_run(self._scenario, case).key == run.key]
+        for case in own:
+            verdicts = {goal.verdict for goal in self.judge(case)}
+            if "missed" not in verdicts and verdicts != {"met"}:
+                return False
+
+        def estimated(name: str, estimator: Estimator) -> Estimate:
+            return over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE)
+
+        first, *others = run.tenants
+        arrives = not own and not others and first.arrival.text != "closed"
+        if arrives and math.isinf(estimated(first.name, percentile(0.99)).high):
+            return False
+        compared = self._compared(run, cases)
+        if not (compared or own or arrives):
+            compared = [(tenant.name, throughput) for tenant in run.tenants]
+        return all(_is_sharp(estimated(*each)) for each in compared)
+
+    def _compared(self, run: PlannedRun, cases: Sequence[Case]) -> list[tuple[str, Estimator]]:
+        """Return the figures of a run by which goals of other runs are divided, by tenant."""
+        found = []
+        for case in cases:
+            own = own_run(self._scenario, case)
+            for goal in own.goals:
+                compared = reference_of(self._scenario, case, goal)
+                if compared is None or compared[0].key != run.key:
+                    continue
+                if own.key != run.key or compared[1] != goal.tenant:
+                    within_ns = within_of(own, goal.tenant, own.goals)
+                    found.append((compared[1], estimator_of(goal, within_ns)))
+        return found
 
     def with_references(self, case: Case) -> list[tuple[ColocationRecord, dict[str, References]]]:
         """Return a test's records in this run, and its tenants' reference latencies.
@@ -310,6 +399,11 @@ class ScenarioRuns:
         throughput = record.tenants[0].throughput if record.status == "ok" else None
         rate = 0.0 if throughput is None else throughput.requests_per_s
         return rate or None
+
+
+def _is_sharp(figure: Estimate) -> bool:
+    """Whether an interval reaches from its middle no farther than others are to be divided by."""
+    return figure.low > 0 and figure.high - figure.low <= _SHARP * (figure.high + figure.low)
 
 
 def within_of(run: PlannedRun, name: str, goals: Sequence[Goal]) -> float | None:

@@ -157,6 +157,10 @@ OPTIONS: tuple[Option, ...] = (
            "maximum measuring time per cell, in seconds (on a simulated device, of virtual and of "
            "wall time); a safety net, since the number of samples is planned. A compared run may "
            "take three times as long to reach its baseline's samples"),
+    Option("whole-windows", "no", read.flag, "", "samples",
+           "measure scenarios' windows to their end",
+           "measure tenants of scenarios for all of the duration, also where all goals are decided "
+           "before", flag=True, rare=True),
     Option("timeout", "300", read.seconds, "SECONDS", "samples",
            "total time a cell may take, in seconds",
            "total time a cell may take, in seconds; a cell that hangs is ended and recorded"),
@@ -323,6 +327,7 @@ class Settings:
     samples: int
     iterations: int | None
     max_time: float
+    whole_windows: bool
     timeout: float
     budget: float | None
     runs: int | None

@@ -5,18 +5,15 @@ They are measured, or read from stored records.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.errors import INTERRUPTED, RecordError
-from pytest_hwqueue.gate.statistics import turns
-from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario
-from pytest_hwqueue.scenarios.goals import CONFIDENCE, NATIVE, estimator_of
+from pytest_hwqueue.scenarios.goals import NATIVE
 from pytest_hwqueue.scenarios.planned_runs import (
     Case,
     PlannedRun,
@@ -24,20 +21,13 @@ from pytest_hwqueue.scenarios.planned_runs import (
     native_run,
     own_run,
     peak_runs,
-    reference_of,
     runs_needed,
     solo_run,
 )
-from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns, within_of
-from pytest_hwqueue.tenancy import figures
-from pytest_hwqueue.tenancy import sessions as over_sessions
-from pytest_hwqueue.tenancy.figures import Estimator, Session
+from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
+from pytest_hwqueue.tenancy.figures import Session
 from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.which.file import Role
-
-_P99 = figures.percentile(0.99)
-# Of a figure by which others are divided: how far its interval may reach from its middle.
-_SHARP = 0.05
 
 # A record's first fields distinguish it from other JSON files.
 _BEGIN_BYTES = 4096
@@ -115,69 +105,19 @@ class WhichRuns(ScenarioRuns):
             early: likewise leave runs that have decided all that is asked of them.
 
         """
-        order = turns(all_runs(self._scenario, wanted), rounds)
-        for done, (number, run) in enumerate(order):
-            begins(done, len(order))
-            if early and self._is_decided(run, wanted):
-                continue
-            for peak in peak_runs(run).values():
-                self._once_more(peak, {}, 1 / rounds, 1)
-            peaks = self._known_peaks(run)
-            if peaks is not None:
-                self._once_more(run, peaks, 1 / rounds, number)
+        runs = all_runs(self._scenario, wanted)
+        self._take_turns(runs, rounds, wanted if early else (), begins)
 
     def decided(
         self, wanted: Sequence[Case], run: PlannedRun, record: ColocationRecord, path: Path
     ) -> bool:
         """Return whether all that cases ask of a run is decided, were this its last record."""
-        self.add(run, record, path)
+        files = self.files.setdefault(run.key, [])
+        files.append(path)
         try:
-            return self._is_decided(run, wanted)
+            return self.decides(wanted, run, record)
         finally:
-            self._records[run.key].pop()
-            self.files[run.key].pop()
-
-    def _is_decided(self, run: PlannedRun, cases: Sequence[Case]) -> bool:
-        """Return whether a run has decided all that is asked of it.
-
-        Of a case's own: whether it misses a goal, or meets all. Of a tenant alone whose requests
-        arrive: a bound on their P99. Of others: the figures that goals are divided by, or else
-        throughput, within 5 %.
-        """
-        records = self._records.get(run.key)
-        if not records or any(record.status != "ok" for record in records):
-            return False
-        own = [case for case in cases if own_run(self._scenario, case).key == run.key]
-        for case in own:
-            verdicts = {goal.verdict for goal in self.judge(case)}
-            if "missed" not in verdicts and verdicts != {"met"}:
-                return False
-
-        def estimated(name: str, estimator: Estimator) -> Estimate:
-            return over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE)
-
-        first, *others = run.tenants
-        arrives = not own and not others and first.arrival.text != "closed"
-        if arrives and math.isinf(estimated(first.name, _P99).high):
-            return False
-        compared = self._compared(run, cases)
-        if not (compared or own or arrives):
-            compared = [(tenant.name, figures.throughput) for tenant in run.tenants]
-        return all(_is_sharp(estimated(*each)) for each in compared)
-
-    def _compared(self, run: PlannedRun, cases: Sequence[Case]) -> list[tuple[str, Estimator]]:
-        """Return the figures of a run by which goals of other runs are divided, by tenant."""
-        found = []
-        for case in cases:
-            own = own_run(self._scenario, case)
-            for goal in own.goals:
-                compared = reference_of(self._scenario, case, goal)
-                if compared is None or compared[0].key != run.key:
-                    continue
-                if own.key != run.key or compared[1] != goal.tenant:
-                    within_ns = within_of(own, goal.tenant, own.goals)
-                    found.append((compared[1], estimator_of(goal, within_ns)))
-        return found
+            files.pop()
 
     def measure_window(self, case: Case, number: int) -> None:
         """Measure the numbered window of a case and of what its goals compare it with."""
@@ -266,11 +206,6 @@ class WhichRuns(ScenarioRuns):
         record, path = self._measure_to_file(run, peaks_per_s, share, number)
         self.files.setdefault(run.key, []).append(path)
         return record
-
-
-def _is_sharp(figure: Estimate) -> bool:
-    """Whether an interval reaches from its middle no farther than others are to be divided by."""
-    return figure.low > 0 and figure.high - figure.low <= _SHARP * (figure.high + figure.low)
 
 
 def _device_uuid(record: ColocationRecord) -> str:

@@ -104,14 +104,14 @@ def write(
     folder: Path, *goals: str, schedulers: str = "[native]", arrival: str = "closed",
     duration: str = "300ms", placed: dict[str, list[str]] | None = None,
     urgent: str = "workload: tiny_kernel_stress, parameters: {rounds: 2}", more: str = "",
-    name: str = "mine",
+    name: str = "mine", mm_dim: int = 128,
 ) -> Path:  # fmt: skip
     """Write a scenario of two small tenants; its goals may be given by placement instead."""
     file = folder / f"{name}.hwq.yaml"
     file.write_text(
         f"name: {name}\nduration: {duration}\nwarmup: 100ms\nschedulers: {schedulers}\ntenants:\n"
         f'  - {{name: urgent, {urgent}, arrival: "{arrival}", priority: 1}}\n'
-        "  - {name: greedy, workload: large_gemm_only, parameters: {mm_dim: 128}}\n"
+        f"  - {{name: greedy, workload: large_gemm_only, parameters: {{mm_dim: {mm_dim}}}}}\n"
         f"goals: {json.dumps(placed or goals)}\n{more}",
         encoding="utf-8",
     )
@@ -433,6 +433,18 @@ def make(**_): return lambda: None
 """
 
 
+def test_a_window_ends_once_its_goals_are_decided(run: Run, tmp_path: Path) -> None:
+    goals = ("urgent.p99 < 1 us", "greedy.throughput >= 80% of native")
+    file = write(tmp_path, *goals, arrival="constant: 400/s", duration="8s", mm_dim=4096)
+    asked = (file, "--hwq-device=sim:h200", "--hwq-size=full", "--hwq-causes=never")
+    early, whole = run(*asked), run(*asked, "--hwq-whole-windows")
+    for session in (early, whole):
+        assert session.status == pytest.ExitCode.TESTS_FAILED
+        assert "urgent.p99 < 1 us (207" in session.output
+    assert [record.duration_s for record in early.records] == [1.0]
+    assert [record.duration_s for record in whole.records] == [8.0]
+
+
 @pytest.mark.usefixtures("no_process_is_left")
 def test_real_tenants_are_measured_or_fail_their_test_alone(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -453,7 +465,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
         write_own(tmp_path, "dies", DIES),
         write_own(tmp_path, "late", LATE, "urgent.p50 < 10 s", arrival="constant: 20/s"),
     ]  # fmt: skip
-    session = run(*files, *HOST, "-rs")
+    session = run(*files, *HOST, "-rs", "--hwq-whole-windows")
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.output
     for told in (
         "2 failed, 2 passed, 1 skipped", "stream-priority needs an accelerator",

@@ -340,6 +340,7 @@ def test_the_log_agrees_with_the_requests_own_clock_failures_in_their_places(
     assert len(failed) == len(log.started_ns) - log.completed > 0
     assert {failure.reason for failure in log.failed} == {"ValueError: planted"}
     assert log.scheduled_ns == (log.started_ns if schedule is None else array("q", schedule))
+    assert schedule is not None or [*log.started_ns] == sorted(log.started_ns)
     times = zip(log.started_ns, log.finished_ns, strict=True)
     spans = [(*each, index in failed) for index, each in enumerate(times)]
     for which in (True, False):
