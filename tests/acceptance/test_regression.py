@@ -138,6 +138,24 @@ def test_a_slowdown_fails_its_test_in_the_call_phase_and_unchanged_code_passes(
     assert runs == {"short": [1, 2], "long": [1, 2, 3, 4, 5, 6, 7, 8]}
 
 
+def test_causes_are_sought_in_the_three_cells_that_got_worst(
+    tmp_path: Path, sessions: Sessions
+) -> None:
+    project = Project(tmp_path, sessions)
+    tests = TEST.replace('["short", "long"]', "[1, 2, 3, 4]")
+    length = '200_000 if length == "short" else 400_000'
+    project.tests.write_text(tests.replace(length, "100_000 * length"), encoding="utf-8")
+    project.passes("--hwq-save=four", "--hwq-runs=6")
+    slower = tests.replace(length, "100_000 * length + 10_000 * length**2")
+    project.tests.write_text(slower, encoding="utf-8")
+    project.fails("--hwq-compare=four", "--hwq-runs=6", "--hwq-causes=failing")
+    outcome, texts, _ = project.junit()
+    assert outcome == "4 failed, 0 in error of 4"
+    found = [text.splitlines()[-1].partition(": ")[0] for text in texts]
+    # No run of a kernel that always lasts as long has a slower 1 %.
+    assert found == ["causes", *["causes of the slowest requests are not known"] * 3]
+
+
 def test_a_session_that_fails_measures_no_more_of_what_is_in_doubt(project: Project) -> None:
     slower = TEST.replace("200_000", "320_000").replace("400_000", "424_000")
     with project.with_tests(slower):
