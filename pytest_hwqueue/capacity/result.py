@@ -8,12 +8,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from pytest_hwqueue.capacity.rates import RateVerdict, bracket
 from pytest_hwqueue.capacity.search import (
     ERROR,
     CapacitySearch,
     Found,
-    RateVerdict,
-    bracket,
     margin_of,
     others_of,
 )
@@ -151,10 +150,12 @@ def _case(search: CapacitySearch, found: Found) -> CapacityCase:
         placement=found.case.placement,
         scheduler=found.case.scheduler,
         capacity_per_s=Estimate(
-            value=crossing(found),
+            value=crossing(search, found),
             low=0.0 if low is None else rate(low),
             high=math.inf if high is None else rate(high),
-            n=sum(found.windows.values()) * search.looks.requests,
+            n=sum(
+                round(_measured(search, found, i) * search.looks.requests) for i in found.windows
+            ),
             unit="requests/s",
             refused=_open_end(found),
         ),
@@ -183,22 +184,30 @@ def _edge(found: Found, index: int) -> str:
     return f"{found.grid.rate_per_s(index):g}/s"
 
 
-def crossing(found: Found) -> float | None:
+def _measured(search: CapacitySearch, found: Found, index: int) -> float:
+    """Return the time that a rate was judged by, in whole windows."""
+    window_s = search.looks.window_s(found.grid.rate_per_s(index))
+    judged = _records(search, found, index)[: found.windows[index]]
+    return sum(record.duration_s for record in judged) / window_s
+
+
+def crossing(search: CapacitySearch, found: Found) -> float | None:
     """Return the rate at which the first goal's figure crosses its bound; None if none is seen to.
 
     Over the rates of the bracket, the logarithm of a figure divided by its bound is fitted by a
-    straight line over the logarithm of the rate, by least squares weighted by windows: between
-    rates that differ little any smooth response is nearly that, and every window counts. The line
-    is not followed out of the bracket.
+    straight line over the logarithm of the rate, by least squares weighted by time measured:
+    between rates that differ little any smooth response is nearly that, and every window counts.
+    The line is not followed out of the bracket.
     """
     low, high = bracket(found.verdicts)
     if low is None or high is None:
         return None
     rates = [index for index in sorted(found.results) if low <= index <= high]
+    weights = {i: _measured(search, found, i) for i in rates}
     crossings = []
     for number in range(len(found.results[low])):
-        seen = [(i, margin_of(found.results[i][number]), found.windows[i]) for i in rates]
-        known = [(i, margin, windows) for i, margin, windows in seen if margin is not None]
+        seen = [(i, margin_of(found.results[i][number]), weights[i]) for i in rates]
+        known = [(i, margin, weight) for i, margin, weight in seen if margin is not None]
         at = _zero(known)
         if at is not None:
             crossings.append(at)
@@ -206,7 +215,7 @@ def crossing(found: Found) -> float | None:
     return found.grid.start_per_s * 2 ** (min(max(index, low), high) / found.grid.steps)
 
 
-def _zero(points: Sequence[tuple[int, float, int]]) -> float | None:
+def _zero(points: Sequence[tuple[int, float, float]]) -> float | None:
     """Return where a rising line through weighted points crosses zero; None if none does."""
     total = sum(weight for _, _, weight in points)
     if len(points) < 2 or all(margin <= 0 for _, margin, _ in points):

@@ -7,9 +7,11 @@ A search begins at half of what the tenant serves alone or a little below. Rates
 halved, then bisected on a geometric grid. All searches of one command share the grid, so
 that schedulers meet at equal rates and share the runs that their goals are compared with.
 
-A rate is measured in up to so many windows. A window always runs to its end; after each, all
-windows of the rate are judged together, and the rate is decided as soon as they suffice. Looking
-several times would raise the error, so each look has its share of it (Bonferroni).
+A rate is measured in up to so many windows. After each, all windows of the rate are judged
+together, and the rate is decided as soon as they suffice. A window is also looked at while it runs,
+and ends once the rate is broken, which no longer window would mend; that it holds takes a whole
+one, in which a backlog has time to build up. Looking several times would raise the error, so each
+window has its share of it, and each look at it a part of that (Bonferroni).
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from pytest_hwqueue.capacity.rates import Grid, RateVerdict, first_index, next_index
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.records.tenants import ColocationRecord
@@ -30,125 +34,19 @@ from pytest_hwqueue.scenarios.goals import Goal, GoalResult, parse_goal
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, solo_run
 from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
 from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival
+from pytest_hwqueue.tenancy.looks import Look, planned_looks
 from pytest_hwqueue.tenancy.spec import Colocation, Json
 from pytest_hwqueue.which.runs import MeasureToFile, WhichRuns, check_device, records_in
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.which.session import Measurer
+    from pytest_hwqueue.which.session import Decided, Measurer
 
-
-RateVerdict = Literal["held", "broken", "undecided"]
 
 ERROR = 0.05
 """Of one rate, half for each side: that it is called held and is not, or broken and is not."""
 
 # A figure almost three times its bound says no more about where it crosses it.
 _FAR = 1.0
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Rates ``start * 2 ** (index / steps)``; index 0 is the start.
-
-    Attributes:
-        start_per_s: the first rate.
-        steps: rates for each doubling.
-        least: lowest index that is searched.
-        most: highest.
-
-    """
-
-    start_per_s: float
-    steps: int
-    least: int
-    most: int
-
-    def rate_per_s(self, index: int) -> float:
-        """Return a rate with five digits, as it stands in plans."""
-        return float(f"{self.start_per_s * 2 ** (index / self.steps):.5g}")
-
-
-def make_grid(start_per_s: float, precision: float, least_per_s: float, most_per_s: float) -> Grid:
-    """Return a grid whose neighbouring rates differ by at most ``precision``, such as 0.1.
-
-    Raises:
-        BadOption: if the start is not between the bounds.
-
-    """
-    if not least_per_s <= start_per_s <= most_per_s:
-        raise BadOption(
-            "--rates", f"{least_per_s:g}-{most_per_s:g}",
-            f"the search starts at {start_per_s:g}/s, which must lie between them",
-        )  # fmt: skip
-    steps = math.ceil(math.log(2) / math.log1p(precision))
-    # Of rates that are bounds themselves, rounding must lose none.
-    least = math.ceil(steps * math.log2(least_per_s / start_per_s) - 1e-9)
-    most = math.floor(steps * math.log2(most_per_s / start_per_s) + 1e-9)
-    return Grid(start_per_s, steps, least, most)
-
-
-def bracket(verdicts: Mapping[int, RateVerdict]) -> tuple[int | None, int | None]:
-    """Return the highest index that held, and the lowest that broke; None where there is none.
-
-    A rate that held above one that broke counts for nothing: the broken one bounds the interval.
-    """
-    high = min((i for i, verdict in verdicts.items() if verdict == "broken"), default=None)
-    held = [i for i, verdict in verdicts.items() if verdict == "held"]
-    return max((i for i in held if high is None or i < high), default=None), high
-
-
-def first_index(grid: Grid, served_per_s: float) -> int:
-    """Return where to begin: half of what the tenant serves alone, less up to a factor of two.
-
-    The capacity is below that, and higher rates cost less: they take less time for as many
-    requests, and break at once. Rates begin at whole doublings, whatever was served exactly, so
-    that a search that is continued meets the same ones.
-    """
-    doublings = math.floor(math.log2(served_per_s / 2 / grid.start_per_s))
-    return min(max(doublings * grid.steps, grid.least), grid.most)
-
-
-def next_index(grid: Grid, verdicts: Mapping[int, RateVerdict], first: int) -> int | None:
-    """Return the next rate to judge, by its index; None if the search is over.
-
-    From the first, the rate is doubled until it breaks, and halved until it holds. Then the gap
-    between the highest rate that held and the lowest that did not is bisected, and likewise the gap
-    below the lowest that broke, until neighbours on the grid meet. Rates that stay undecided lie
-    between.
-    """
-    if not verdicts:
-        return first
-    low, high = bracket(verdicts)
-    if high is None and max(verdicts) < grid.most:
-        return min(max(verdicts) + grid.steps, grid.most)
-    if low is None and min(verdicts) > grid.least:
-        return max(min(verdicts) - grid.steps, grid.least)
-    between = [i for i in verdicts if (low is None or i > low) and (high is None or i < high)]
-    if low is not None:
-        above = min(between, default=high)
-        if above is not None and above - low > 1:
-            return (low + above) // 2
-    if high is not None:
-        below = max(between, default=low)
-        if below is not None and high - below > 1:
-            return (below + high + 1) // 2
-    return None
-
-
-def planned_windows(grid: Grid, at_most: int, first: int) -> Sequence[tuple[float, int]]:
-    """Return a usual search's rates and their windows: the capacity lies just above the first.
-
-    Rates next to it need all windows, those farther off one; what a search really needs depends on
-    what it sees.
-    """
-    verdicts: dict[int, RateVerdict] = {}
-    windows = []
-    # Between the first and the next rate, so that neither is the capacity itself.
-    while (index := next_index(grid, verdicts, first)) is not None:
-        near = index in (first, first + 1)
-        verdicts[index] = "undecided" if near else "held" if index < first else "broken"
-        windows.append((grid.rate_per_s(index), at_most if near else 1))
-    return windows
 
 
 @dataclass(frozen=True)
@@ -170,36 +68,63 @@ class Looks:
         """Return a window's length in seconds, rounded up to milliseconds."""
         return max(self.least_s, -(-1000 * self.requests // rate_per_s) / 1000)
 
-    @property
-    def confidence(self) -> float:
-        """Of a goal's interval at one look."""
-        return 1 - ERROR / self.at_most
+    def planned(self, window_s: float) -> list[Look]:
+        """Return the looks at one window, which share its part of the error; the last ends it."""
+        looks = planned_looks(round(window_s * 1e9), 1, 1)
+        part = ERROR / self.at_most / sum(look.error for look in looks)
+        return [Look(look.window_ns, part * look.error) for look in looks]
 
 
 def least_requests(goals: Sequence[Goal], at_most: int) -> int:
     """Return with how many independent requests every percentile among goals can be judged."""
-    confidence = Looks(at_most, 0, 0.0).confidence
+    # A window so long that it is looked at as often as any.
+    confidence = 1 - Looks(at_most, 0, 0.0).planned(3600.0)[-1].error
     quantiles = [goal.quantile for goal in goals if goal.quantile is not None]
     return max((minimum_samples(each, confidence) for each in quantiles), default=1)
 
 
 def verdict_on(
-    runs: ScenarioRuns, case: Case, looks: Looks
+    runs: ScenarioRuns, case: Case, confidence: float
 ) -> tuple[RateVerdict, list[GoalResult]]:
     """Return whether a rate holds, from all its windows, and its goals' results.
 
     It holds if every goal is met, which needs no correction for their number (Berger, Technometrics
     24, 1982), and is broken if any is missed, which does. The results are those of the judgement
     that decided.
+
+    Args:
+        runs: with the windows.
+        case: which of them.
+        confidence: of a goal's interval at this look.
+
     """
-    met = runs.judge(case, confidence=looks.confidence)
+    met = runs.judge(case, confidence=confidence)
     if all(goal.verdict == "met" for goal in met):
         return "held", met
-    each = 1 - (1 - looks.confidence) / len(met)
+    each = 1 - (1 - confidence) / len(met)
     strict = runs.judge(case, confidence=each)
     if any(goal.verdict == "missed" for goal in strict):
         return "broken", strict
     return "undecided", met
+
+
+class RateRuns(WhichRuns):
+    """The runs of one rate."""
+
+    def __init__(self, scenario: Scenario, measure: MeasureToFile, looks: Looks) -> None:
+        super().__init__(scenario, measure)
+        self._looks = looks
+
+    def verdict(self, case: Case) -> tuple[RateVerdict, list[GoalResult]]:
+        """Return whether the rate holds by the last look at it, and its goals' results."""
+        last = self.records(own_run(self._scenario, case))[-1]
+        # A window of an earlier version was looked at once.
+        error = min(last.look_error, ERROR / self._looks.at_most)
+        return verdict_on(self, case, 1 - error)
+
+    def settled(self, case: Case) -> bool:
+        """Whether a window may end early: once the rate is broken, and its goals are decided."""
+        return self.verdict(case)[0] == "broken" and super().settled(case)
 
 
 def margin_of(result: GoalResult) -> float | None:
@@ -241,9 +166,6 @@ class KeptWindows:
         for path, record in records_in(folder) if folder.is_dir() else ():
             if record.status != "ok" or record.traced:
                 continue
-            # `hwq which` ends windows when they are decided.
-            if record.duration_s < record.plan["duration_s"]:
-                continue
             if record.fingerprint is not None:
                 first = first or (path, record)
                 check_device(*first, record, path)
@@ -265,8 +187,15 @@ class KeptWindows:
 class ResumingMeasurer:
     """Measures a run's windows of one length, each only if it is not kept, until it is valid."""
 
-    def __init__(self, measurer: Measurer, kept: KeptWindows, window_s: float) -> None:
+    def __init__(
+        self, measurer: Measurer, kept: KeptWindows, window_s: float, looks: Sequence[Look]
+    ) -> None:
         self._measurer, self._kept, self._window_s = measurer, kept, window_s
+        self._looks = looks
+
+    def end_by(self, decided: Decided) -> None:
+        """End windows once a look decides."""
+        self._measurer.decided = decided
 
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
@@ -276,16 +205,22 @@ class ResumingMeasurer:
         An invalid window is repeated with the same arrivals, up to `ATTEMPTS` times in all. What
         made it invalid is the generator or the scheduler, never a latency.
         """
-        plan = self._measurer.plan(run, peaks_per_s, self._window_s * share, number)
+        window_s = self._window_s * share
+        plan = self._measurer.plan(run, peaks_per_s, window_s, number)
         kept = self._kept.find(plan, number)
-        if kept is not None:
+        # Where the goals have changed since, a window that ended early may decide nothing.
+        if kept and (kept[0].duration_s >= plan.duration_s or self._decides(run, *kept)):
             return kept
         for _ in range(ATTEMPTS):
-            record, path = self._measurer.window(run, peaks_per_s, self._window_s * share, number)
+            record, path = self._measurer.window(run, peaks_per_s, window_s, number, self._looks)
             if record.status != "invalid":
                 break
         self._kept.keep(record, path)
         return record, path
+
+    def _decides(self, run: PlannedRun, record: ColocationRecord, path: Path) -> bool:
+        decided = self._measurer.decided
+        return decided is not None and decided(run, record, path)
 
 
 def _key(plan: Json, number: int) -> _Key:
@@ -376,7 +311,7 @@ class CapacitySearch:
         found: Sequence[Found],
         tenant: str,
         looks: Looks,
-        measure_for: Callable[[Scenario, float], MeasureToFile],
+        measure_for: Callable[[Scenario, float], ResumingMeasurer],
         begins: Callable[[Case, float, int], None] = lambda *_: None,
         decided: Callable[[Case, float, RateVerdict], None] = lambda *_: None,
     ) -> None:
@@ -395,7 +330,7 @@ class CapacitySearch:
         self.scenario, self.tenant, self.looks, self.found = scenario, tenant, looks, found
         self._measure_for, self._begins, self._decided = measure_for, begins, decided
         # By variant and rate, or what runs alone, which has no rate to change.
-        self._runs: dict[tuple[str | None, int | str], WhichRuns] = {}
+        self._runs: dict[tuple[str | None, int | str], RateRuns] = {}
 
     def begin(self) -> None:
         """Measure what the tenant serves alone, and begin each case's search there."""
@@ -420,12 +355,17 @@ class CapacitySearch:
         while active:
             active = [found for found in active if self._advance(found)]
 
-    def runs_at(self, found: Found, index: int) -> tuple[Scenario, Case, WhichRuns]:
+    def runs_at(self, found: Found, index: int) -> tuple[Scenario, Case, RateRuns]:
         """Return the scenario and the case at a rate, and what was measured there."""
         rate = found.grid.rate_per_s(index)
         scenario, case = at_rate(self.scenario, found.case, self.tenant, rate)
         window_s = self.looks.window_s(rate)
-        return scenario, case, self._runs_of(found.case, index, scenario, window_s)
+        judged = [
+            at_rate(self.scenario, each.case, self.tenant, rate)[1]
+            for each in self.found
+            if each.case.variant == found.case.variant
+        ]
+        return scenario, case, self._runs_of(found.case, index, scenario, window_s, judged)
 
     def alone(self, found: Found) -> tuple[dict[str, PlannedRun], WhichRuns]:
         """Return the runs of the other tenants alone, by name, and what was measured of them."""
@@ -438,11 +378,14 @@ class CapacitySearch:
         return solos, self._runs_of(found.case, "alone", self.scenario, window_s)
 
     def _runs_of(
-        self, case: Case, what: int | str, scenario: Scenario, window_s: float
-    ) -> WhichRuns:
+        self, case: Case, what: int | str, scenario: Scenario, window_s: float,
+        judged: Sequence[Case] = (),
+    ) -> RateRuns:  # fmt: skip
         place = (None if case.variant is None else case.variant.name, what)
         if place not in self._runs:
-            self._runs[place] = WhichRuns(scenario, self._measure_for(scenario, window_s))
+            measure = self._measure_for(scenario, window_s)
+            self._runs[place] = runs = RateRuns(scenario, measure, self.looks)
+            measure.end_by(partial(runs.decided, judged))
         return self._runs[place]
 
     def _advance(self, found: Found) -> bool:
@@ -466,7 +409,7 @@ class CapacitySearch:
         if found.stopped:
             return False
         found.windows[index] = number
-        verdict, found.results[index] = verdict_on(runs, case, self.looks)
+        verdict, found.results[index] = runs.verdict(case)
         if verdict != "undecided" or number == self.looks.at_most:
             found.verdicts[index] = verdict
             found.current = None

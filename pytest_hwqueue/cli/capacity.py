@@ -30,15 +30,16 @@ from pytest_hwqueue.cli.scenario import (
 from pytest_hwqueue.errors import BadOption, HwqError
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.capacity.rates import Grid
     from pytest_hwqueue.capacity.result import CapacityFile
-    from pytest_hwqueue.capacity.search import Found, Grid, Looks
+    from pytest_hwqueue.capacity.search import Found, Looks
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.session import WhichSettings
 
 _NOT_JUDGED = 1
 # Below and above the scenario's own rate, unless --rates says otherwise.
-_LESS, _MORE = 16.0, 64.0
+_LESS, _MORE = 4.0, 64.0
 _LEAST_REQUESTS = 1000
 _DEFAULTS: dict[str, Any] = {
     "rates": None, "precision": "10%", "windows": 6, "requests": None, "window": "5s",
@@ -52,7 +53,7 @@ _DEFAULTS: dict[str, Any] = {
               help="whose arrival rate is searched; it has constant, poisson or lognormal "
               "arrivals")  # fmt: skip
 @click.option("--rates", metavar="LOW:HIGH",
-              help="search between these, in requests per second (default: from a sixteenth of "
+              help="search between these, in requests per second (default: from a quarter of "
               "the scenario's rate to 64 times it)")  # fmt: skip
 @click.option("--precision", metavar="PERCENT", default=_DEFAULTS["precision"], show_default=True,
               help="most that two neighbouring rates differ")  # fmt: skip
@@ -124,7 +125,8 @@ def planned(
     scenario: Scenario, wanted: list[Case], given: dict[str, Any]
 ) -> tuple[Looks, list[tuple[Case, Grid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
-    from pytest_hwqueue.capacity.search import Looks, arrival_of, least_requests, make_grid
+    from pytest_hwqueue.capacity.rates import make_grid
+    from pytest_hwqueue.capacity.search import Looks, arrival_of, least_requests
 
     precision = _percent(given["precision"])
     bounds = _rates(given["rates"])
@@ -183,7 +185,7 @@ def searched(
                 changed, replace(settings, duration_s=window_s), progress.run_is_at,
                 progress.run_ended, server,
             )  # fmt: skip
-            return ResumingMeasurer(measurer, kept, window_s)
+            return ResumingMeasurer(measurer, kept, window_s, looks.planned(window_s))
 
         search = CapacitySearch(
             scenario, [Found(case, grid) for case, grid in grids], tenant, looks, measure_for,
@@ -201,7 +203,7 @@ def searched(
 
 def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str) -> str:
     """Return what a usual search takes: runs, and their time without loading and starting."""
-    from pytest_hwqueue.capacity.search import planned_windows
+    from pytest_hwqueue.capacity.rates import planned_windows
     from pytest_hwqueue.devices.kinds import capabilities_of
     from pytest_hwqueue.metrics.numbers import counted, duration
     from pytest_hwqueue.scenarios.planned_runs import runs_needed

@@ -9,8 +9,8 @@ from dataclasses import replace
 from rich.console import Console
 from rich.status import Status
 
+from pytest_hwqueue.capacity.rates import RateVerdict
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
-from pytest_hwqueue.capacity.search import RateVerdict
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure, listed
 from pytest_hwqueue.records.tenants import ColocationRecord

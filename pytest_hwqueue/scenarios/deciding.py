@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.metrics.dependence import binomial_quantile, normal_cdf
+from pytest_hwqueue.metrics.dependence import binomial_quantile, normal_cdf, student_quantile
 from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.tenancy.figures import worth_at
 
@@ -32,6 +32,7 @@ ASSURANCE = 0.8
 
 _LONGEST_S = 24 * 3600.0
 _POSTERIOR_POINTS = 200
+_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,48 @@ def least_requests(goal: Goal, confidence: float) -> int | None:
     """Return the requests with which a goal on slow requests can be met, none being slow."""
     slow = allowed_slow(goal)
     return None if slow is None else math.ceil(math.log((1 - confidence) / 2) / math.log1p(-slow))
+
+
+def agrees_in_blocks(
+    goal: Goal, met: bool, windows: Sequence[Served], confidence: float, within_ns: float | None
+) -> bool:
+    """Return whether a goal also comes to its verdict by the shares of slow requests in blocks.
+
+    Requests that queue together are slow together. A window that is short against that shows one
+    event as many, and nothing in it tells; but the event is in few of eight blocks of successive
+    requests, whose shares then differ (batch means, with Student's t: Law and Carson, Operations
+    Research 27, 1979). Goals on other figures agree.
+
+    Args:
+        goal: the goal.
+        met: the verdict: met, or else missed.
+        windows: of its tenant.
+        confidence: of the shares' interval.
+        within_ns: latency within which a request counts as attained, for that figure.
+
+    """
+    import numpy as np
+
+    allowed = allowed_slow(goal)
+    if allowed is None:
+        return True
+    bound_ns = goal.bound if goal.quantile is not None else within_ns
+    assert bound_ns is not None
+    # Requests that were never served are the last.
+    slow = [
+        late
+        for each in windows
+        for late in (
+            *(ns > bound_ns for ns in each.latency_ns),
+            *[True] * (each.issued - len(each.latency_ns)),
+        )
+    ]
+    if len(slow) < _BLOCKS:
+        return False
+    shares = np.array([np.mean(block) for block in np.array_split(slow, _BLOCKS)])
+    reach = student_quantile((1 + confidence) / 2, _BLOCKS - 1) / math.sqrt(_BLOCKS)
+    half, mean = float(shares.std(ddof=1)) * reach, float(shares.mean())
+    return mean + half <= allowed if met else mean - half > allowed
 
 
 def decided_by_s(

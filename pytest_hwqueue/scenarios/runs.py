@@ -15,6 +15,7 @@ from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.noise import Causes, causes_line
+from pytest_hwqueue.scenarios.deciding import agrees_in_blocks
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     CONFIDENCE,
@@ -225,10 +226,8 @@ class ScenarioRuns:
         if not records or any(record.status != "ok" for record in records):
             return False
         own = [case for case in cases if own_run(self._scenario, case).key == run.key]
-        for case in own:
-            verdicts = {goal.verdict for goal in self.judge(case)}
-            if "missed" not in verdicts and verdicts != {"met"}:
-                return False
+        if not all(map(self.settled, own)):
+            return False
 
         def estimated(name: str, estimator: Estimator) -> Estimate:
             return over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE)
@@ -241,6 +240,22 @@ class ScenarioRuns:
         if not (compared or own or arrives):
             compared = [(tenant.name, throughput) for tenant in run.tenants]
         return all(_is_sharp(estimated(*each)) for each in compared)
+
+    def settled(self, case: Case) -> bool:
+        """Whether a test's goals are decided: one is missed, or all are met; also in blocks."""
+        own = own_run(self._scenario, case)
+        goals = self._scenario.goals_of(case.variant, case.placement)
+        confidence = self._confidence(own)
+        sure = [
+            each.verdict
+            for goal, each in zip(goals, self.judge(case), strict=True)
+            if each.verdict != "undecided"
+            and agrees_in_blocks(
+                goal, each.verdict == "met", self.windows(own, goal.tenant), confidence,
+                within_of(own, goal.tenant, goals),
+            )
+        ]  # fmt: skip
+        return "missed" in sure or (bool(goals) and sure == ["met"] * len(goals))
 
     def _compared(self, run: PlannedRun, cases: Sequence[Case]) -> list[tuple[str, Estimator]]:
         """Return the figures of a run by which goals of other runs are divided, by tenant."""
@@ -339,14 +354,18 @@ class ScenarioRuns:
         """
         own = own_run(self._scenario, case)
         if confidence is None:
-            last = dict(zip(self.sessions(own), self.records(own), strict=True))
-            confidence = 1 - min(record.look_error for record in last.values())
+            confidence = self._confidence(own)
         goals = self._scenario.goals_of(case.variant, case.placement)
         for record in self.records(own):
             if record.noise is not None and record.noise.status == "not applied":
                 reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
                 return [_undecided(goal, reason) for goal in goals]
         return [self._judged(case, own, goal, goals, confidence) for goal in goals]
+
+    def _confidence(self, own: PlannedRun) -> float:
+        """Return that of the last look, in the session that asks for most."""
+        last = dict(zip(self.sessions(own), self.records(own), strict=True))
+        return 1 - min(record.look_error for record in last.values())
 
     def _judged(
         self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal], confidence: float

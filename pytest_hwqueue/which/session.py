@@ -104,10 +104,18 @@ class Measurer:
         )
 
     def window(
-        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
+        self,
+        run: PlannedRun,
+        peaks_per_s: Mapping[str, float],
+        duration_s: float,
+        number: int,
+        planned: Sequence[Look],
     ) -> tuple[ColocationRecord, Path]:
-        """Measure a run in a window of so many seconds."""
-        return self._run(run, peaks_per_s, duration_s, number, self._settings.folder, traced=False)
+        """Measure a run in a window of so many seconds, looked at as planned."""
+        folder = self._settings.folder
+        return self._run(
+            run, peaks_per_s, duration_s, number, folder, traced=False, planned=planned
+        )
 
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float

@@ -149,9 +149,9 @@ def with_invalid_windows(
     window: Callable[..., Any] = Measurer.window
     times: Counter[tuple[str, str, int]] = Counter()
 
-    def measured(self: Measurer, run: PlannedRun, peaks: Any, duration: float, number: int) -> Any:
-        record, path = window(self, run, peaks, duration, number)
-        place = (run.key, run.tenants[0].arrival.text, number)
+    def measured(self: Measurer, run: PlannedRun, *given: Any) -> Any:
+        record, path = window(self, run, *given)
+        place = (run.key, run.tenants[0].arrival.text, given[2])
         if invalid(run, times[place]):
             record = record.model_copy(update={"status": "invalid", "reason": "1.04 ms late"})
         times[place] += 1
@@ -233,7 +233,7 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
         ("--tenant high --precision 0", ("", ""), "give 1% to 100%"),
         ("--tenant high --window 5", ("", ""), "is no duration"),
         ("--tenant high --requests 100 --windows 2", ("", ""),
-         "fewer than the 437 independent requests"),
+         "fewer than the 465 independent requests"),
         ("--tenant high", ("200/s", "20% of peak"), "share of its peak"),
         ("--tenant high", ("goals:", "x: []\ngoals:"), "unknown field"),
         ("--tenant high", (SCENARIO[SCENARIO.index("goals:"):], ""), "has no goals"),

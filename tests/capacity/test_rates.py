@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.capacity.search import (
+from pytest_hwqueue.capacity.rates import (
     RateVerdict,
     bracket,
     first_index,
