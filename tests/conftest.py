@@ -100,6 +100,12 @@ ROOT = Path(__file__).parents[1]
 _WITHOUT = ("-p", "no:hypothesispytest")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one worker more than there are cores: tests wait for windows and for processes."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 class Sessions:
     """Runs pytest sessions as processes; their workers are forked from one server.
 

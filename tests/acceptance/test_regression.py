@@ -138,6 +138,7 @@ def test_a_slowdown_fails_its_test_in_the_call_phase_and_unchanged_code_passes(
     assert runs == {"short": [1, 2], "long": [1, 2, 3, 4, 5, 6, 7, 8]}
 
 
+@pytest.mark.slow
 def test_causes_are_sought_in_the_three_cells_that_got_worst(
     tmp_path: Path, sessions: Sessions
 ) -> None:

@@ -112,13 +112,13 @@ def test_a_window_ends_once_a_look_decides(tmp_path: Path, placement: str, ends:
     record = _run(
         tmp_path,
         [HIGH, LOW],
-        Looks([Look(S, 0.01), Look(3 * S // 2, 0.02), Look(4 * S, 0.03)], decided),
+        Looks([Look(S, 0.01), Look(3 * S // 2, 0.02), Look(14 * S // 5, 0.03)], decided),
         placement=placement,
     )
     assert [each.duration_s for each in seen] == [1, 1.5]
     # A machine that is busy with other tests may make the generator late.
     assert record.status == "ok" or "generator was late" in record.reason
-    assert (record.duration_s, record.look_error) == ((1.5, 0.02) if ends else (4, 0.03))
+    assert (record.duration_s, record.look_error) == ((1.5, 0.02) if ends else (2.8, 0.03))
     for each in (*seen, record):
         high, low = each.tenant("high"), each.tenant("low")
         assert (high.issued, low.unserved) == (50 * each.duration_s, 0)
@@ -132,7 +132,7 @@ def test_a_window_ends_once_a_look_decides(tmp_path: Path, placement: str, ends:
 
 def test_a_simulated_window_ends_likewise(tmp_path: Path) -> None:
     whole = _run(tmp_path / "whole", [HIGH], None, device="sim:h200", duration_s=1.0)
-    looked = Looks([Look(S, 0.01), Look(4 * S, 0.04)], lambda record: True)
+    looked = Looks([Look(S, 0.01), Look(14 * S // 5, 0.04)], lambda record: True)
     early = _run(tmp_path / "early", [HIGH], looked, device="sim:h200")
     assert (early.duration_s, early.look_error) == (1, 0.01)
     assert early.tenants == whole.tenants
@@ -142,7 +142,7 @@ def _run(
     folder: Path, tenants: Sequence[TenantSpec], looked: Looks | None, **changed: Any
 ) -> ColocationRecord:
     settings: dict[str, Any] = {
-        "duration_s": 4.0,
+        "duration_s": 2.8,
         "warmup_s": 0.1,
         "folder": str(folder),
         **changed,
