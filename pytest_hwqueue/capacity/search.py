@@ -102,7 +102,7 @@ def verdict_on(
     if all(goal.verdict == "met" for goal in met):
         return "held", met
     each = 1 - (1 - confidence) / len(met)
-    strict = runs.judge(case, confidence=each)
+    strict = met if len(met) == 1 else runs.judge(case, confidence=each)
     if any(goal.verdict == "missed" for goal in strict):
         return "broken", strict
     return "undecided", met
@@ -123,8 +123,9 @@ class RateRuns(WhichRuns):
         return verdict_on(self, case, 1 - error)
 
     def settled(self, case: Case) -> bool:
-        """Whether a window may end early: once the rate is broken, and its goals are decided."""
-        return self.verdict(case)[0] == "broken" and super().settled(case)
+        """Whether a window may end early: once the rate is broken, also in blocks."""
+        verdict, results = self.verdict(case)
+        return verdict == "broken" and "missed" in self.sure(case, results)
 
 
 def margin_of(result: GoalResult) -> float | None:
@@ -360,12 +361,7 @@ class CapacitySearch:
         rate = found.grid.rate_per_s(index)
         scenario, case = at_rate(self.scenario, found.case, self.tenant, rate)
         window_s = self.looks.window_s(rate)
-        judged = [
-            at_rate(self.scenario, each.case, self.tenant, rate)[1]
-            for each in self.found
-            if each.case.variant == found.case.variant
-        ]
-        return scenario, case, self._runs_of(found.case, index, scenario, window_s, judged)
+        return scenario, case, self._runs_of(found.case, index, scenario, window_s, rate)
 
     def alone(self, found: Found) -> tuple[dict[str, PlannedRun], WhichRuns]:
         """Return the runs of the other tenants alone, by name, and what was measured of them."""
@@ -379,11 +375,16 @@ class CapacitySearch:
 
     def _runs_of(
         self, case: Case, what: int | str, scenario: Scenario, window_s: float,
-        judged: Sequence[Case] = (),
+        rate_per_s: float | None = None,
     ) -> RateRuns:  # fmt: skip
         place = (None if case.variant is None else case.variant.name, what)
         if place not in self._runs:
             measure = self._measure_for(scenario, window_s)
+            judged = [
+                at_rate(self.scenario, each.case, self.tenant, rate_per_s)[1]
+                for each in self.found
+                if rate_per_s is not None and each.case.variant == case.variant
+            ]
             self._runs[place] = runs = RateRuns(scenario, measure, self.looks)
             measure.end_by(partial(runs.decided, judged))
         return self._runs[place]

@@ -417,8 +417,9 @@ def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
     if schedule is None and len(slots) > 1:
         # Two slots may take their numbers in one order and start in the other.
         order = sorted(range(n), key=started_ns.__getitem__)
-        finished_ns = array("q", map(finished_ns.__getitem__, order))
-        started_ns = array("q", sorted(started_ns))
+        started_ns, finished_ns = (
+            array("q", map(times.__getitem__, order)) for times in (started_ns, finished_ns)
+        )
         failed = {at: failed[number] for at, number in enumerate(order) if number in failed}
     return RequestLog(
         closed=schedule is None,

@@ -48,11 +48,6 @@ if TYPE_CHECKING:
 
 _SAVED_RUNS = 10
 _TAILS = ("p95", "p99", "p999")
-_MOST_EXPLAINED = 3
-_NOT_EXPLAINED = (
-    f"causes: sought in the {_MOST_EXPLAINED} cells that got worst (in all with "
-    "--hwq-causes=always)"
-)
 
 
 def gate_settings(settings: Settings) -> GateSettings:
@@ -215,11 +210,7 @@ class Regression:
         self._against = None
 
     def failing_tails(self) -> dict[str, str]:
-        """Return the cells whose latency tail fails and is to be explained, with their tests.
-
-        They are those that got worst: each takes a process of its own, and what slows many down
-        seldom has many causes.
-        """
+        """Return the cells whose latency tail fails, with their tests; first those worst off."""
         failing = {
             judged.cell_id: judged.verdict.ratio or 1.0
             for judgement in self.judgements()
@@ -227,9 +218,7 @@ class Regression:
             if _of_a_tail(judged) and self._fails(judged.verdict.state)
         }
         worst = sorted(failing, key=failing.__getitem__, reverse=True)
-        explained, others = worst[:_MOST_EXPLAINED], worst[_MOST_EXPLAINED:]
-        self._causes |= dict.fromkeys(others, _NOT_EXPLAINED)
-        return {cell: self._nodes[cell] for cell in explained}
+        return {cell: self._nodes[cell] for cell in worst}
 
     def explain_tails(self, causes: Mapping[str, str]) -> None:
         """Add a line on causes to the verdicts on tails, by cell."""

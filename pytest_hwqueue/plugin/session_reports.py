@@ -117,6 +117,12 @@ FOLDER = "causes"
 
 _UNKNOWN = "causes of the slowest requests are not known: "
 _INTERRUPTED = "interrupted before they were found"
+# Each takes a process of its own, and what slows many tests down seldom has many causes.
+_MOST_EXPLAINED = 3
+_NOT_SOUGHT = (
+    f"causes: sought in the {_MOST_EXPLAINED} tests that got worst (in all with "
+    "--hwq-causes=always)"
+)
 
 
 class TracedRuns:
@@ -144,11 +150,11 @@ class TracedRuns:
         """Return for each cell a line on the causes of its tail, or on why there are none.
 
         Args:
-            cells: ids of cells, with the node ids of their tests.
+            cells: ids of cells, with the node ids of their tests; only the first few are run.
 
         """
         lines = dict.fromkeys(cells, _UNKNOWN + _INTERRUPTED)
-        items = []
+        items: list[pytest.Item] = []
         for nodeid in dict.fromkeys(cells.values()):
             item = self._items[nodeid]
             if is_scenario(item):
@@ -157,8 +163,10 @@ class TracedRuns:
                     for cell, of in cells.items()
                     if of == nodeid
                 }
-            else:
+            elif len(items) < _MOST_EXPLAINED:
                 items.append(item)
+            else:
+                lines |= {cell: _NOT_SOUGHT for cell, of in cells.items() if of == nodeid}
         if not items:
             return lines
         apart = ApartSession(self._session, FOLDER)

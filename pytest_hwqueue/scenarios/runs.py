@@ -23,6 +23,7 @@ from pytest_hwqueue.scenarios.goals import (
     SOLO,
     Goal,
     GoalResult,
+    GoalVerdict,
     estimator_of,
     evaluate,
     latency_bound_ns,
@@ -242,20 +243,25 @@ class ScenarioRuns:
         return all(_is_sharp(estimated(*each)) for each in compared)
 
     def settled(self, case: Case) -> bool:
-        """Whether a test's goals are decided: one is missed, or all are met; also in blocks."""
+        """Whether a test's goals are decided: one is missed, or all are met."""
+        results = self.judge(case)
+        sure = self.sure(case, results)
+        return "missed" in sure or (bool(sure) and sure == ["met"] * len(results))
+
+    def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
+        """Return the verdicts on a test's goals to which blocks of its requests come, too."""
         own = own_run(self._scenario, case)
         goals = self._scenario.goals_of(case.variant, case.placement)
         confidence = self._confidence(own)
-        sure = [
+        return [
             each.verdict
-            for goal, each in zip(goals, self.judge(case), strict=True)
+            for goal, each in zip(goals, results, strict=True)
             if each.verdict != "undecided"
             and agrees_in_blocks(
                 goal, each.verdict == "met", self.windows(own, goal.tenant), confidence,
                 within_of(own, goal.tenant, goals),
             )
         ]  # fmt: skip
-        return "missed" in sure or (bool(goals) and sure == ["met"] * len(goals))
 
     def _compared(self, run: PlannedRun, cases: Sequence[Case]) -> list[tuple[str, Estimator]]:
         """Return the figures of a run by which goals of other runs are divided, by tenant."""

@@ -112,16 +112,16 @@ def test_at_the_capacity_itself_hardly_any_verdict_is_given(
     load = load_with_p99(bound_ms)
 
     def wrong() -> int:
-        return sum(verdict(load, bound_ms, seed) != "undecided" for seed in range(25))
+        return sum(verdict(load, bound_ms, seed) != "undecided" for seed in range(40))
 
-    assert wrong() <= 0.2 * 25  # ERROR is 5 %; 6 of 25 have a probability of 0.1 %
+    assert wrong() <= 0.15 * 40  # ERROR is 5 %; 7 of 40 have a probability of 0.3 %
     assert ERROR == 0.05
     if bound_ms == 10:
         # The negative control: as if independent, most verdicts would be given.
         monkeypatch.setattr(
             figures, "independent_samples", lambda parts, *_: float(sum(map(len, parts)))
         )
-        assert wrong() > 0.5 * 25
+        assert wrong() > 0.5 * 40
 
 
 def test_no_early_look_takes_one_busy_spell_for_many_slow_requests() -> None:

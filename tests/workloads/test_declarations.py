@@ -45,6 +45,7 @@ def test_registry_lists_its_names_when_asked_for_another() -> None:
     ("device", "imported"),
     [
         ("cuda:1", set()),
+        ("auto", set()),
         ("sim:h200", {"importlib:import_module"}),
         ("cpu", set()),
         ("", set()),
