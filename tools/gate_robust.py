@@ -3,6 +3,7 @@
 python tools/gate_robust.py size       the exact test after the set-aside, 200,000 unchanged cells
 python tools/gate_robust.py unchanged  the whole gate, 2,000 unchanged suites of 100 cells each
 python tools/gate_robust.py power      one changed cell of 100: outliers, half of the runs, +2 %
+python tools/gate_robust.py sessions   sessions that differ, and nobody vouches for by how much
 
 OLD=20 CELLS=16 python tools/gate_robust.py ...   other numbers of baseline runs and of cells
 
@@ -16,7 +17,7 @@ import argparse
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import combinations
 
@@ -28,6 +29,7 @@ from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun, isolated, most_set_aside
 from pytest_hwqueue.gate.statistics import rejected
+from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import P99, GateSettings
 
 Floats = NDArray[np.float64]
@@ -90,15 +92,15 @@ MODELS: dict[str, Draw] = {
 
 
 # ------------------------------------------------------------------ driving the gate
-def as_runs(logs: Sequence[float], name: str) -> Iterator[ProcessRun]:
-    """Yield runs of 1000 samples; old ones have a session each."""
+def as_runs(logs: Iterable[float], session: str = "") -> Iterator[ProcessRun]:
+    """Yield runs of 1000 samples, of one session or of one each."""
     for i, log in enumerate(logs):
-        yield ProcessRun(math.exp(log), SAMPLES, name if name == "new" else f"{name}{i}")
+        yield ProcessRun(math.exp(log), SAMPLES, session or f"s{i}")
 
 
 def judge(logs: Floats, settings: GateSettings = SETTINGS) -> CellGate:
     """Judge one cell of 100 by its ln figures, the first ten being the baseline's."""
-    cell = CellGate(list(as_runs(logs[:OLD].tolist(), "s")), P99, settings, SUITE_CELLS)
+    cell = CellGate(list(as_runs(logs[:OLD].tolist())), P99, settings, SUITE_CELLS)
     for run in as_runs(logs[OLD:].tolist(), "new"):
         if not cell.wanted:
             break
@@ -262,9 +264,66 @@ def power(options: argparse.Namespace) -> None:
         )
 
 
+SHAPES = {"5 x 4": 5, "5 x 2": 5, "10 x 1": 10, "2 x 5": 2, "1 x 10": 1}
+"""Sessions, and runs in each."""
+
+# ln figure's standard deviation between runs, cell by cell: equal, and of P0 on an H200.
+EVEN = (0.03,)
+UNEVEN = (0.001, 0.001, 0.001, 0.004, 0.005, 0.007, 0.009, 0.009, 0.010, 0.010, 0.024, 0.025,
+          0.036, 0.073, 0.12, 0.22)  # fmt: skip
+_CHANGED = 10
+
+
+def sessions(options: argparse.Namespace) -> None:
+    """Unchanged suites that alarm, and how often one cell's +10 % (3 %, or 2.4 % noise) is found.
+
+    Sessions differ by so much, or by a share of what a cell's runs do; each cell has its own.
+    """
+    suites = options.cells // SUITE_CELLS // 10
+    for name, sds, absolute, share in (
+        ("3 %, not at all", EVEN, 0.0, 0.0),
+        ("3 %, 1 %", EVEN, 0.01, 0.0),
+        ("3 %, 2 %", EVEN, 0.02, 0.0),
+        ("3 %, 3 %", EVEN, 0.03, 0.0),
+        ("uneven, not at all", UNEVEN, 0.0, 0.0),
+        ("uneven, 1 %", UNEVEN, 0.01, 0.0),
+        ("uneven, 0.4 of runs", UNEVEN, 0.0, 0.4),
+        ("uneven, 0.8 of runs", UNEVEN, 0.0, 0.8),
+    ):
+        told = []
+        for shape, number in SHAPES.items():
+            rng = np.random.default_rng(options.seed)
+            each = int(shape.split()[-1])
+            alarms = found = 0
+            for suite in range(suites):
+                rise = math.log1p(0.1) * (suite % 2)
+                old, new = {}, {}
+                for i in range(SUITE_CELLS):
+                    sd = sds[i % len(sds)]
+                    spread = math.hypot(absolute, share * sd)
+                    logs = spread * rng.standard_normal((number + 1, 1))
+                    logs = logs + sd * rng.standard_normal((number + 1, max(each, MOST_NEW)))
+                    logs[-1] += rise * (i == _CHANGED)
+                    old[f"{i}"] = [
+                        run for j in range(number) for run in as_runs(logs[j, :each], f"s{j}")
+                    ]
+                    new[f"{i}"] = list(as_runs(logs[-1, :MOST_NEW], "new"))
+                gate = SuiteGate(GateSettings(), old)
+                while wanted := gate.wanted():
+                    for key, _ in wanted:
+                        gate.add(key, new[key].pop(0))
+                bad = {
+                    key for key, verdict in gate.verdicts().items() if verdict.state == "regression"
+                }
+                alarms += bool(bad - {f"{_CHANGED}"} if rise else bad)
+                found += bool(rise) and f"{_CHANGED}" in bad
+            told.append(f"{shape}: {alarms / suites:.1%} {found / (suites // 2):.2f}")
+        print(f"{name:22s} {suites} suites  " + "   ".join(told), flush=True)
+
+
 def main() -> None:
     """Run one measurement."""
-    commands = {f.__name__: f for f in (size, unchanged, power)}
+    commands = {f.__name__: f for f in (size, unchanged, power, sessions)}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -69,8 +69,9 @@ class CellGate:
     Args:
         baseline: the baseline's runs, in any order.
         quantity: what their values are.
-        settings: of the gate.
+        settings: of the gate, with the session effect that the main figure is allowed.
         cells: number of cells that share the error rate.
+        companion_settings: the same for the companion; as the main figure's if None.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class CellGate:
         quantity: Quantity,
         settings: GateSettings,
         cells: int,
+        companion_settings: GateSettings | None = None,
     ) -> None:
         self.baseline = tuple(baseline)
         self.quantity = quantity
         self.settings = settings
+        self._companion_settings = companion_settings or settings
         self.cells = cells
         self.new: list[ProcessRun] = []
         self.history: list[Look] = []
@@ -170,15 +173,16 @@ class CellGate:
     def _standing(self, evidence: FigureEvidence | None, seen: Sequence[float]) -> float:
         if evidence is None or not seen or evidence.p_t > self.settings.screen:
             return 1.0
-        return min(seen) if evidence.is_worse(self.settings) else 1.0
+        return min(seen) if evidence.is_worse else 1.0
 
     def _judge(self, stage: Stage) -> None:
         settings = self.settings
-        self.main = self._weigh([run.value for run in (*self.baseline, *self.new)], self.quantity)
+        runs = (*self.baseline, *self.new)
+        self.main = self._weigh([run.value for run in runs], self.quantity, settings)
         self.companion = None
-        if is_accompanied((*self.baseline, *self.new), self.quantity):
-            times = [run.iteration_ns or 0.0 for run in (*self.baseline, *self.new)]
-            self.companion = self._weigh(times, ITERATION_TIME)
+        if is_accompanied(runs, self.quantity):
+            times = [run.iteration_ns or 0.0 for run in runs]
+            self.companion = self._weigh(times, ITERATION_TIME, self._companion_settings)
         failures = self.failures = compare_failures(self.baseline, self.new, settings)
         self._put_on_trial()
         self.convicting = chosen = self._chosen(stage)
@@ -190,7 +194,7 @@ class CellGate:
             p_failures = self._share(failures.p, stage)
         decision: Decision
         settled = self._settled(stage)
-        if settled and all(figure.excludes(settings) for figure in self.witnesses):
+        if settled and all(figure.excludes for figure in self.witnesses):
             decision = "acquitted"
             self.improved = self._improved()
         elif settled and self._hopeless():
@@ -219,7 +223,9 @@ class CellGate:
     def _sign(self) -> float:
         return 1.0 if self.quantity.higher_is_worse else -1.0
 
-    def _weigh(self, values: Sequence[float], quantity: Quantity) -> FigureEvidence | None:
+    def _weigh(
+        self, values: Sequence[float], quantity: Quantity, settings: GateSettings
+    ) -> FigureEvidence | None:
         """Weigh one figure; None if a run lacks it (a short run may)."""
         if not all(math.isfinite(value) and value > 0 for value in values):
             return None
@@ -232,7 +238,7 @@ class CellGate:
             tuple(run.session for run in self.baseline),
             tuple(run.session for run in self.new),
         )
-        return weigh(figures, self.settings)
+        return weigh(figures, settings)
 
     def _put_on_trial(self) -> None:
         main = self.main
@@ -243,18 +249,17 @@ class CellGate:
         self.main_on_trial, self.companion_on_trial = True, self.companion is not None
         self.companion_stands_in = False
         if self.companion is not None:
-            spread = main.spread(self.settings.floor)
-            reach = detectable_effect(spread, len(self.baseline), self.settings, self.cells)
+            reach = detectable_effect(main.spread, len(self.baseline), self.settings, self.cells)
             self.companion_stands_in = reach > self.settings.detect
 
     def _chosen(self, stage: Stage) -> frozenset[str]:
         """Choose which tests this look's share of the rate is divided among."""
-        runs, new_runs, floor = len(self.baseline), len(self.new), self.settings.floor
+        runs, new_runs = len(self.baseline), len(self.new)
         apart = {}
         if self.main_on_trial and self.main:
-            apart["main"] = self.main.apart(new_runs, floor)
+            apart["main"] = self.main.apart(new_runs)
         if self.companion_on_trial and self.companion:
-            apart["companion"] = self.companion.apart(new_runs, floor)
+            apart["companion"] = self.companion.apart(new_runs)
         figures = len(apart)
         if self.failures and self.failures.seen:
             apart["failures"] = self.failures.apart
@@ -271,13 +276,13 @@ class CellGate:
         settings, runs = self.settings, len(self.baseline)
         if figure is None or not stage.weight:
             return 1.0, None
-        if not figure.is_worse(settings) or figure.p_t > settings.screen:
+        if not figure.is_worse or figure.p_t > settings.screen:
             return 1.0, None
         if not is_exact(runs, settings):
             last = stage == self._stages[-1]
-            return self._share(convicting_p(figure, settings, runs, last=last), stage), None
+            return self._share(convicting_p(figure, runs, last=last), stage), None
         p_exact = figure.exact()
-        p = max(p_exact, figure.difference.p_above(settings.tau)) if settings.tau else p_exact
+        p = max(p_exact, figure.p_above) if figure.settings.tau else p_exact
         return self._share(p, stage), p_exact
 
     def _share(self, p: float, stage: Stage) -> float:
@@ -285,10 +290,10 @@ class CellGate:
 
     def _settled(self, stage: Stage) -> bool:
         assert self.failures is not None
-        if self.companion_on_trial and self.companion and not self.companion.calm(self.settings):
+        if self.companion_on_trial and self.companion and not self.companion.calm:
             return False
         return self.failures.acquitted(self.settings.screen) and all(
-            figure.settled(self.settings, convicting=stage.weight > 0) for figure in self.witnesses
+            figure.settled(convicting=stage.weight > 0) for figure in self.witnesses
         )
 
     def _hopeless(self) -> bool:

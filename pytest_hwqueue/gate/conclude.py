@@ -18,8 +18,8 @@ from pytest_hwqueue.gate.calibrate import (
     runs_to_convict,
 )
 from pytest_hwqueue.gate.cell_gate import CellGate
+from pytest_hwqueue.gate.look import FigureEvidence
 from pytest_hwqueue.gate.sessions import unknown_sessions
-from pytest_hwqueue.gate.statistics import MeanDifference
 from pytest_hwqueue.gate.verdict import (
     INTERVAL_CONFIDENCE,
     ITERATION_TIME,
@@ -78,8 +78,8 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
     main = cell.main
     if main is not None:
         difference = main.difference
-        ratio, (low, high) = _ratio(difference, cell.settings.tau, cell.quantity)
-        detectable, advice = _reach(cell, difference)
+        ratio, (low, high) = _ratio(main, cell.quantity)
+        detectable, advice = _reach(cell, main)
         verdict = replace(
             verdict,
             ratio=ratio,
@@ -112,12 +112,11 @@ _TOLD_WITH_COMPANION = (
 _BY = {"worse": "main", "slower-iterations": ITERATION_TIME.name, "more-failures": "failures"}
 
 
-def _ratio(
-    difference: MeanDifference, tau: float, quantity: Quantity
-) -> tuple[float, tuple[float, float]]:
+def _ratio(figure: FigureEvidence, quantity: Quantity) -> tuple[float, tuple[float, float]]:
     """Return new over baseline in the figure's own direction, with its interval."""
     sign = 1 if quantity.higher_is_worse else -1
-    ends = difference.interval(tau, INTERVAL_CONFIDENCE)
+    difference = figure.difference
+    ends = difference.interval(figure.settings.tau, INTERVAL_CONFIDENCE)
     low, high = sorted(math.exp(sign * end) for end in ends)
     return math.exp(sign * difference.mean), (low, high)
 
@@ -126,8 +125,8 @@ def _companion(cell: CellGate) -> Companion | None:
     evidence = cell.companion
     if evidence is None:
         return None
-    ratio, interval = _ratio(evidence.difference, cell.settings.tau, ITERATION_TIME)
-    detectable, _ = _reach(cell, evidence.difference)
+    ratio, interval = _ratio(evidence, ITERATION_TIME)
+    detectable, _ = _reach(cell, evidence)
     return Companion(
         ITERATION_TIME,
         cell.companion_on_trial,
@@ -188,7 +187,7 @@ def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
     # One wild run can blunt the t-test while the exact test still sees that all are slower.
     exact = cell.history[-1].p_exact
     main, least_p = cell.main, 1.0 if exact is None else exact
-    if main is not None and main.is_worse(settings) and min(main.p_t, least_p) <= settings.warn:
+    if main is not None and main.is_worse and min(main.p_t, least_p) <= settings.warn:
         if not cell.main_on_trial:
             return "inconclusive", *_standing_in(cell, "looks worse, but ")
         obstacle = _obstacle(cell)
@@ -196,7 +195,7 @@ def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
             return "inconclusive", "baseline-too-small", f"looks worse, but {obstacle}"
         return "inconclusive", "likely-worse", "looks worse, but not beyond doubt"
     other = cell.companion if cell.companion_on_trial else None
-    if other is not None and other.is_worse(settings) and other.p_t <= settings.warn:
+    if other is not None and other.is_worse and other.p_t <= settings.warn:
         words = _obstacle(cell) or "not beyond doubt"
         words = f"{ITERATION_TIME.label} looks worse, but {words}"
         return "inconclusive", "likely-slower-iterations", words
@@ -209,12 +208,12 @@ def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
 
 def _shortcoming(cell: CellGate) -> tuple[State, str, str] | None:
     """Return why a cell that shows no worsening still cannot pass."""
-    main, settings = cell.main, cell.settings
+    main = cell.main
     if not cell.main_on_trial or main is None:
         return "inconclusive", *_standing_in(cell, "")
     if main.thin:
         return "inconclusive", "unstable", "isolated runs leave too few to tell"
-    if not all(figure.excludes(settings) for figure in cell.witnesses):
+    if not all(figure.excludes for figure in cell.witnesses):
         return "inconclusive", "blind", "no worsening is shown, but the cell could not see it"
     return None
 
@@ -254,12 +253,12 @@ def _failure_shares(cell: CellGate) -> str:
     return f"{shares[1]}, baseline {shares[0]}"
 
 
-def _reach(cell: CellGate, difference: MeanDifference) -> tuple[float | None, str]:
+def _reach(cell: CellGate, figure: FigureEvidence) -> tuple[float | None, str]:
     """Return the smallest worsening the cell detects, and the runs that the goal takes."""
     obstacle = _obstacle(cell)
     if obstacle:
         return None, obstacle
-    settings, runs = cell.settings, len(cell.baseline)
+    difference, settings, runs = figure.difference, figure.settings, len(cell.baseline)
     detectable = detectable_effect(
         difference.sd, runs, settings, cell.cells, session_share=difference.session_share
     )

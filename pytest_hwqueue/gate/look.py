@@ -106,7 +106,7 @@ class FigureEvidence:
         upper: one-sided 97.5 % upper limit of the mean difference, with the session term.
         futile: whether the last look is unlikely to see a rise of the minimum effect.
         hopeless: whether the last look is unlikely to exclude ``detect``, for noise.
-        paired: whether ``x`` and ``y`` are the runs of pairs.
+        settings: of the gate, with the session effect that the figure is allowed.
     """
 
     x: tuple[float, ...]
@@ -118,64 +118,73 @@ class FigureEvidence:
     upper: float
     futile: bool
     hopeless: bool
-    paired: bool
+    settings: GateSettings
 
-    def is_worse(self, settings: GateSettings) -> bool:
+    @property
+    def is_worse(self) -> bool:
         """Whether the new runs look worse by at least the minimum effect."""
-        return self.difference.mean >= math.log1p(settings.min_effect)
+        return self.difference.mean >= math.log1p(self.settings.min_effect)
 
-    def excludes(self, settings: GateSettings) -> bool:
-        """Whether a worsening of ``settings.detect`` is excluded, which is what a pass says.
+    @property
+    def p_above(self) -> float:
+        """The p of the t-test of the figure being worse, allowing for sessions."""
+        return self.difference.p_above(self.settings.tau)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether a worsening of the settings' ``detect`` is excluded, which is what a pass says.
 
         The upper limit must be below it, and must be so even if no change had been seen: new runs
         that are faster by luck cannot make up for noise in which the change could hide. Runs that
         are faster beyond luck can.
         """
-        luck = min(0.0, self.difference.mean)
+        luck, settings = min(0.0, self.difference.mean), self.settings
         if self.difference.p_below(settings.tau) <= settings.warn:
             luck = 0.0
         return not self.thin and self.upper - luck < math.log1p(settings.detect)
 
-    def settled(self, settings: GateSettings, convicting: bool) -> bool:
+    def settled(self, *, convicting: bool) -> bool:
         """Whether nothing suggests a worsening, nor that one is about to show.
 
         A new run that was set aside for being slow may be the first of many, so then only a look
         that may convict settles the cell.
 
         Args:
-            settings: of the gate.
             convicting: whether this look may convict.
         """
         wary = any(run.side == "new" and run.factor > 1 for run in self.aside)
-        return self.calm(settings) and (convicting or not wary)
+        return self.calm and (convicting or not wary)
 
-    def calm(self, settings: GateSettings) -> bool:
+    @property
+    def calm(self) -> bool:
         """Whether nothing suggests a worsening: the t-test sees none, or more runs hardly would."""
-        return self.p_t > settings.screen or self.futile
+        return self.p_t > self.settings.screen or self.futile
 
-    def spread(self, floor: float) -> float:
-        """Return the noise of all judged runs, blind to labels; see `least_spread`."""
-        if self.paired:
-            return max(gaps_spread(pair_gaps(self.x, self.y)), floor)
-        return max(least_spread((*self.x, *self.y)), floor)
+    @property
+    def spread(self) -> float:
+        """The noise of all judged runs, blind to labels; see `least_spread`."""
+        if self.settings.paired:
+            return max(gaps_spread(pair_gaps(self.x, self.y)), self.settings.floor)
+        return max(least_spread((*self.x, *self.y)), self.settings.floor)
 
-    def apart(self, new_runs: int, floor: float) -> float:
+    def apart(self, new_runs: int) -> float:
         """Return how clearly all judged runs stand at two levels, blind to labels.
 
         Which of the runs set aside are new is not asked: the clearest of all cases counts.
 
         Args:
             new_runs: of all, with those set aside.
-            floor: the least standard deviation believed.
         """
-        if self.paired:
+        floor = self.settings.floor
+        if self.settings.paired:
             return pairs_separation(self.x, self.y, floor)
         judged, gone = (*self.x, *self.y), len(self.aside)
         return max(separation(judged, new_runs - i, floor) for i in range(gone + 1))
 
     def exact(self) -> float:
         """Return the exact p of the new runs being worse."""
-        return exact_p(self.x, self.y, paired=self.paired) if self.x and self.y else 1.0
+        paired = self.settings.paired
+        return exact_p(self.x, self.y, paired=paired) if self.x and self.y else 1.0
 
 
 def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
@@ -222,7 +231,7 @@ def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
         upper=difference.mean + student_quantile(UPPER_CONFIDENCE, freedom) * error,
         futile=_futile(difference, len(y), settings),
         hopeless=_hopeless(difference, x, y, settings),
-        paired=settings.paired,
+        settings=settings,
     )
 
 
@@ -289,14 +298,10 @@ def _named(
     return tuple(named)
 
 
-def convicting_p(
-    evidence: FigureEvidence, settings: GateSettings, runs: int, *, last: bool
-) -> float:
+def convicting_p(figure: FigureEvidence, runs: int, *, last: bool) -> float:
     """Return the p by which normal theory convicts if the exact test cannot.
 
     With 3 or 4 baseline runs the exact test's floor is too high; the t-test decides, once, at the
     last look. With fewer nothing does.
     """
-    if last and LEAST_RUNS <= runs < LEAST_RUNS_EXACT:
-        return evidence.difference.p_above(settings.tau)
-    return 1.0
+    return figure.p_above if last and LEAST_RUNS <= runs < LEAST_RUNS_EXACT else 1.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean, median, stdev
 
 from pytest_hwqueue.gate.calibrate import shares
 from pytest_hwqueue.gate.runs import SHARE, ProcessRun, isolated
@@ -20,6 +20,10 @@ LEAST_SESSIONS = 4
 CONFIDENCE = 0.9
 """Of the upper bound of the spread that all cells show: one-sided."""
 
+PROPORTION = 0.6
+"""Of the standard deviation of a cell's runs: what its sessions may differ by where that is not
+seen, if it is more than the settings' session effect. Sixteen cells of an H200 showed 0.64."""
+
 SURE = 0.99
 """Of that of one cell. It is seldom the lower one, but spares quiet cells among noisy ones."""
 
@@ -28,31 +32,52 @@ SURE = 0.99
 class _Sessions:
     """One cell's sessions: their means, about the mean of them, and the variance of runs in them.
 
-    ``noise`` is what runs add to the variance of a session's mean; None if no session has two runs.
+    ``run_variance`` is of the runs in a session, None if no session has two; ``inverse_runs`` times
+    that is what they add to the variance of a session's mean.
     """
 
     deviations: Mapping[str, float]
-    noise: float | None
+    run_variance: float | None
+    inverse_runs: float
+
+    @property
+    def noise(self) -> float | None:
+        """What runs add to the variance of a session's mean."""
+        return None if self.run_variance is None else self.run_variance * self.inverse_runs
+
+    @property
+    def variance(self) -> float:
+        """The variance of the sessions' means."""
+        squares = math.fsum(value**2 for value in self.deviations.values())
+        return squares / (len(self.deviations) - 1)
 
     @property
     def most(self) -> float:
         """What its sessions differ by at most, as a standard deviation, by this cell alone."""
-        freedom = len(self.deviations) - 1
-        between = math.fsum(value**2 for value in self.deviations.values()) / freedom
-        return math.sqrt(max(0.0, between * _upper(freedom, SURE) - (self.noise or 0.0)))
+        sure = self.variance * _upper(len(self.deviations) - 1, SURE)
+        return math.sqrt(max(0.0, sure - (self.noise or 0.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Allowing:
+    """A cell's settings, in which ``tau`` is the session effect to allow for, by figure."""
+
+    main: GateSettings
+    companion: GateSettings
 
 
 def with_session_effect(
     baselines: Mapping[str, Sequence[ProcessRun]],
     quantities: Mapping[str, Quantity],
     settings: GateSettings,
-) -> dict[str, GateSettings]:
-    """Return each cell's settings, in which ``tau`` is the session effect to allow for.
+) -> dict[str, Allowing]:
+    """Return each cell's settings, with the session effect to allow its figures for.
 
     Cells with 4 sessions or more have the upper bound of what the sessions of all such cells show
-    of their quantity or of the time per iteration, whichever is more, or what a cell's own sessions
-    show for sure if that is less; all others have ``settings.session_effect``. Nobody has less than
-    ``settings.tau``, which counts alone if the user vouches for it.
+    of the quantity, or of the time per iteration, or what a cell's own sessions show for sure if
+    that is less; all others have ``settings.session_effect``, or 0.6 of the standard deviation of
+    their runs if that is more. Nobody has less than ``settings.tau``, which counts alone if the
+    user vouches for it.
 
     Args:
         baselines: runs by cell.
@@ -60,24 +85,31 @@ def with_session_effect(
         settings: of the gate.
     """
     if not settings.allows_for_sessions:
-        return dict.fromkeys(baselines, settings)
+        return dict.fromkeys(baselines, Allowing(settings, settings))
     seen: dict[str, dict[str, _Sessions]] = {}
+    allowed: dict[tuple[str, str], float] = {}
     for key, runs in baselines.items():
         times = [(run.iteration_ns or math.nan, run.session) for run in runs]
         both = {ITERATION_TIME.name: times}
         both[quantities[key].name] = [(run.value, run.session) for run in runs]
         for name, values in both.items():
-            if sessions := _sessions(values):
-                seen.setdefault(name, {})[key] = sessions
-    chosen: dict[str, float] = {}
-    for cells in seen.values():
-        all_cells = _session_sd(list(cells.values()), settings.session_effect)
+            logs, sessions = _sound(values)
+            if len(set(sessions)) >= LEAST_SESSIONS:
+                seen.setdefault(name, {})[key] = _sessions(logs, sessions)
+            spread = stdev(logs) if len(logs) > 1 else 0.0
+            allowed[name, key] = max(settings.tau, settings.session_effect, PROPORTION * spread)
+    for name, cells in seen.items():
+        known = _SessionEffect.of(list(cells.values()), settings.session_effect)
         for key, cell in cells.items():
-            found = min(all_cells, cell.most)
-            chosen[key] = max(found, settings.tau, chosen.get(key, 0.0))
-    stated = max(settings.tau, settings.session_effect)
-    made = {tau: replace(settings, tau=tau) for tau in {stated, *chosen.values()}}
-    return {key: made[chosen.get(key, stated)] for key in baselines}
+            allowed[name, key] = max(settings.tau, min(known.sd(cell), cell.most))
+
+    return {
+        key: Allowing(
+            replace(settings, tau=allowed[quantities[key].name, key]),
+            replace(settings, tau=allowed[ITERATION_TIME.name, key]),
+        )
+        for key in baselines
+    }
 
 
 def unknown_sessions(runs: Sequence[ProcessRun], settings: GateSettings, cells: int) -> str:
@@ -102,8 +134,9 @@ def unknown_sessions(runs: Sequence[ProcessRun], settings: GateSettings, cells: 
     )
 
 
-def _session_sd(cells: Sequence[_Sessions], stated: float) -> float:
-    """Return an upper bound of the standard deviation between sessions, of ln figure.
+@dataclass(frozen=True, slots=True)
+class _SessionEffect:
+    """What the sessions of all cells differ by at most, of ln figure.
 
     A session moves all cells alike, or each in its own way. What they share is the median over
     cells of a session's mean, and has as few degrees of freedom as there are sessions. What is
@@ -112,24 +145,54 @@ def _session_sd(cells: Sequence[_Sessions], stated: float) -> float:
     counts, so that one wild cell is not every cell's noise. Each part is multiplied by the upper
     bound of a variance with its degrees of freedom; a median has 2/pi of those of a mean.
 
+    Cells differ: where runs do by much, sessions do (docs/decisions.md, "Sessions differ in
+    proportion to runs"). So a cell's own part is the median as such, or in proportion to the
+    variance of its runs as the noisier half of the cells shows it, whichever is more.
+
     Where no session has two runs, runs and sessions cannot be told apart: a cell's own part is then
-    what both amount to, at most ``stated``.
+    what both amount to, at most what the settings state, or in proportion to both.
+
+    Attributes:
+        shared: variance that all cells share.
+        own: variance of each cell's own part.
+        relative: the same over the variance of a cell's runs.
     """
-    number = len(cells)
-    by_session: dict[str, list[float]] = {}
-    for cell in cells:
-        for session, deviation in cell.deviations.items():
-            by_session.setdefault(session, []).append(deviation)
-    common = {session: median(values) for session, values in by_session.items()}
-    freedom = len(common) - 1
-    noise = median(cell.noise or 0.0 for cell in cells)
-    shared = math.fsum(value**2 for value in common.values()) / freedom * _upper(freedom)
-    variance = max(0.0, shared - noise / number)
-    if number > 1:
-        variance += max(0.0, median(_own(cell, common, number, stated) for cell in cells))
-    elif cells[0].noise is None:
-        variance = min(variance, stated**2)
-    return math.sqrt(variance)
+
+    shared: float
+    own: float
+    relative: float
+
+    @classmethod
+    def of(cls, cells: Sequence[_Sessions], stated: float) -> _SessionEffect:
+        """Return what some cells show, ``stated`` being the settings' session effect."""
+        number = len(cells)
+        by_session: dict[str, list[float]] = {}
+        for cell in cells:
+            for session, deviation in cell.deviations.items():
+                by_session.setdefault(session, []).append(deviation)
+        common = {session: median(values) for session, values in by_session.items()}
+        freedom = len(common) - 1
+        noise = median(cell.noise or 0.0 for cell in cells)
+        sure = math.fsum(value**2 for value in common.values()) / freedom * _upper(freedom)
+        shared = max(0.0, sure - noise / number)
+        if number == 1:
+            return cls(min(shared, stated**2) if cells[0].noise is None else shared, 0.0, 0.0)
+        own = median(_own(cell, common, number, stated) for cell in cells)
+        known = [(cell.run_variance, cell) for cell in cells if cell.run_variance]
+        noisy = sorted(known, key=lambda each: -each[0])[: max(2, (len(known) + 1) // 2)]
+        relative = 0.0
+        if len(noisy) > 1:
+            bounds = [_own(cell, common, len(noisy), stated) / of_runs for of_runs, cell in noisy]
+            relative = median(bounds)
+        return cls(shared, max(0.0, own), max(0.0, relative))
+
+    def sd(self, cell: _Sessions) -> float:
+        """Return the standard deviation between sessions to allow a cell."""
+        if cell.run_variance is None:
+            relative = PROPORTION**2 * cell.variance
+        else:
+            relative = self.relative * cell.run_variance
+        return math.sqrt(self.shared + max(self.own, relative))
 
 
 def _own(cell: _Sessions, common: Mapping[str, float], cells: int, stated: float) -> float:
@@ -155,31 +218,27 @@ def _middle(freedom: int) -> float:
     return (1 - 2 / (9 * freedom)) ** 3
 
 
-def _sessions(values: Sequence[tuple[float, str]]) -> _Sessions | None:
-    """Return a cell's sessions without isolated runs; None if they are fewer than 4.
-
-    Args:
-        values: of each run, with its session.
-    """
+def _sound(values: Sequence[tuple[float, str]]) -> tuple[list[float], list[str]]:
+    """Return the logarithms of runs' figures, with their sessions, without isolated runs."""
     sound = [each for each in values if math.isfinite(each[0]) and each[0] > 0]
     logs = [math.log(value) for value, _ in sound]
     wild = isolated(logs, max(1, len(logs) // SHARE)) if len(logs) > LEAST_SESSIONS else ()
+    kept = [i for i in range(len(logs)) if i not in wild]
+    return [logs[i] for i in kept], [sound[i][1] for i in kept]
+
+
+def _sessions(logs: Sequence[float], sessions: Sequence[str]) -> _Sessions:
+    """Return a cell's sessions, at least two, of the runs' logarithms."""
     by_session: dict[str, list[float]] = {}
-    for i, (_, session) in enumerate(sound):
-        if i not in wild:
-            by_session.setdefault(session, []).append(logs[i])
-    if len(by_session) < LEAST_SESSIONS:
-        return None
+    for value, session in zip(logs, sessions, strict=True):
+        by_session.setdefault(session, []).append(value)
     means = {session: fmean(values) for session, values in by_session.items()}
     centre = fmean(means.values())
-    within = len(sound) - len(wild) - len(means)
-    noise = None
+    within = len(logs) - len(means)
+    run_variance = None
     if within:
         squares = math.fsum((v - means[key]) ** 2 for key, own in by_session.items() for v in own)
-        noise = (
-            squares
-            / within
-            / _middle(within)
-            * fmean(1 / len(values) for values in by_session.values())
-        )
-    return _Sessions({key: mean - centre for key, mean in means.items()}, noise)
+        run_variance = squares / within / _middle(within)
+    inverse_runs = fmean(1 / len(values) for values in by_session.values())
+    deviations = {key: mean - centre for key, mean in means.items()}
+    return _Sessions(deviations, run_variance, inverse_runs)

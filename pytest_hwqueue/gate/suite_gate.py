@@ -10,7 +10,7 @@ from statistics import median
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.sessions import with_session_effect
+from pytest_hwqueue.gate.sessions import Allowing, with_session_effect
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.verdict import P99, GateSettings, Quantity, Verdict, percent
 
@@ -35,7 +35,8 @@ class SuiteGate:
     The error rate is divided among the cells that can be convicted: those whose baseline can be
     compared and has 3 runs. That number is fixed before the first new run.
 
-    ``allowing`` has each cell's settings, with the session effect that its verdict allows for.
+    ``allowing`` has each cell's settings, with the session effect that its verdict allows for, by
+    figure.
 
     Args:
         settings: of the gate.
@@ -159,8 +160,8 @@ class SuiteGate:
         return self._quantities.get(key, P99)
 
     def _cell(self, key: str, baseline: Sequence[ProcessRun]) -> CellGate:
-        settings = self.allowing.get(key, self.settings)
-        return CellGate(baseline, self._quantity(key), settings, self.compared)
+        own = self.allowing.get(key, Allowing(self.settings, self.settings))
+        return CellGate(baseline, self._quantity(key), own.main, self.compared, own.companion)
 
 
 def _first_change(cell: CellGate) -> float | None:

@@ -207,7 +207,7 @@ class Judging:
             prepared = self._prepared[key]
             verdict = found[key]
             if verdict.reason == "blind":
-                allowing = gate.allowing[key]
+                allowing = gate.allowing[key].main
                 best = seen_by_others(name, stored.runs, new.runs, allowing, gate.compared)
                 verdict = replace(verdict, advice="; ".join(filter(None, (verdict.advice, best))))
             return CellVerdict(cell_id, name, verdict, soft, prepared.short, prepared.remark)

@@ -152,7 +152,7 @@ def describe_stored(
             # New runs are all of one session.
             share = 1 + session_share([run.session for run in runs])
             detectable = detectable_effect(
-                sd, len(runs), allowing[key], compared, session_share=share
+                sd, len(runs), allowing[key].main, compared, session_share=share
             )
         described.append(
             StoredFigure(

@@ -65,6 +65,10 @@ def pytest_configure(config):
         config.port = 4711 if xdist else None
         if not os.environ.get("PYTEST_XDIST_WORKER"):
             Path("seed").write_text(str(os.getpid()))
+
+def pytest_terminal_summary():
+    with open("summaries", "a") as file:
+        print(os.getpid(), file=file)
 """
 ASKS = """
 from pathlib import Path
@@ -90,6 +94,8 @@ def test_plugins_hand_to_workers_and_what_they_put_onto_reports_arrives(
     result = sessions.result(pytester.path, "--hwq-device=cpu", "-s", *without)
     result.assert_outcomes(passed=2 if xdist else 1, deselected=0 if xdist else 1)
     assert result.stdout.str().count("ARRIVED teardown") == (2 if xdist else 1)
+    # Only the session has a summary, and so only there a plugin does what it needs for one.
+    assert len((pytester.path / "summaries").read_text().split()) == 1
     if xdist:
         result.stdout.fnmatch_lines(["*plugin needs-more has nothing for the worker process*"])
 
