@@ -147,7 +147,7 @@ class _SessionEffect:
 
     Cells differ: where runs do by much, sessions do (docs/decisions.md, "Sessions differ in
     proportion to runs"). So a cell's own part is the median as such, or in proportion to the
-    variance of its runs as the noisier half of the cells shows it, whichever is more.
+    variance of its runs as all but the quietest cells show it, whichever is more.
 
     Where no session has two runs, runs and sessions cannot be told apart: a cell's own part is then
     what both amount to, at most what the settings state, or in proportion to both.
@@ -179,9 +179,10 @@ class _SessionEffect:
             return cls(min(shared, stated**2) if cells[0].noise is None else shared, 0.0, 0.0)
         own = median(_own(cell, common, number, stated) for cell in cells)
         known = [(cell.run_variance, cell) for cell in cells if cell.run_variance]
-        noisy = sorted(known, key=lambda each: -each[0])[: max(2, (len(known) + 1) // 2)]
         relative = 0.0
-        if len(noisy) > 1:
+        if len(known) > 1:
+            least = median(of_runs for of_runs, _ in known) / 2
+            noisy = [each for each in known if each[0] >= least]
             bounds = [_own(cell, common, len(noisy), stated) / of_runs for of_runs, cell in noisy]
             relative = median(bounds)
         return cls(shared, max(0.0, own), max(0.0, relative))
