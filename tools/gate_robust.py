@@ -1,6 +1,5 @@
 """Measure what the gate does with outliers and noisy runs. Runs are simulated figures.
 
-python tools/gate_robust.py size       the exact test after the set-aside, 200,000 unchanged cells
 python tools/gate_robust.py unchanged  the whole gate, 2,000 unchanged suites of 100 cells each
 python tools/gate_robust.py power      one changed cell of 100: outliers, half of the runs, +2 %
 python tools/gate_robust.py sessions   sessions that differ, and nobody vouches for by how much
@@ -16,10 +15,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +25,7 @@ from scipy.stats import beta
 
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.conclude import conclude
-from pytest_hwqueue.gate.runs import ProcessRun, isolated, most_set_aside
+from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import P99, GateSettings
@@ -114,46 +112,6 @@ def upper_bound(count: int, total: int) -> float:
 
 
 # ------------------------------------------------------------------ commands
-def size(options: argparse.Namespace) -> None:
-    """How often the exact test after the set-aside rejects unchanged cells."""
-    new = 4
-    for name, draw in MODELS.items():
-        rng = np.random.default_rng(options.seed)
-        counts: Counter[float] = Counter()
-        aside = cells = 0
-        while cells < options.cells:
-            logs = draw(rng, 10_000)[:, : OLD + new]
-            kept: dict[tuple[int, int], list[Floats]] = defaultdict(list)
-            for row in logs:
-                chosen = isolated(row.tolist(), most_set_aside(OLD, new))
-                left = [i for i in range(OLD + new) if i not in chosen]
-                old_left = sum(i < OLD for i in left)
-                kept[old_left, len(left) - old_left].append(row[left])
-                aside += bool(chosen)
-            for (old_left, new_left), rows in kept.items():
-                p = exact_p(np.array(rows), old_left, new_left)
-                for level in (0.05, 0.01, 0.001):
-                    counts[level] += int((p <= level).sum())
-            cells += len(logs)
-        shares = "  ".join(f"{level:g}: {counts[level] / cells:.5f}" for level in counts)
-        print(
-            f"{name:28s} {cells} cells, a run set aside in {aside / cells:.1%}: {shares}",
-            flush=True,
-        )
-
-
-def exact_p(rows: Floats, old: int, new: int) -> Floats:
-    """Return the exact p of each row by listing all relabellings of its kept runs."""
-    if not new:
-        return np.ones(len(rows))
-    ways = list(combinations(range(old + new), new))
-    labels = np.zeros((old + new, len(ways)))
-    for column, way in enumerate(ways):
-        labels[list(way), column] = 1
-    observed = rows[:, old:].sum(axis=1, keepdims=True)
-    return np.asarray((rows @ labels >= observed - 1e-9).mean(axis=1))
-
-
 def unchanged(options: argparse.Namespace) -> None:
     """The whole gate on unchanged suites of 100 cells."""
     total_bad = total_suites = 0
@@ -323,7 +281,7 @@ def sessions(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run one measurement."""
-    commands = {f.__name__: f for f in (size, unchanged, power, sessions)}
+    commands = {f.__name__: f for f in (unchanged, power, sessions)}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
