@@ -156,11 +156,13 @@ class _SessionEffect:
         shared: variance that all cells share.
         own: variance of each cell's own part.
         relative: the same over the variance of a cell's runs.
+        relative_to_both: over the variance of its sessions, where no session has two runs.
     """
 
     shared: float
     own: float
     relative: float
+    relative_to_both: float
 
     @classmethod
     def of(cls, cells: Sequence[_Sessions], stated: float) -> _SessionEffect:
@@ -176,7 +178,11 @@ class _SessionEffect:
         sure = math.fsum(value**2 for value in common.values()) / freedom * _upper(freedom)
         shared = max(0.0, sure - noise / number)
         if number == 1:
-            return cls(min(shared, stated**2) if cells[0].noise is None else shared, 0.0, 0.0)
+            (cell,) = cells
+            if cell.run_variance is None:
+                shared = min(shared, max(stated**2, PROPORTION**2 * cell.variance))
+            # All that its sessions differ by is shared, and nothing is left.
+            return cls(shared, 0.0, 0.0, 0.0)
         own = median(_own(cell, common, number, stated) for cell in cells)
         known = [(cell.run_variance, cell) for cell in cells if cell.run_variance]
         relative = 0.0
@@ -185,12 +191,12 @@ class _SessionEffect:
             noisy = [each for each in known if each[0] >= least]
             bounds = [_own(cell, common, len(noisy), stated) / of_runs for of_runs, cell in noisy]
             relative = median(bounds)
-        return cls(shared, max(0.0, own), max(0.0, relative))
+        return cls(shared, max(0.0, own), max(0.0, relative), PROPORTION**2)
 
     def sd(self, cell: _Sessions) -> float:
         """Return the standard deviation between sessions to allow a cell."""
         if cell.run_variance is None:
-            relative = PROPORTION**2 * cell.variance
+            relative = self.relative_to_both * cell.variance
         else:
             relative = self.relative * cell.run_variance
         return math.sqrt(self.shared + max(self.own, relative))
