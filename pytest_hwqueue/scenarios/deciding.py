@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_hwqueue.metrics.dependence import binomial_quantile, normal_cdf, student_quantile
 from pytest_hwqueue.metrics.numbers import duration
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pytest_hwqueue.metrics.estimate import Estimate
-    from pytest_hwqueue.scenarios.goals import Goal
+    from pytest_hwqueue.scenarios.goals import Goal, GoalResult
     from pytest_hwqueue.tenancy.figures import Served
 
 ASSURANCE = 0.8
@@ -33,6 +33,7 @@ ASSURANCE = 0.8
 _LONGEST_S = 24 * 3600.0
 _POSTERIOR_POINTS = 200
 _BLOCKS = 8
+_LEAST_CHANCE = 0.2
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,8 @@ def decided_by_s(
     if issued == 0:
         return None
     if share is not None:
-        bound_ns = goal.bound if goal.quantile is not None else within_ns
-        assert bound_ns is not None
-        fast = sum(each <= bound_ns for window in windows for each in window.latency_ns)
-        worth = worth_at(windows, 1 - share, confidence)
-        slow, most = round((issued - fast) * worth / issued), int(_LONGEST_S * worth / seen_s)
+        worth, slow = _worth(share, windows, goal, confidence, within_ns)
+        most = int(_LONGEST_S * worth / seen_s)
         requests = requests_to_decide(share, slow, worth, confidence, most)
         return None if requests is None else requests * seen_s / worth
     if goal.reference is not None and estimate.sessions > 1:
@@ -172,6 +170,74 @@ def decided_by_s(
     deviation = (estimate.high - estimate.low) / 2 / NormalDist().inv_cdf((1 + confidence) / 2)
     times = _times_longer(abs(estimate.value - goal.bound) / deviation, confidence)
     return times * seen_s if times * seen_s <= _LONGEST_S else None
+
+
+def _worth(
+    share: float, windows: Sequence[Served], goal: Goal, confidence: float, within_ns: float | None
+) -> tuple[int, int]:
+    """Return how many independent requests windows are worth, and how many of those are slow."""
+    bound_ns = goal.bound if goal.quantile is not None else within_ns
+    assert bound_ns is not None
+    issued = sum(window.issued for window in windows)
+    fast = sum(each <= bound_ns for window in windows for each in window.latency_ns)
+    worth = worth_at(windows, 1 - share, confidence)
+    return worth, round((issued - fast) * worth / issued)
+
+
+class Chances(NamedTuple):
+    """How likely it is that a goal will be met, and missed, once its windows are over."""
+
+    met: float
+    missed: float
+
+
+def chances(
+    goal: Goal, result: GoalResult, windows: Sequence[Served], confidence: float,
+    within_ns: float | None, longer: float,
+) -> Chances:  # fmt: skip
+    """Return the predictive probability that a goal is met, and missed, after further requests.
+
+    What was seen counts, and further requests are like those, with all that is not known of them
+    (Spiegelhalter, Freedman and Blackburn, Controlled Clinical Trials 7, 1986).
+
+    Args:
+        goal: the goal.
+        result: its result so far.
+        windows: of its tenant so far.
+        confidence: at which it will be judged.
+        within_ns: latency within which a request counts as attained, for that figure.
+        longer: the whole time, by that of these windows.
+
+    Returns:
+        both are 1 where nothing can be told yet.
+
+    """
+    if result.verdict != "undecided":
+        return Chances(float(result.verdict == "met"), float(result.verdict == "missed"))
+    share = allowed_slow(goal)
+    if share is not None and any(window.issued for window in windows):
+        worth, slow = _worth(share, windows, goal, confidence, within_ns)
+        further = round(worth * (longer - 1))
+        shares = _posterior(slow, worth)
+        return _chances(share, shares, worth + further, confidence, slow, further)
+    found = result.figure
+    low, high = found.ends
+    if found.value is None or found.refused or low is None or high is None or not low < high:
+        return Chances(1.0, 1.0)
+    deviation = (high - low) / 2 / NormalDist().inv_cdf((1 + result.confidence) / 2)
+    # A mean of n values, of which the first were seen, around theirs: s²(1/seen - 1/n).
+    reach = NormalDist().inv_cdf((1 + confidence) / 2) * deviation / math.sqrt(longer)
+    spread = deviation * math.sqrt(1 - 1 / longer)
+    distance = found.value - goal.bound / goal.factor
+    above = normal_cdf((distance - reach) / spread)
+    below = normal_cdf((-distance - reach) / spread)
+    return Chances(above, below) if goal.comparison.startswith(">") else Chances(below, above)
+
+
+def may_decide(found: Sequence[Chances]) -> bool:
+    """Whether a case's goals may yet be decided: one missed, or all met, in one of five cases."""
+    met = min((each.met for each in found), default=1.0)
+    return met + max((each.missed for each in found), default=1.0) >= _LEAST_CHANCE
 
 
 def requests_to_decide(
@@ -185,12 +251,17 @@ def requests_to_decide(
         the number; None if it is above ``most``.
 
     """
+    return requests_if(allowed, _posterior(slow, issued), confidence, most)
+
+
+def _posterior(slow: int, issued: int) -> NDArray[np.float64]:
+    """Return shares of slow requests that are equally likely after so many slow ones."""
     import numpy as np
     from scipy.special import betaincinv
 
     at = (np.arange(_POSTERIOR_POINTS) + 0.5) / _POSTERIOR_POINTS
-    shares = betaincinv(slow + 0.5, issued - slow + 0.5, at)
-    return requests_if(allowed, shares, confidence, most)
+    shares: NDArray[np.float64] = betaincinv(slow + 0.5, issued - slow + 0.5, at)
+    return shares
 
 
 def requests_if(
@@ -202,21 +273,27 @@ def requests_if(
         the number; None if it is above ``most``.
 
     """
+    return _least(
+        lambda n: sum(_chances(allowed, shares, n, confidence, 0, n)) >= ASSURANCE, most
+    )
+
+
+def _chances(
+    allowed: float, shares: float | NDArray[np.float64], requests: int, confidence: float,
+    slow: int, further: int,
+) -> Chances:  # fmt: skip
+    """Return how likely so many requests decide, of which the ``further`` ones are not yet seen."""
     import numpy as np
     from scipy.special import bdtr, bdtrc
 
     tail = (1 - confidence) / 2
-
-    def decided(requests: int) -> float:
-        # As the exact intervals: met with at most so many slow requests, missed with so many.
-        met = binomial_quantile(tail, requests, allowed) - 1
-        missed = binomial_quantile(1 - tail, requests, allowed) + 1
-        probability = float(np.mean(bdtrc(missed - 1, requests, shares)))
-        if met >= 0:
-            probability += float(np.mean(bdtr(met, requests, shares)))
-        return probability
-
-    return _least(lambda requests: decided(requests) >= ASSURANCE, most)
+    # As the exact intervals: met with at most so many slow requests, missed with so many.
+    met = binomial_quantile(tail, requests, allowed) - 1 - slow
+    missed = binomial_quantile(1 - tail, requests, allowed) + 1 - slow
+    return Chances(
+        0.0 if met < 0 else float(np.mean(bdtr(min(met, further), further, shares))),
+        1.0 if missed <= 0 else float(np.mean(bdtrc(min(missed - 1, further), further, shares))),
+    )
 
 
 def planned_window(goal: Goal, rate_per_s: float, confidence: float) -> PlannedWindow | None:

@@ -15,7 +15,7 @@ from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.noise import Causes, causes_line
-from pytest_hwqueue.scenarios.deciding import agrees_in_blocks
+from pytest_hwqueue.scenarios.deciding import agrees_in_blocks, chances, may_decide
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     CONFIDENCE,
@@ -144,6 +144,8 @@ class ScenarioRuns:
         self._run: int | None = None
         # The tests whose goals end windows early; none measures all windows to their end.
         self._asked: Sequence[Case] = ()
+        # How many windows share a run's time; 0 where nobody has planned that.
+        self._rounds = 0
 
     def begin_run(self, number: int) -> None:
         """Forget all measurements; from now on, measure everything anew, as this run."""
@@ -190,7 +192,7 @@ class ScenarioRuns:
     ) -> None:
         from pytest_hwqueue.gate.statistics import turns
 
-        self._asked = asked
+        self._asked, self._rounds = asked, rounds
         order = turns(runs, rounds)
         for done, (number, run) in enumerate(order):
             if begins is not None:
@@ -219,7 +221,8 @@ class ScenarioRuns:
     def _is_decided(self, run: PlannedRun, cases: Sequence[Case]) -> bool:
         """Return whether a run has decided all that is asked of it.
 
-        Of a case's own: whether it misses a goal, or meets all. Of a tenant alone whose requests
+        Of a case's own: whether it misses a goal, or meets all, or hardly may in the time that is
+        left. Of a tenant alone whose requests
         arrive: a bound on their P99. Of others: the figures that goals are divided by, or else
         throughput, within 5 %.
         """
@@ -227,7 +230,7 @@ class ScenarioRuns:
         if not records or any(record.status != "ok" for record in records):
             return False
         own = [case for case in cases if own_run(self._scenario, case).key == run.key]
-        if not all(map(self.settled, own)):
+        if any(not self.settled(case) and self._may_be_settled(case) for case in own):
             return False
 
         def estimated(name: str, estimator: Estimator) -> Estimate:
@@ -247,6 +250,30 @@ class ScenarioRuns:
         results = self.judge(case)
         sure = self.sure(case, results)
         return "missed" in sure or (bool(sure) and sure == ["met"] * len(results))
+
+    def _may_be_settled(self, case: Case) -> bool:
+        """Whether a test's goals may yet be decided in the time that is left.
+
+        Until half of it is over, they may: figures are wanted of what is undecided, too.
+        """
+        if not self._rounds:
+            return True
+        own = own_run(self._scenario, case)
+        records = self.records(own)
+        whole_s = self._rounds * records[0].plan["duration_s"]
+        longer = whole_s / sum(record.duration_s for record in records)
+        if not 1 < longer <= 2:
+            return longer > 1
+        goals = self._scenario.goals_of(case.variant, case.placement)
+        return may_decide(
+            [
+                chances(
+                    goal, result, self.windows(own, goal.tenant), CONFIDENCE,
+                    within_of(own, goal.tenant, goals), longer,
+                )
+                for goal, result in zip(goals, self.judge(case), strict=True)
+            ]
+        )  # fmt: skip
 
     def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
         """Return the verdicts on a test's goals to which blocks of its requests come, too."""

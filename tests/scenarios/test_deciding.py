@@ -16,7 +16,9 @@ from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.scenarios.deciding import (
     ASSURANCE,
+    chances,
     least_requests,
+    may_decide,
     planned_window,
     requests_if,
     requests_to_decide,
@@ -71,6 +73,35 @@ def test_named_window_decides_in_most_cases(
             decided.append(longer.verdict != "undecided")
     assert len(decided) > least
     assert np.mean(decided) > ASSURANCE - slack
+
+
+@pytest.mark.parametrize(
+    ("text", "make", "truth", "seconds"),
+    [
+        ("high.p99 < 10 ms", window, rare, 30),
+        ("low.throughput >= 100/s", poisson, lambda random: random.uniform(85, 115), 10),
+    ],
+)
+def test_chances_of_being_decided_in_the_rest_are_what_comes(
+    text: str, make: Make, truth: Callable[[np.random.Generator], float], seconds: float
+) -> None:
+    random = np.random.default_rng(4)
+    goal, told = parse_goal(text), []
+    while len(told) < 200:
+        true = truth(random)
+        halves = [make(seconds, true, random) for _ in range(2)]
+        first = evaluate(goal, halves[:1])
+        if first.verdict == "undecided":
+            found = chances(goal, first, halves[:1], 0.95, None, 2.0)
+            decided = evaluate(goal, halves).verdict != "undecided"
+            told.append((sum(found), decided, may_decide([found])))
+    expected, came, goes_on = np.array(told).T
+    assert abs(expected.mean() - came.mean()) < 0.1
+    likely = expected > np.median(expected)
+    assert came[likely].mean() > came[~likely].mean() + 0.2
+    ended = goes_on == 0
+    assert ended.sum() > 20
+    assert came[ended].mean() < 0.2
 
 
 def test_attainment_of_99_percent_is_decided_by_the_window_of_a_p99() -> None:

@@ -15,9 +15,7 @@ from click.testing import Result
 from pytest_hwqueue.which.file import WhichFile
 from tests.which.conftest import SCENARIO, case, hwq
 
-SIMULATED = (
-    "--device", "sim:h200", "--size", "tiny", "--duration", "1s",
-)  # fmt: skip
+SIMULATED = ("--device", "sim:h200", "--size", "tiny", "--duration", "1s", "--whole-windows")
 
 
 @pytest.fixture(scope="module", name="simulated")
