@@ -172,7 +172,8 @@ def _print_causes(
     progress: WhichProgress,
 ) -> None:  # fmt: skip
     """Print below the table why requests were slow, from a traced run of each ok case."""
-    from pytest_hwqueue.scenarios.runs import PeakUnknown, causes_in_words, tenants_in_question
+    from pytest_hwqueue.scenarios.runs import PeakUnknown
+    from pytest_hwqueue.scenarios.traced import causes_in_words, tenants_in_question
 
     for done, case in enumerate(wanted):
         progress.run_begins(done, len(wanted))

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.goals import GoalResult
     from pytest_hwqueue.scenarios.planned_runs import PlannedRun
-    from pytest_hwqueue.scenarios.runs import Decides, Trace
+    from pytest_hwqueue.scenarios.runs import Decides
+    from pytest_hwqueue.scenarios.traced import Trace
 
 
 class ScenarioFile(pytest.File):
@@ -138,7 +139,7 @@ class ScenarioItem(pytest.Item):
 
         With --hwq-causes=always, also report on requests whose goals were met.
         """
-        from pytest_hwqueue.scenarios.runs import causes_in_words, tenants_in_question
+        from pytest_hwqueue.scenarios.traced import causes_in_words, tenants_in_question
 
         asked = self.config.stash[SETTINGS].causes
         goals = self.scenario.goals_of(self.case.variant, self.case.placement)

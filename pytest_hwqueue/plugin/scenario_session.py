@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.file import Scenario
-    from pytest_hwqueue.scenarios.runs import Trace
+    from pytest_hwqueue.scenarios.traced import Trace
     from pytest_hwqueue.tenancy.looks import Looks
     from pytest_hwqueue.tenancy.spec import Colocation
 

@@ -273,9 +273,7 @@ def requests_if(
         the number; None if it is above ``most``.
 
     """
-    return _least(
-        lambda n: sum(_chances(allowed, shares, n, confidence, 0, n)) >= ASSURANCE, most
-    )
+    return _least(lambda n: sum(_chances(allowed, shares, n, confidence, 0, n)) >= ASSURANCE, most)
 
 
 def _chances(

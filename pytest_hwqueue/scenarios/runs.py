@@ -1,4 +1,4 @@
-"""Runs of a scenario, and one more with traces where a goal was missed.
+"""Runs of a scenario, in turn, and the verdicts on its goals.
 
 A relative goal needs its reference from the same session, and near in time: all runs of a scenario
 take turns in mirrored order (ABBA), so that machine drift affects all of them alike.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.noise.names import NONE
-from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.scenarios.deciding import agrees_in_blocks, chances, may_decide
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
@@ -42,81 +41,13 @@ from pytest_hwqueue.scenarios.planned_runs import (
 )
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import served
-from pytest_hwqueue.tenancy.figures import Estimator, percentile, throughput
+from pytest_hwqueue.tenancy.figures import Estimator, percentile, throughput, worth_at
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.estimate import Estimate
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.tenancy.cells import References
     from pytest_hwqueue.tenancy.figures import Served, Session
-
-
-MOST_S = 20.0
-LEAST_S = 1.0
-_REQUESTS = minimum_samples(0.99)
-# A random schedule may have fewer than its rate says; a closed loop is slower while it is traced.
-_SPARE, _SPARE_CLOSED = 1.1, 2.0
-
-Trace = Callable[[PlannedRun, Mapping[str, float], float], "ColocationRecord"]
-"""Runs tenants traced: peaks by tenant as for any run, and for how many seconds."""
-
-
-def tenants_in_question(scenario: Scenario, case: Case) -> list[str]:
-    """Return the tenants whose latency a goal concerns, or all."""
-    of_goals = [
-        goal.tenant
-        for goal in scenario.goals_of(case.variant, case.placement)
-        if goal.about_latency
-    ]
-    return list(dict.fromkeys(of_goals)) or [
-        tenant.name for tenant in scenario.tenants_of(case.variant)
-    ]
-
-
-def causes_in_words(
-    runs: ScenarioRuns, case: Case, tenants: Sequence[str], trace: Trace
-) -> list[str]:
-    """Run a test's tenants traced; return a line per tenant in question.
-
-    If that fails, the one line says why there are no causes.
-
-    Args:
-        runs: with the test's records, all ``ok``.
-        case: the test.
-        tenants: those with slow requests; at least one.
-        trace: runs it.
-
-    """
-    run, records, peaks = runs.measured(case)
-    record = trace(run, peaks, _seconds(run, records, tenants))
-    if record.status != "ok":
-        return [f"causes are not known: the traced run was {record.status}: {record.reason}"]
-    found = {name: record.tenant(name).causes for name in tenants}
-    return [_line(name, causes) for name, causes in found.items() if causes is not None]
-
-
-def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str]) -> float:
-    """Return how long it takes until each tenant has enough requests for a P99."""
-    needed = [LEAST_S]
-    for tenant in run.tenants:
-        if tenant.name not in tenants:
-            continue
-        seconds = sum(record.duration_s for record in records)
-        issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
-        spare = _SPARE_CLOSED if tenant.arrival.text == "closed" else _SPARE
-        needed.append(_REQUESTS * spare * seconds / issued if issued else MOST_S)
-    return min(max(needed), MOST_S)
-
-
-def _line(tenant: str, causes: Causes) -> str:
-    """Return a tenant's causes. P99 leaves few requests, so P95's tail is reported too."""
-    line = f"{tenant}: {causes_line(causes)}"
-    wider = causes.tails.get("p95")
-    if wider is None:
-        return "; ".join([line, *causes.limits])
-    if "p99" in causes.tails:
-        line += f"; of the slowest 5 %: {wider.words}"
-    return f"{line} (of what is beyond the median of {wider.median_ms:.3g} ms)"
 
 
 ROUNDS = 2
@@ -223,8 +154,8 @@ class ScenarioRuns:
 
         Of a case's own: whether it misses a goal, or meets all, or hardly may in the time that is
         left. Of a tenant alone whose requests
-        arrive: a bound on their P99. Of others: the figures that goals are divided by, or else
-        throughput, within 5 %.
+        arrive: a bound on their P99, if the time is long enough. Of others: the figures that goals
+        are divided by, or else throughput, within 5 %.
         """
         records = self._records.get(run.key)
         if not records or any(record.status != "ok" for record in records):
@@ -239,7 +170,10 @@ class ScenarioRuns:
         first, *others = run.tenants
         arrives = not own and not others and first.arrival.text != "closed"
         if arrives and math.isinf(estimated(first.name, percentile(0.99)).high):
-            return False
+            longer = self._longer(run)
+            worth = worth_at(self.windows(run, first.name), 0.99, CONFIDENCE)
+            if longer > 2 or worth * longer >= minimum_samples(0.99):
+                return False
         compared = self._compared(run, cases)
         if not (compared or own or arrives):
             compared = [(tenant.name, throughput) for tenant in run.tenants]
@@ -256,12 +190,8 @@ class ScenarioRuns:
 
         Until half of it is over, they may: figures are wanted of what is undecided, too.
         """
-        if not self._rounds:
-            return True
         own = own_run(self._scenario, case)
-        records = self.records(own)
-        whole_s = self._rounds * records[0].plan["duration_s"]
-        longer = whole_s / sum(record.duration_s for record in records)
+        longer = self._longer(own)
         if not 1 < longer <= 2:
             return longer > 1
         goals = self._scenario.goals_of(case.variant, case.placement)
@@ -274,6 +204,12 @@ class ScenarioRuns:
                 for goal, result in zip(goals, self.judge(case), strict=True)
             ]
         )  # fmt: skip
+
+    def _longer(self, run: PlannedRun) -> float:
+        """Return the whole time of a run, by that of its records; inf where nobody planned it."""
+        records = self.records(run)
+        whole_s: float = self._rounds * records[0].plan["duration_s"]
+        return whole_s / sum(record.duration_s for record in records) if whole_s else math.inf
 
     def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
         """Return the verdicts on a test's goals to which blocks of its requests come, too."""

@@ -120,7 +120,7 @@ class Measurer:
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
-        """Run tenants traced, as `scenarios.runs.Trace`, into a separate record."""
+        """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
         folder = self._settings.folder / "traced"
         return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
 

@@ -86,7 +86,8 @@ def test_chances_of_being_decided_in_the_rest_are_what_comes(
     text: str, make: Make, truth: Callable[[np.random.Generator], float], seconds: float
 ) -> None:
     random = np.random.default_rng(4)
-    goal, told = parse_goal(text), []
+    goal = parse_goal(text)
+    told: list[tuple[float, bool, bool]] = []
     while len(told) < 200:
         true = truth(random)
         halves = [make(seconds, true, random) for _ in range(2)]
