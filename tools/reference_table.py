@@ -28,7 +28,7 @@ from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import counted, figure, percent, printed, rate, times
 from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.verdict_words import mean_value
+from pytest_hwqueue.reports.verdicts import mean_value
 from pytest_hwqueue.verdicts.figures import GatedFigure
 from pytest_hwqueue.verdicts.figures import figure as gated_figure
 

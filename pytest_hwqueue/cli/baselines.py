@@ -55,13 +55,13 @@ def baseline() -> None:
 @baseline.command("list", cls=OwnStatus)
 def list_baselines(baselines: str | None) -> None:
     """List the stored baselines of all devices."""
-    from pytest_hwqueue.reports.baselines import baselines_document, describe_baselines
+    from pytest_hwqueue.reports.baselines import baselines_document
     from pytest_hwqueue.reports.grid import print_document
 
     store = open_store(baselines)
-    rows = describe_baselines(store)
-    if rows:
-        print_document(baselines_document(rows))
+    document = baselines_document(store)
+    if document is not None:
+        print_document(document)
     else:
         click.echo(f"no baseline in {store.root}: `hwq run --save NAME` stores one")
 
@@ -72,7 +72,7 @@ def list_baselines(baselines: str | None) -> None:
 @click.argument("cell", required=False)
 def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> None:
     """Show a baseline's cells and what they can detect; with CELL, its runs."""
-    from pytest_hwqueue.reports.baselines import cells_document, describe_cells, runs_document
+    from pytest_hwqueue.reports.baselines import cells_document, runs_document
     from pytest_hwqueue.reports.grid import print_document
 
     settings, figures = gate_settings(given), gated_figures(given)
@@ -81,7 +81,7 @@ def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> No
     cells = store.read(name, device).cells
     label = f"{device}/{name}"
     if cell is None:
-        print_document(cells_document(label, describe_cells(cells, figures, settings), settings))
+        print_document(cells_document(label, cells, figures, settings))
     else:
         print_document(runs_document(label, _chosen(cells, (cell,), label)[cell]))
 

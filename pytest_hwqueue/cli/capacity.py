@@ -163,7 +163,7 @@ def searched(
     from pytest_hwqueue.capacity.result import result
     from pytest_hwqueue.capacity.search import CapacitySearch, Found, KeptWindows, ResumingMeasurer
     from pytest_hwqueue.metrics.numbers import counted
-    from pytest_hwqueue.reports.capacity import SearchProgress
+    from pytest_hwqueue.reports.which.progress import SearchProgress
     from pytest_hwqueue.schedulers.syntax import unopened
     from pytest_hwqueue.which.session import Measurer, scenario_server
 

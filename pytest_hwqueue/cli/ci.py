@@ -134,11 +134,11 @@ def _publish(pull: PullRequest, name: str, text: str) -> str:
 
 def _warn(text: str) -> None:
     """Print a warning; in a job of GitHub Actions it becomes an annotation, too."""
-    from pytest_hwqueue.reports.outcome import Annotation, render_annotations
+    from pytest_hwqueue.reports.outcome import annotation
 
     click.echo(f"hwq comment: {text}", err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        click.echo(render_annotations([Annotation("warning", "", None, "hwq comment", text)]))
+        click.echo(annotation("warning", "hwq comment", text))
 
 
 _WORKFLOWS = ("github", "none")

@@ -191,9 +191,9 @@ def list_workloads(verbose: bool) -> None:
     its parameters with types, bounds and defaults at each size.
     """
     from pytest_hwqueue.reports.grid import print_document
-    from pytest_hwqueue.reports.listing import describe_workloads, workloads_document
+    from pytest_hwqueue.reports.listing import workloads_document
 
-    print_document(workloads_document(describe_workloads(), verbose))
+    print_document(workloads_document(verbose=verbose))
 
 
 @with_options(without=("workload",))

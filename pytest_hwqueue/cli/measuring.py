@@ -166,17 +166,17 @@ class MeasuringWorkloads(MeasuringCommand):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Format the workload's parameters before the command's own options."""
         if _OPTIONS in ctx.meta:
-            from pytest_hwqueue.reports.listing import describe_workload
+            from pytest_hwqueue.reports.listing import parameters_of
 
-            row = describe_workload(ctx.meta[_NAMED])
+            workload = _class(ctx.meta[_NAMED])
             spelt = {option.opts[0] for option in ctx.meta[_OPTIONS]}
             lines = []
-            for each in row.parameters:
+            for each in parameters_of(workload):
                 option = _spelt(each.name)
                 # One that is called like an option of the command is set in the longer way.
                 start = option if option in spelt else f"--param {each.name}="
                 lines.append((f"{start} {each.type}", f"{each.description} ({each.by_size})"))
-            with formatter.section(f"Parameters of {row.name}"):
+            with formatter.section(f"Parameters of {workload.name}"):
                 formatter.write_dl(lines)
         super().format_options(ctx, formatter)
 

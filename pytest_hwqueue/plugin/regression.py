@@ -23,8 +23,7 @@ from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
 from pytest_hwqueue.plugin.state import wrong_usage
-from pytest_hwqueue.reports.verdict_words import properties_of
-from pytest_hwqueue.reports.verdicts import explain
+from pytest_hwqueue.reports.verdicts import explain, properties_of
 from pytest_hwqueue.settings.options import OPTIONS, Settings
 from pytest_hwqueue.verdicts.judging import (
     CellVerdict,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,12 +24,6 @@ _SIMULATED = re.compile(r"[\[-]sim:")
 _BAD = ("failed", "timeout", "invalid")
 
 
-class JudgedCell(BaseModel):
-    """What a badge tells of a verdict."""
-
-    cell: str
-
-
 class JudgedFile(BaseModel):
     """What a badge tells of a comparison's file; `judgement_file` writes the rest."""
 
@@ -38,7 +31,7 @@ class JudgedFile(BaseModel):
     exit_status: int
     counts: dict[State, int]
     missing: list[Any]
-    verdicts: list[JudgedCell]
+    verdicts: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,9 @@ def read_compared(path: Path) -> Compared:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
             judgement = JudgedFile.model_validate(content)
-            return Compared((judgement,), tuple(each.cell for each in judgement.verdicts))
+            return Compared(
+                (judgement,), tuple(str(each.get("cell", "")) for each in judgement.verdicts)
+            )
         session = SessionFile.model_validate(content)
         judgements = tuple(map(JudgedFile.model_validate, session.judgements))
     return Compared(
@@ -91,8 +86,7 @@ _NEITHER = "is neither a session's file (--hwq-json) nor one of `hwq compare --j
 def badge(compared: Compared) -> dict[str, Any]:
     """Return the badge's JSON. What judged nothing is never green."""
     message, color = _message(compared)
-    simulated = any(map(_SIMULATED.search, compared.cells))
-    label = f"{_LABEL} (simulated)" if simulated else _LABEL
+    label = _LABEL + " (simulated)" * any(map(_SIMULATED.search, compared.cells))
     return {"schemaVersion": 1, "label": label, "message": message, "color": color}
 
 
@@ -108,24 +102,13 @@ def _message(compared: Compared) -> tuple[str, str]:
         return "not compared", "lightgrey"
     if not any(each.verdicts for each in compared.judgements):
         return "nothing judged", "lightgrey"
-    return _without_regression(compared)
-
-
-def _without_regression(compared: Compared) -> tuple[str, str]:
     missing = sum(len(each.missing) for each in compared.judgements)
-    counts = [(state, compared.count(state)) for state in _shown_states()]
-    parts = [f"{count} {state}" for state, count in counts if count]
-    if missing:
-        parts.append(f"{missing} missing")
-    message = ", ".join(parts)
+    counts = {state: compared.count(state) for state in get_args(State)} | {"missing": missing}
+    message = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     good = compared.count("pass") + compared.count("improvement")
     if any(each.exit_status for each in compared.judgements):
         return message, "orange"
     if not good:
         return message, "lightgrey"
-    undecided = compared.count("inconclusive") + compared.count("incomparable")
-    return message, "yellow" if undecided or missing else "brightgreen"
-
-
-def _shown_states() -> Sequence[State]:
-    return [state for state in get_args(State) if state != "regression"]
+    undecided = compared.count("inconclusive") + compared.count("incomparable") + missing
+    return message, "yellow" if undecided else "brightgreen"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from pytest_hwqueue.baselines.folders import Move, describe_move
 from pytest_hwqueue.baselines.runs import (
@@ -24,13 +23,11 @@ from pytest_hwqueue.gate.calibrate import (
     LEAST_SESSIONS,
     MOST_RUNS,
     Calibration,
-    CellCalibration,
     can_convict,
     runs_needed,
     runs_to_convict,
 )
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.verdict import GateSettings, Quantity, percent, refusal
+from pytest_hwqueue.gate.verdict import GateSettings, percent, refusal
 from pytest_hwqueue.metrics.estimate import Interval
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -52,8 +49,9 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.verdict_words import (
+from pytest_hwqueue.reports.verdicts import (
     figure_value,
+    in_words,
     least_detected,
     mean_value,
     tau_words,
@@ -64,136 +62,107 @@ from pytest_hwqueue.verdicts.stored import HOW_TO_RECORD, StoredFigure, describe
 _COMMIT_DIGITS = 9
 
 
-@dataclass(frozen=True)
-class BaselineRow:
-    """A stored baseline; ``runs`` is the smallest and the largest number of a cell's runs.
+def baselines_document(store: Store) -> Document | None:
+    """Return a table of a store's baselines, by device and name; None if there is none.
 
-    ``changed`` is when the newest run was measured, or the baseline moved, whichever came last
-    (UTC, ISO 8601).
-    """
-
-    device: str
-    name: str
-    cells: int
-    runs: tuple[int, int]
-    sessions: int
-    changed: str
-
-
-@dataclass(frozen=True)
-class CellRow:
-    """A figure of a stored cell, and what a comparison with it can detect.
-
-    ``mean`` is the geometric mean over runs, in the figure's unit; None if a run has no value that
-    can be compared. ``notes`` say what limits the cell.
-    """
-
-    stored: StoredFigure
-    quantity: Quantity
-    mean: float | None
-    notes: tuple[str, ...]
-
-
-def describe_baselines(store: Store) -> list[BaselineRow]:
-    """Describe every baseline of a store, by device and name.
+    A baseline's last change is when its newest run was measured, or it was moved.
 
     Raises:
         RecordError: naming the file that is damaged.
 
     """
-    rows = []
-    for device in store.devices():
-        for name in store.names(device):
-            cells = store.read(name, device).cells.values()
-            runs = [run for cell in cells for run in cell.runs]
-            moves = [move.when for move in store.history(name, device)]
-            counts = [len(cell.runs) for cell in cells]
-            rows.append(
-                BaselineRow(
-                    device=device,
-                    name=name,
-                    cells=len(counts),
-                    runs=(min(counts), max(counts)),
-                    sessions=len({run.session for run in runs}),
-                    changed=max([*moves, *(run.when for run in runs)]),
-                )
-            )
-    return rows
-
-
-def describe_cells(
-    cells: Mapping[str, CellBaseline], figures: Sequence[str], settings: GateSettings
-) -> list[CellRow]:
-    """Describe each figure of each cell of a baseline, by cell id; see `figures.figure`.
-
-    Raises:
-        BadInput: if no cell has a figure of a name.
-
-    """
-    every = describe_stored(cells, figures, settings)
-    described = iter(every)
-    rows = []
-    known = set()
-    for _, cell in sorted(cells.items()):
-        for name in figures:
-            chosen = figure(name, cell.runs, ())
-            if chosen is not None:
-                known.add(name)
-                runs = [chosen.run(run) for run in cell.runs]
-                rows.append(_row(next(described), chosen.quantity, runs, settings, len(every)))
-    for name in figures:
-        if name not in known:
-            raise BadInput(f"no cell has a figure {name!r}")
-    return rows
-
-
-def baselines_document(rows: Sequence[BaselineRow]) -> Document:
-    """Return a table of baselines."""
     columns = (
         Column("name", "name"), Column("device", "device"), Column("cells", "cells", right=True),
         Column("runs", "runs a cell", right=True), Column("sessions", "sessions", right=True),
         Column("changed", "last change", rank=1),
     )  # fmt: skip
-    table = [
-        Row({
-            "name": row.name, "device": row.device, "cells": str(row.cells),
-            "runs": "–".join(dict.fromkeys(map(str, row.runs))), "sessions": str(row.sessions),
-            "changed": _when(row.changed),
-        })
-        for row in rows
-    ]  # fmt: skip
-    return Document([Heading("Baselines", 1), Table(columns, table)])
+    rows = []
+    for device, name in [(each, name) for each in store.devices() for name in store.names(each)]:
+        cells = store.read(name, device).cells.values()
+        runs = [run for cell in cells for run in cell.runs]
+        counts = [len(cell.runs) for cell in cells]
+        moves = [move.when for move in store.history(name, device)]
+        rows.append(Row({
+            "name": name, "device": device, "cells": str(len(counts)),
+            "runs": "–".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
+            "sessions": str(len({run.session for run in runs})),
+            "changed": _when(max([*moves, *(run.when for run in runs)])),
+        }))  # fmt: skip
+    return Document([Heading("Baselines", 1), Table(columns, rows)]) if rows else None
 
 
-def cells_document(label: str, rows: Sequence[CellRow], settings: GateSettings) -> Document:
-    """Return a baseline's cells and what they can detect."""
+def cells_document(
+    label: str, cells: Mapping[str, CellBaseline], figures: Sequence[str], settings: GateSettings
+) -> Document:
+    """Return each figure of each cell of a baseline, and what a comparison with it can detect.
+
+    Args:
+        label: of the baseline.
+        cells: by id.
+        figures: their names; see `figures.figure`.
+        settings: of the gate.
+
+    Raises:
+        BadInput: if no cell has a figure of a name.
+
+    """
     columns = (
         Column("cell", "cell"), Column("figure", "figure"), Column("runs", "K", right=True),
         Column("sessions", "sessions", right=True, rank=2),
         Column("mean", "mean", unit_in_header=False), Column("sd", "sd", right=True, rank=1),
         Column("detects", "detects", right=True),
     )  # fmt: skip
-    table = []
-    for row in rows:
-        cell = row.stored
-        mean = REFUSED if row.mean is None else figure_value(row.quantity, row.mean, row.mean)
-        detects = least_detected(row.quantity, cell.detectable) or str(REFUSED)
-        texts = {
-            "cell": cell.cell_id, "figure": cell.label, "runs": str(cell.runs),
-            "sessions": str(cell.sessions), "sd": share(cell.sd), "detects": detects,
-        }  # fmt: skip
-        table.append(Row(texts, {"mean": [mean]}, opens=True))
+    every = describe_stored(cells, figures, settings)
+    described = iter(every)
+    rows, remarks, known = [], [], set()
+    for _, cell in sorted(cells.items()):
+        for name in figures:
+            chosen = figure(name, cell.runs, ())
+            if chosen is None:
+                continue
+            known.add(name)
+            stored, quantity = next(described), chosen.quantity
+            runs = [chosen.run(run) for run in cell.runs]
+            refused = refusal(runs, (), quantity)
+            mean = None if refused else mean_value(runs)
+            detects = least_detected(quantity, None if refused else stored.detectable)
+            texts = {
+                "cell": stored.cell_id, "figure": stored.label, "runs": str(stored.runs),
+                "sessions": str(stored.sessions), "detects": detects or str(REFUSED),
+                "sd": str(REFUSED) if stored.sd is None else f"{100 * stored.sd:.2f} %",
+            }  # fmt: skip
+            shown = REFUSED if mean is None else figure_value(quantity, mean, mean)
+            rows.append(Row(texts, {"mean": [shown]}, opens=True))
+            remarks.append([refused.sentence] if refused else _limits(stored, settings, len(every)))
+    for name in figures:
+        if name not in known:
+            raise BadInput(f"no cell has a figure {name!r}")
+    title = f"{label}: {counted(len({row.texts['cell'] for row in rows}), 'cell')}"
     notes = Notes()
-    notes.remark(table, [row.notes for row in rows])
+    notes.remark(rows, remarks)
     legend = (
         "Mean: geometric, over runs; sd: between runs, of its logarithm. Detects: the least "
         f"worsening found with {100 * settings.power:.3g} % power, if {100 * settings.rate:.3g} % "
         f"of unchanged suites may alarm. --tau: {tau_words(settings)}."
     )
-    title = f"{label}: {counted(len({row.stored.cell_id for row in rows}), 'cell')}"
     return Document(
-        [Heading(title, 1), Table(columns, table, notes.lines(len(rows))), Paragraph(legend)]
+        [Heading(title, 1), Table(columns, rows, notes.lines(len(rows))), Paragraph(legend)]
     )
+
+
+def _limits(stored: StoredFigure, settings: GateSettings, figures: int) -> list[str]:
+    """Return what limits what a comparison with a cell detects, and how many runs it needs."""
+    notes = [stored.warning] if stored.runs > 1 and stored.warning else []
+    if stored.detectable is None:
+        needed = runs_to_convict(settings, figures)
+        enough = LEAST_RUNS_EXACT if stored.runs < LEAST_RUNS or needed is None else needed
+        notes.append(f"too few runs to tell: record {enough}")
+    elif stored.detectable > settings.detect:
+        assert stored.sd is not None  # or nothing could be detected
+        wanted = runs_needed(stored.sd, settings.detect, settings, figures)
+        how_many = f"more than {MOST_RUNS}" if wanted is None else wanted
+        notes.append(f"needs K = T = {how_many} runs for {100 * settings.detect:+.3g} %")
+    return notes
 
 
 _TIMES = {
@@ -254,23 +223,21 @@ def moves_document(
         cells: the cells' runs now.
 
     """
-    parts: list[Part] = [Heading(f"{label} was never moved.", 1)]
-    if moves:
-        columns = (
-            Column("when", "when"), Column("commit", "commit"),
-            Column("cells", "cells", right=True), *_DISTANCES,
-        )  # fmt: skip
-        rows = [
-            Row({
-                "when": _when(move.when), "commit": _commit(move.commit),
-                "cells": str(len(move.cells)), "previous": change(move.median_p99_ratio),
-                "anchor": change(move.median_p99_ratio_to_anchor),
-            }, opens=True, below=[*_changed(move), move.reason])
-            for move in moves
-        ]  # fmt: skip
-        parts = [
-            Heading(f"{label}: moved {counted(len(moves), 'time')}", 1), Table(columns, rows)
-        ]  # fmt: skip
+    columns = (
+        Column("when", "when"), Column("commit", "commit"),
+        Column("cells", "cells", right=True), *_DISTANCES,
+    )  # fmt: skip
+    rows = [
+        Row({
+            "when": _when(move.when), "commit": _commit(move.commit),
+            "cells": str(len(move.cells)), **_distances(move),
+        }, opens=True, below=[*_changed(move), move.reason])
+        for move in moves
+    ]  # fmt: skip
+    title = (
+        f"{label}: moved {counted(len(moves), 'time')}" if moves else f"{label} was never moved."
+    )
+    parts: list[Part] = [Heading(title, 1), *[Table(columns, rows)] * bool(rows)]
     now = describe_move(anchor, anchor, cells, "", None)
     ratios = {
         cell_id: cell.p99_ratio_to_anchor
@@ -280,8 +247,8 @@ def moves_document(
     if ratios:
         farthest = max(ratios, key=lambda cell_id: abs(math.log(ratios[cell_id])))
         text = (
-            f"Now P99 is {change(now.median_p99_ratio_to_anchor)} against the anchor (median of "
-            f"{counted(len(ratios), 'cell')}); farthest: {farthest} {change(ratios[farthest])}."
+            f"Now P99 is {_change(now.median_p99_ratio_to_anchor)} against the anchor (median of "
+            f"{counted(len(ratios), 'cell')}); farthest: {farthest} {_change(ratios[farthest])}."
         )
         parts.append(Paragraph(text, ""))
     return Document(parts)
@@ -295,16 +262,24 @@ _DISTANCES = (
 
 def move_document(label: str, move: Move) -> Document:
     """Return how far each cell of a baseline was moved."""
-    ratios = [(name, cell.p99_ratio, cell.p99_ratio_to_anchor) for name, cell in move.cells.items()]
-    if len(ratios) > 1:
-        ratios.append(("median", move.median_p99_ratio, move.median_p99_ratio_to_anchor))
     rows = [
-        Row({"cell": name, "previous": change(ratio), "anchor": change(to_anchor)})
-        for name, ratio, to_anchor in ratios
-    ]
+        Row({
+            "cell": name, "previous": _change(cell.p99_ratio),
+            "anchor": _change(cell.p99_ratio_to_anchor),
+        })
+        for name, cell in move.cells.items()
+    ]  # fmt: skip
+    rows += [Row({"cell": "median", **_distances(move)})] * (len(rows) > 1)
     heading = Heading(f"{label} moved: {counted(len(move.cells), 'cell')}", 1)
     table = Table((Column("cell", "cell"), *_DISTANCES), rows)
     return Document([heading, table, *(Paragraph(line, "") for line in _changed(move))])
+
+
+def _distances(move: Move) -> dict[str, str]:
+    return {
+        "previous": _change(move.median_p99_ratio),
+        "anchor": _change(move.median_p99_ratio_to_anchor),
+    }
 
 
 def _changed(move: Move) -> list[str]:
@@ -323,37 +298,9 @@ def too_few_runs(cells: Iterable[CellBaseline]) -> str:
     )
 
 
-def change(ratio: float | None) -> str:
+def _change(ratio: float | None) -> str:
     """Format a ratio as a signed change, or as refused if there is none."""
     return str(REFUSED) if ratio is None else percent(ratio - 1)
-
-
-def share(value: float | None) -> str:
-    """Format a fraction as percent with two decimals, or as refused if there is none."""
-    return str(REFUSED) if value is None else f"{100 * value:.2f} %"
-
-
-def _row(
-    stored: StoredFigure,
-    quantity: Quantity,
-    runs: Sequence[ProcessRun],
-    settings: GateSettings,
-    figures: int,
-) -> CellRow:
-    refused = refusal(runs, (), quantity)
-    if refused is not None:
-        return CellRow(replace(stored, detectable=None), quantity, None, (refused.sentence,))
-    notes = [stored.warning] if stored.runs > 1 else []
-    if stored.detectable is None:
-        needed = runs_to_convict(settings, figures)
-        enough = LEAST_RUNS_EXACT if stored.runs < LEAST_RUNS or needed is None else needed
-        notes.append(f"too few runs to tell: record {enough}")
-    elif stored.detectable > settings.detect:
-        assert stored.sd is not None  # or nothing could be detected
-        wanted = runs_needed(stored.sd, settings.detect, settings, figures)
-        how_many = f"more than {MOST_RUNS}" if wanted is None else wanted
-        notes.append(f"needs K = T = {how_many} runs for {100 * settings.detect:+.3g} %")
-    return CellRow(stored, quantity, mean_value(runs), tuple(filter(None, notes)))
 
 
 def _when(text: str) -> str:
@@ -411,7 +358,6 @@ def calibration_document(
 
 
 def _advice(found: Calibration) -> list[str]:
-    sessions = max((cell.sessions for cell in found.cells.values()), default=0)
     lines = []
     if found.tau is None:
         lines.append(
@@ -420,18 +366,14 @@ def _advice(found: Calibration) -> list[str]:
         )
     else:
         value = f"{100 * found.tau:.3g}%"
+        known = sum(cell.session_sd is not None for cell in found.cells.values())
         lines.append(
             f"Recommended tau: {value} (--tau {value}, or hwq_tau = {value} in the ini file), from "
-            f"{counted(len(_with_session(found)), 'cell')}. It is an estimate: the intervals of "
+            f"{counted(known, 'cell')}. It is an estimate: the intervals of "
             "the session sd say how good."
         )
-    if sessions < LEAST_SESSIONS:
-        lines.append(HOW_TO_RECORD)
-    return lines
-
-
-def _with_session(found: Calibration) -> list[CellCalibration]:
-    return [cell for cell in found.cells.values() if cell.session_sd is not None]
+    few = max((cell.sessions for cell in found.cells.values()), default=0) < LEAST_SESSIONS
+    return lines + [HOW_TO_RECORD] * few
 
 
 def _sd(value: float | None, interval: Interval | None) -> PrintedFigure:
@@ -463,19 +405,17 @@ def render_differences(found: dict[str, tuple[FieldDifference, ...]]) -> str:
         found: from `hard_differences`.
 
     """
-    cells: dict[tuple[str, str, str, str], list[str]] = {}
+    cells: dict[str, list[str]] = {}
+    meaning: dict[str, str] = {}
     for cell_id, differences in found.items():
         for each in differences:
-            key = (each.field, _in_words(each.a), _in_words(each.b), each.kind)
-            cells.setdefault(key, []).append(cell_id)
+            line = f"  {each.field}: {in_words(each.a)} → {in_words(each.b)}"
+            cells.setdefault(line, []).append(cell_id)
+            meaning[line] = _MEANING[each.kind]
     if not cells:
         return ""
-    lines = ["Conditions that differ (baseline → test):"]
-    for (field, a, b, kind), ids in cells.items():
-        where = ids[0] if len(ids) == 1 else counted(len(ids), "cell")
-        lines.append(f"  {field}: {a} → {b} ({where}; {_MEANING[kind]})")
-    return "\n".join(lines)
-
-
-def _in_words(values: tuple[object, ...]) -> str:
-    return " or ".join("not known" if value is None else str(value) for value in values)
+    lines = [
+        f"{line} ({ids[0] if len(ids) == 1 else counted(len(ids), 'cell')}; {meaning[line]})"
+        for line, ids in cells.items()
+    ]
+    return "\n".join(["Conditions that differ (baseline → test):", *lines])

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
-from rich.console import Console
-from rich.status import Status
-
-from pytest_hwqueue.capacity.rates import RateVerdict
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure, listed
-from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.reports.charts import RatesCurve, rates_chart
+from pytest_hwqueue.reports.charts import rates_chart
 from pytest_hwqueue.reports.document import (
     Chart,
     Column,
@@ -26,9 +21,8 @@ from pytest_hwqueue.reports.document import (
     Row,
     Table,
 )
-from pytest_hwqueue.reports.drawing import stacked_svg
-from pytest_hwqueue.reports.which.words import SIMULATED, printed
-from pytest_hwqueue.scenarios.planned_runs import Case
+from pytest_hwqueue.reports.drawing import Spec, stacked_svg
+from pytest_hwqueue.reports.which.words import SIMULATED, on_device, printed
 
 _BRACKETS = (
     "Capacities lie between the greatest rate shown to hold and the least shown to break; other "
@@ -38,19 +32,7 @@ _BRACKETS = (
 
 def title(found: CapacityFile) -> str:
     """Return the question that is answered, and the device."""
-    device = found.device_name
-    if device and found.device != device:
-        device += f" ({found.device})"
-    on = f" On {device}" if device else ""
-    return f"How much load of {found.tenant} does {found.scenario} carry?{on}"
-
-
-def settings(found: CapacityFile) -> str:
-    """Return how a rate was judged."""
-    return (
-        f"up to {counted(found.windows_at_most, 'window')} of {found.requests} requests for a rate "
-        f"· a verdict is wrong with a probability of at most {found.error:.0%} · seed {found.seed}"
-    )
+    return f"How much load of {found.tenant} does {found.scenario} carry?{on_device(found)}"
 
 
 def capacity(case: CapacityCase) -> str:
@@ -68,11 +50,15 @@ def capacity_document(found: CapacityFile) -> Document:
     parts: list[Part] = [Heading(title(found), 1)]
     first, *further = answers(found)
     parts += [Paragraph(first, "bold"), *(Paragraph(line, "none") for line in further)]
+    parts.append(Table(_columns(found, " there"), [_summary(found, case) for case in found.cases]))
+    if not found.complete:
+        parts.append(Paragraph("INCOMPLETE: interrupted; the same command continues."))
     parts += [
-        Table(_columns(found, " there"), [_summary(found, case) for case in found.cases]),
-        *map(Paragraph, remarks(found)),
-        *_charts(found),
+        Paragraph(f"{case.id}: {case.capacity_per_s.refused}; --rates searches farther")
+        for case in found.cases
+        if case.capacity_per_s.refused and found.complete and not case.reason
     ]
+    parts += _charts(found)
     for case in found.cases:
         rows = [
             replace(_seen(found, case, rate), opens=number == 0)
@@ -80,7 +66,11 @@ def capacity_document(found: CapacityFile) -> Document:
         ]
         if rows:
             parts.append(Table(_columns(found, ""), rows))
-    parts += [Paragraph(line) for line in (_BRACKETS, found.description, settings(found)) if line]
+    how = (
+        f"up to {counted(found.windows_at_most, 'window')} of {found.requests} requests for a rate "
+        f"· a verdict is wrong with a probability of at most {found.error:.0%} · seed {found.seed}"
+    )
+    parts += [Paragraph(line) for line in (_BRACKETS, found.description, how) if line]
     return Document([*parts, *[Command(found.command)] * bool(found.command)])
 
 
@@ -121,27 +111,13 @@ def _seen(found: CapacityFile, case: CapacityCase, rate: CapacityRate) -> Row:
         f"lost {name}": [REFUSED if each is None else printed(each, "%")]
         for name, each in lost.items()
     }
-    missed = goals_not_met(rate)
-    return Row(texts, figures, below=[missed] if missed else [])
-
-
-def goals_not_met(rate: CapacityRate) -> list[str]:
-    """Return the goals that kept a rate from holding, with their figures."""
-    return [
+    kept_from = [
         f"{goal.verdict}: {goal.goal}"
         + ("" if goal.figure.value is None else f" ({goal.figure:.4g} {goal.figure.unit})")
         for goal in rate.goals
         if goal.verdict != "met"
     ]
-
-
-def remarks(found: CapacityFile) -> list[str]:
-    """Return why ends of intervals are missing, where the search came to its end."""
-    lines = [] if found.complete else ["INCOMPLETE: interrupted; the same command continues."]
-    for case in found.cases:
-        if case.capacity_per_s.refused and found.complete and not case.reason:
-            lines.append(f"{case.id}: {case.capacity_per_s.refused}; --rates searches farther")
-    return lines
+    return Row(texts, figures, below=[kept_from] if kept_from else [])
 
 
 def answers(found: CapacityFile) -> list[str]:
@@ -166,21 +142,16 @@ def _most(found: CapacityFile) -> str:
     of, low = best.capacity_per_s, best.capacity_per_s.low
     sentence = f"Most load was shown to hold under {best.id}: {low:.4g} /s"
     if math.isinf(of.high):
-        sentence += "; no rate was shown to break"
-        sentence += ", but the search ended early." if best.reason else "."
+        early = ", but the search ended early" * bool(best.reason)
+        sentence += f"; no rate was shown to break{early}."
     else:
         about = "" if of.value is None else f", at about {figure(of.value, (low, of.high)).number}"
         sentence += f"; {of.high:.4g} /s was shown to break, and the capacity lies between{about}."
-    alike = [
-        case.id
-        for case in found.cases
-        if case is not best and case.rates and case.capacity_per_s.high > low
-    ]
-    if alike:
+    others = [case for case in found.cases if case is not best]
+    if alike := [case.id for case in others if case.rates and case.capacity_per_s.high > low]:
         sentence += f" {listed(alike)} may carry as much: the intervals overlap."
-    early = [case.id for case in found.cases if case.reason and case is not best]
-    if early:
-        sentence += f" Ended early, and may carry more than was found: {listed(early)}."
+    if unfinished := [case.id for case in others if case.reason]:
+        sentence += f" Ended early, and may carry more than was found: {listed(unfinished)}."
     return sentence
 
 
@@ -206,86 +177,33 @@ def _charts(found: CapacityFile) -> list[Chart]:
     what no other rate or scheduler beats in load and loss.
     """
     rate = f"requests of {found.tenant} per second"
-    curves = [
-        RatesCurve(
-            f"{case.id}, {capacity(case)} /s",
-            _points([(each, each.p99_ms) for each in case.rates], 1.0), _band(case),
-        )
+    curves = {
+        f"{case.id}, {capacity(case)} /s": _points((each, each.p99_ms) for each in case.rates)
         for case in found.cases
-    ]  # fmt: skip
-    name = f"P99 of {found.tenant}"
-    chart = rates_chart(curves, rate, f"{name}, ms (log)", goal=found.p99_goal_ms, log=True)
-    charts = [
-        Chart(name if found.p99_goal_ms is None else f"{name}; dotted: the goal", chart, _MARKS)
-    ]
+    }
+    ends = [case.capacity_per_s.ends for case in found.cases]
+    bands = [(low, high) if low and high else None for low, high in ends]
+    goal, name = found.p99_goal_ms, f"P99 of {found.tenant}"
+    chart = rates_chart(curves, rate, f"{name}, ms (log)", goal=goal, bands=bands, log=True)
+    charts = [Chart(name if goal is None else f"{name}; dotted: the goal", chart, _MARKS)]
     for other in found.others:
-        curves = [
-            RatesCurve(
-                case.id, _points([(r, r.lost[other]) for r in case.rates if other in r.lost])
-            )
+        curves = {
+            case.id: _points(((r, r.lost[other]) for r in case.rates if other in r.lost), 100.0)
             for case in found.cases
-        ]
+        }
         best = [(each.rate_per_s, each.lost[other].value) for _, each in front(found.cases, other)]
         steps = [(at, 100 * lost) for at, lost in best if lost is not None]
         y = f"throughput alone that {other} loses, %"
-        charts.append(Chart(f"Loss of {other}", rates_chart(curves, rate, y, front=steps), _MARKS))
+        drawn = rates_chart(curves, rate, y, front=steps)
+        charts.append(Chart(f"Loss of {other}", drawn, _MARKS))
     return charts
 
 
-def _band(case: CapacityCase) -> tuple[float, float] | None:
-    low, high = case.capacity_per_s.ends
-    return (low, high) if low and high else None
-
-
-def _points(
-    seen: Sequence[tuple[CapacityRate, Estimate]], scale: float = 100.0
-) -> list[tuple[float, float, float | None, float | None, str]]:
+def _points(seen: Iterable[tuple[CapacityRate, Estimate]], scale: float = 1.0) -> list[Spec]:
     return [
-        (
-            rate.rate_per_s, scale * of.value, *of.scaled(scale, "").ends,
-            rate.verdict or "undecided",
-        )
-        for rate, of in seen
-        if of.value is not None
+        {
+            "x": rate.rate_per_s, "y": scale * of.value, "y_low": of.scaled(scale, "").ends[0],
+            "y_high": of.scaled(scale, "").ends[1], "verdict": rate.verdict or "undecided",
+        }
+        for rate, of in seen if of.value is not None
     ]  # fmt: skip
-
-
-class SearchProgress:
-    """A transient line on a terminal, and a permanent one for each verdict and each failure."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._status = Status("", console=self._console)
-        self._what, self._windows = "the tenant alone", 0
-
-    def __enter__(self) -> SearchProgress:
-        """Show the line."""
-        self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the line."""
-        self._status.stop()
-
-    def window_begins(self, case: Case, rate_per_s: float, number: int) -> None:
-        """Note the window that follows."""
-        self._what = f"{case.id} at {rate_per_s:.4g}/s, window {number}"
-        self._status.update(self._what)
-
-    def run_is_at(self, stage: str, done: int, planned: int) -> None:
-        """Note the current run's progress."""
-        self._status.update(f"{self._what}: {stage}" + (f" {done}/{planned}" if planned else ""))
-
-    def run_ended(self, record: ColocationRecord) -> None:
-        """Count a run, and report one that failed."""
-        self._windows += 1
-        if record.status != "ok":
-            self.say(f"{record.id} run {record.run} {record.status}: {record.reason}")
-
-    def rate_is_decided(self, case: Case, rate_per_s: float, verdict: RateVerdict) -> None:
-        """Report a verdict."""
-        self.say(f"{case.id} at {rate_per_s:.4g}/s: {verdict} ({self._windows} runs so far)")
-
-    def say(self, text: str) -> None:
-        """Print a permanent line."""
-        self._console.print(f"hwq capacity: {text}", markup=False)

@@ -218,16 +218,12 @@ class CellRows:
         return parts
 
     def _hidden(self, overlap: OverlapEfficiency) -> list[str]:
-        times = {
-            "compute alone": overlap.compute_ms,
-            "comms alone": overlap.comms_ms,
-            "both": overlap.both_ms,
-        }
         parts = [
             f"{name} {milliseconds(float(given), time_unit(given * _NS_PER_MS))}"
-            for name, given in times.items()
+            for name, given in (("compute alone", overlap.compute_ms),
+                                ("comms alone", overlap.comms_ms), ("both", overlap.both_ms))
             if given.value is not None
-        ]
+        ]  # fmt: skip
         shown = self._figure("overlap efficiency", overlap.efficiency, percent)
         return [f"overlap efficiency {shown}", *parts]
 
@@ -303,12 +299,12 @@ def _ranks(ranks: RanksSummary) -> list[str]:
     if ranks.skew is None:
         return [f"one rank, over {ranks.backend}"]
     given = {key: getattr(ranks.skew, key) for key in _WITH_INTERVAL}
-    in_ns = [each * _NS_PER_MS for each in given.values() if each.value is not None]
+    known = {key: each for key, each in given.items() if each.value is not None}
+    in_ns = [each * _NS_PER_MS for each in known.values()]
     unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
     apart = [
         f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
-        for key, each in given.items()
-        if each.value is not None
+        for key, each in known.items()
     ]
     parts = [f"{ranks.world_size} ranks over {ranks.backend}"]
     if apart:

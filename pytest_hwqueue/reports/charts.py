@@ -5,27 +5,16 @@ A row of a chart's data is a curve, and its samples are columns, which the chart
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_hwqueue.metrics.numbers import TimeUnit, counted
 from pytest_hwqueue.metrics.scaling import Scaling
-from pytest_hwqueue.reports.drawing import (
-    Spec,
-    as_it_is,
-    axis_of,
-    colour,
-    coloured_by,
-    computed,
-    interval,
-    mark,
-    quantity,
-    scale_of,
-    told,
-    tone,
-    view,
-)
+from pytest_hwqueue.reports.drawing import Spec, colour
 
 _POINTS = 240
 _QUANTILES = (1, 0.5, 0.1, 0.05, 0.01, 0.001, 0.0001)
@@ -39,6 +28,16 @@ _GOALS = {
     "none": ("no goals", "square", "soft"),
 }
 DOTTED = {"strokeDash": [2, 2]}
+# The order in which curves take colours: neighbours differ most.
+_TONES = ("c0", "c5", "c2", "c3", "c1", "c4", "c6", "sim", "good", "rest")
+# What is told of numbers, by their fields; others are told as they are.
+_FORMATS = {
+    **dict.fromkeys(("x", "y", "percent", "p99", "loss"), ".4~g"),
+    **dict.fromkeys(("start", "end"), ".3~f"),
+}
+# Ratios of an axis' ends: some decades, and many.
+_SOME, _MANY = 10, 1000
+_LEGEND_WIDTH = 44
 
 
 @dataclass(frozen=True)
@@ -172,16 +171,16 @@ def scaling_chart(curves: Sequence[tuple[str, Scaling]], *, simulated: bool = Fa
     """
     rows: list[Spec] = []
     spans: list[Spec] = []
+    colours: dict[str, str] = {}
     for number, (label, found) in enumerate(curves):
-        points = found.points
         name = ": ".join(filter(None, (label, _saturation(found))))
-        ends = [point.throughput.interval or (None, None) for point in points]
-        rows.append(
-            {"curve": name, "x": [point.streams for point in points],
-             "y": [point.throughput.value for point in points],
-             "y_low": [low for low, _ in ends], "y_high": [high for _, high in ends],
-             "fill": [tone(number)] * len(points)}
-        )  # fmt: skip
+        colours[name] = tone(number)
+        for point in found.points:
+            low, high = point.throughput.interval or (None, None)
+            rows.append(
+                {"curve": name, "x": point.streams, "y": point.throughput.value, "y_low": low,
+                 "y_high": high, "fill": tone(number)}
+            )  # fmt: skip
         if found.saturation_streams is not None and found.saturation_range is not None:
             low, high = found.saturation_range
             said = "" if label else f"saturated from {found.saturation_streams}"
@@ -190,10 +189,9 @@ def scaling_chart(curves: Sequence[tuple[str, Scaling]], *, simulated: bool = Fa
                  "text": said}
             )  # fmt: skip
     unit = curves[0][1].unit
-    counts = sorted({count for row in rows for count in row["x"]})
+    counts = sorted({row["x"] for row in rows})
     across = axis_of("x", "streams", log=counts, padding=20, values=counts, format="d")
     up = axis_of("y", unit, zero=True, labelExpr="format(datum.value, '~s')")
-    colours = {row["curve"]: tone(number) for number, row in enumerate(rows)}
     stroke = coloured_by("curve", colours, shown=any(label for label, _ in curves))
     tint = {"fill": coloured_by("curve", colours, shown=False)}
     band = {"x": quantity("low"), "x2": {"field": "high"}, **tint}
@@ -206,7 +204,7 @@ def scaling_chart(curves: Sequence[tuple[str, Scaling]], *, simulated: bool = Fa
             mark("rule", line, spans, **DOTTED),
             mark("text", text, spans, align="left", baseline="bottom", dx=5),
         ] * bool(spans),
-        _points(rows, ["fill"], {"x": across, "y": up, "stroke": stroke}, hints),
+        _points(rows, {"x": across, "y": up, "stroke": stroke}, hints),
         simulated=simulated, description="Throughput over streams",
     )  # fmt: skip
 
@@ -219,50 +217,38 @@ def _saturation(found: Scaling) -> str:
     return f"saturated from {counted(found.saturation_streams, 'stream')} on{within}"
 
 
-@dataclass(frozen=True)
-class RatesCurve:
-    """What one case did at several arrival rates.
-
-    Attributes:
-        label: its name in the legend.
-        points: rate, value, ends of its interval (None where open) and verdict.
-        band: from the greatest rate shown to hold to the least shown to break; None if not known.
-
-    """
-
-    label: str
-    points: Sequence[tuple[float, float, float | None, float | None, str]]
-    band: tuple[float, float] | None = None
-
-
 def rates_chart(
-    curves: Sequence[RatesCurve], x: str, y: str, *, goal: float | None = None,
-    front: Sequence[tuple[float, float]] = (), log: bool = False,
+    curves: Mapping[str, Sequence[Spec]], x: str, y: str, *, goal: float | None = None,
+    bands: Sequence[tuple[float, float] | None] = (), front: Sequence[tuple[float, float]] = (),
+    log: bool = False,
 ) -> Spec:  # fmt: skip
     """Draw a figure over arrival rates: filled marks held, crosses broke, hollow ones are open.
 
     Args:
-        curves: a line each.
+        curves: by name in the legend: rate ``x``, value ``y``, the ends ``y_low`` and ``y_high`` of
+            its interval (None where open) and ``verdict`` of each point.
         x: title of the rates.
         y: title of the figure.
         goal: a line across.
+        bands: of each curve, from the greatest rate shown to hold to the least shown to break.
         front: rate and figure of what nothing beats, joined by grey steps.
         log: whether the figure's axis is logarithmic; the rates' always is.
 
     """
-    names = ("x", "y", "y_low", "y_high", "verdict")
-    rows, layers = [], []
-    for number, curve in enumerate(curves):
-        columns = dict(zip(names, map(list, zip(*curve.points, strict=True)), strict=False))
-        judged = [each in ("held", "broken") for each in columns.get("verdict", [])]
-        fill = [tone(number) if each else colour("card") for each in judged]
-        rows.append({"curve": curve.label, **columns, "fill": fill})
-        if curve.band is not None:
-            band = {"x": {"datum": curve.band[0]}, "x2": {"datum": curve.band[1]}}
-            layers.append(mark("rect", band, [{}], opacity=0.12, color=tone(number)))
-    points = [point for curve in curves for point in curve.points]
-    across = axis_of("x", x, log=[point[0] for point in points] or [1], padding=12)
-    up = axis_of("y", y, log=[point[1] for point in points] * log, padding=12)
+    colours = {name: tone(number) for number, name in enumerate(curves)}
+    judged = ("held", "broken")
+    rows = [
+        {**point, "curve": name,
+         "fill": colours[name] if point["verdict"] in judged else colour("card")}
+        for name, points in curves.items() for point in points
+    ]  # fmt: skip
+    layers = [
+        mark("rect", {"x": {"datum": band[0]}, "x2": {"datum": band[1]}}, [{}], opacity=0.12,
+             color=tone(number))
+        for number, band in enumerate(bands) if band is not None
+    ]  # fmt: skip
+    across = axis_of("x", x, log=[row["x"] for row in rows] or [1], padding=12)
+    up = axis_of("y", y, log=[row["y"] for row in rows] * log, padding=12)
     if goal is not None:
         at = {"y": {"datum": goal}}
         layers.append(mark("rule", at, [{}], color=colour("ink"), description="the goal", **DOTTED))
@@ -273,12 +259,10 @@ def rates_chart(
             opacity=0.5, color=colour("rest"), description="not beaten",
         )  # fmt: skip
         layers.append(grey)
-    colours = {curve.label: tone(number) for number, curve in enumerate(curves)}
     where = {"x": across, "y": up, "stroke": coloured_by("curve", colours)}
     shape = {"field": "verdict", "scale": scale_of(_VERDICTS), "legend": None}
     hints = {"case": "curve", x: "x", y: "y", "95 %": "y_interval", "verdict": "verdict"}
-    drawn = [row for row in rows if "x" in row]
-    layers.append(_points(drawn, ["fill", "verdict"], where, hints, shape=shape))
+    layers.append(_points(rows, where, hints, shape=shape))
     return view(*layers, simulated=False, description=f"{y} over {x}")
 
 
@@ -349,18 +333,115 @@ def _shared_labels(points: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def _points(
-    rows: list[Spec], columns: list[str], where: Spec, hints: Mapping[str, str], **others: Spec
-) -> Spec:
+def _points(rows: list[Spec], where: Spec, hints: Mapping[str, str], **others: Spec) -> Spec:
     """Return lines with intervals and marks."""
     bars = {**where, "y": quantity("y_from"), "y2": {"field": "y_to"}}
     marks = {**where, **others, "fill": as_it_is("fill"), "tooltip": told(hints)}
     return {
         "data": {"values": rows},
-        "transform": [{"flatten": ["x", "y", "y_low", "y_high", *columns]}, *interval("y")],
+        "transform": interval("y"),
         "layer": [
             mark("line", {**where, "description": {"field": "curve"}}, strokeWidth=1.3),
             mark("rule", bars),
             mark("point", marks, size=50, opacity=1),
         ],
     }
+
+
+def tone(number: int) -> str:
+    """Return the colour of the curve of this number."""
+    return colour(_TONES[number % len(_TONES)])
+
+
+def view(*layers: Spec, simulated: bool, description: str, **others: Any) -> Spec:
+    """Return a chart of layers, from the back to the front."""
+    middle = {"x": {"value": {"expr": "width / 2"}}, "y": {"value": {"expr": "height / 2"}}}
+    style = {"text": "SIMULATED", "angle": -18, "color": colour("sim"), "opacity": 0.2}
+    across = mark("text", middle, [{}], **style, fontSize={"expr": "min(44, width / 9)"})
+    return {"description": description, **others, "layer": [*[across] * simulated, *layers]}
+
+
+def mark(kind: str, encoding: Spec, values: list[Spec] | None = None, **style: Any) -> Spec:
+    """Return a layer; without values it shows what its view has."""
+    data = {} if values is None else {"data": {"values": values}}
+    return {**data, "mark": {"type": kind, **style}, "encoding": encoding}
+
+
+def axis_of(
+    name: str, title: str, *, log: Iterable[float] = (), padding: int = 0, domain: object = None,
+    zero: bool = False, **axis: Any,
+) -> Spec:  # fmt: skip
+    """Return a field on an axis, which is logarithmic if ``log`` has the values to show."""
+    spread = list(log)
+    scale: Spec = {"type": "log"} if spread else {"zero": zero}
+    if padding:
+        scale |= {"nice": False, "padding": padding}
+    if domain is not None:
+        scale["domain"] = domain
+    if spread and "values" not in axis:
+        axis |= {"labelExpr": "format(datum.value, '.4~g')", **_ticks(min(spread), max(spread))}
+    return {**quantity(name), "scale": scale, "axis": {"title": title, "grid": True, **axis}}
+
+
+def _ticks(low: float, high: float) -> Spec:
+    """Return few round numbers for several decades; for less Vega finds better ones."""
+    if not high > _SOME * low > 0:
+        return {"tickCount": 6}
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if high < _MANY * low else (1,)
+    ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+    return {"values": [each for each in ticks if low <= each <= high]}
+
+
+def quantity(name: str) -> Spec:
+    """Return a field with numbers."""
+    return {"field": name, "type": "quantitative"}
+
+
+def as_it_is(name: str) -> Spec:
+    """Return a field whose values are colours, widths or pixels, which no scale changes."""
+    kind = "quantitative" if name in ("top", "opacity", "width") else "nominal"
+    return {"field": name, "type": kind, "scale": None}
+
+
+def computed(name: str, expression: str) -> Spec:
+    """Return a field that is computed."""
+    return {"calculate": expression, "as": name}
+
+
+def interval(name: str) -> list[Spec]:
+    """Return the ends to draw, and the interval in words; an open end is drawn at the value."""
+    low, high = f"datum.{name}_low", f"datum.{name}_high"
+    words = [
+        f"({end} == null ? '{open_}' : format({end}, '.4~g'))"
+        for end, open_ in ((low, "-∞"), (high, "∞"))
+    ]
+    return [
+        computed(f"{name}_from", f"{low} == null ? datum.{name} : {low}"),
+        computed(f"{name}_to", f"{high} == null ? datum.{name} : {high}"),
+        computed(f"{name}_interval", f"'[' + {words[0]} + ', ' + {words[1]} + ']'"),
+    ]
+
+
+def scale_of(by: Mapping[str, str]) -> Spec:
+    """Return a scale that has a value for each name."""
+    return {"domain": list(by), "range": list(by.values())}
+
+
+def coloured_by(name: str, colours: Mapping[str, str], *, shown: bool = True) -> Spec:
+    """Return colours by name, with their legend; a long name is broken into lines."""
+    symbol = {"symbolType": "stroke"} if name == "curve" else {}
+    legend: Spec | None = {"title": None, **symbol} if shown else None
+    wrapped = {each: textwrap.wrap(each, _LEGEND_WIDTH) for each in colours}
+    if legend and any(len(lines) > 1 for lines in wrapped.values()):
+        legend["labelExpr"] = f"{json.dumps(wrapped)}[datum.label]"
+    return {"field": name, "type": "nominal", "scale": scale_of(colours), "legend": legend}
+
+
+def told(fields: Mapping[str, str]) -> list[Spec]:
+    """Return what is told where somebody points: fields by title."""
+    return [
+        {"title": title, "field": name, "type": "nominal"}
+        | ({"type": "quantitative", "format": _FORMATS[name]} if name in _FORMATS else {})
+        for title, name in fields.items()
+    ]

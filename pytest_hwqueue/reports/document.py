@@ -182,10 +182,6 @@ class Document:
 
     parts: Sequence[Part]
 
-    def without(self, *left_out: type[Part]) -> list[Part]:
-        """Return its parts without those of some kinds."""
-        return [part for part in self.parts if not isinstance(part, left_out)]
-
 
 def narrowed(
     columns: Sequence[Column], rows: Sequence[Row], least: int
@@ -222,16 +218,15 @@ _REFERENCE = re.compile(r"([@#])(?=\w)")
 
 def markdown(document: Document) -> str:
     """Return a document in GitHub-flavoured Markdown, with a final newline."""
-    parts = document.without(Chart)
-    return "\n\n".join(block for part in parts for block in _markdown(part)) + "\n"
+    return "\n\n".join(block for part in document.parts for block in _markdown(part)) + "\n"
 
 
 def _markdown(part: Part) -> list[str]:
     if isinstance(part, Heading):
         return [f"{'#' * (part.level + 1)} {plain(part.text)}"]
     if isinstance(part, Paragraph):
-        text = plain(part.text)
-        return [f"**{text}**" if "bold" in part.style else text]
+        bold = "**" * ("bold" in part.style)
+        return [f"{bold}{plain(part.text)}{bold}"]
     if isinstance(part, Verbatim):
         return [f"```text\n{part.text}\n```"]
     if isinstance(part, Command):
@@ -247,8 +242,8 @@ def _markdown(part: Part) -> list[str]:
                 for line in lines
             )
         ]
-    assert isinstance(part, Table)
-    return _markdown_of_table(part)
+    # Markdown draws no chart.
+    return _markdown_of_table(part) if isinstance(part, Table) else []
 
 
 def _markdown_of_table(table: Table) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -27,6 +28,7 @@ from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.notes import NO_REASON, CellNames, Notes, by_kind, how_timed, title
 from pytest_hwqueue.reports.scaling import saturated_from
 
+Each = TypeVar("Each")
 Changes = Mapping[str, tuple[str, str, PrintedFigure]]
 """By cell id: the figure compared, the style of its verdict, and the change in percent."""
 
@@ -109,34 +111,30 @@ class _Glance:
 
     def _named(self, records: Iterable[RunRecord]) -> str:
         """Name cells, those of one workload together: ``moe (s8 eager, s16 eager)``."""
-        found: dict[str, list[str]] = {}
-        for record in records:
-            settings = " ".join(self._names.settings(record.cell, short=True))
-            found.setdefault(self._names.workload(record.cell), []).append(settings)
+        found = _grouped(
+            (self._names.workload(each.cell), " ".join(self._names.settings(each.cell, short=True)))
+            for each in records
+        )
         several = {name: ", ".join(filter(None, settings)) for name, settings in found.items()}
         return ", ".join(f"{name} ({text})" if text else name for name, text in several.items())
 
     def _latency_of(self) -> list[str]:
         """Return what P50 and P99 are of, and who saw it."""
-        whole, names = [], dict[str, list[str]]()
-        for record in self._records:
-            if record.metrics.latency is None:
-                continue
-            if record.primary.per == "iteration":
-                whole.append(record)
-            if record.primary.per != "iteration" or record.primary.name != "iteration":
-                workload = self._names.workload(record.cell)
-                names.setdefault(record.primary.name, []).append(workload)
+        measured = [each for each in self._records if each.metrics.latency is not None]
+        whole = [each for each in measured if each.primary.per == "iteration"]
+        names = _grouped(
+            (each.primary.name, self._names.workload(each.cell))
+            for each in measured
+            if each.primary.per != "iteration" or each.primary.name != "iteration"
+        )
         parts = [f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in names.items()]
         if whole:
             parts.append(f"whole iterations {how_timed(whole)}")
         return [f"latency of: {', '.join(parts)}"] if parts else []
 
     def _skipped(self) -> list[str]:
-        reasons: dict[str, list[RunRecord]] = {}
-        for cell in self._cells:
-            if cell.middle.status == _SKIPPED:
-                reasons.setdefault(cell.middle.reason or NO_REASON, []).append(cell.middle)
+        middle = (cell.middle for cell in self._cells)
+        reasons = _grouped((r.reason or NO_REASON, r) for r in middle if r.status == _SKIPPED)
         return [f"skipped: {self._named(of)}: {reason}" for reason, of in reasons.items()]
 
     def _bad_runs(self) -> list[str]:
@@ -180,23 +178,32 @@ class _Glance:
         found = saturated_from([cell.middle for cell in self._cells])
         if not found:
             return []
-        several: dict[str, list[str]] = {}
-        for cell, words in found:
-            settings = self._names.settings(cell, short=True, streams=False)
-            several.setdefault(self._names.workload(cell), []).append(" ".join([*settings, words]))
+        several = _grouped(
+            (self._names.workload(cell),
+             " ".join([*self._names.settings(cell, short=True, streams=False), words]))
+            for cell, words in found
+        )  # fmt: skip
         parts = [f"{name} {', '.join(each)}" for name, each in several.items()]
         return [f"streams that saturate: {'; '.join(parts)} (-v prints the scaling)"]
 
     def _per_second(self) -> list[str]:
         """Return what each workload's throughput counts, which the table does not say."""
-        nouns: dict[str, dict[str, None]] = {}
-        for record in self._records:
-            for first in record.metrics.throughput[:1]:
-                workload = self._names.workload(record.cell)
-                nouns.setdefault(work_unit(first.unit), {})[workload] = None
+        nouns = _grouped(
+            (work_unit(first.unit), self._names.workload(record.cell))
+            for record in self._records
+            for first in record.metrics.throughput[:1]
+        )
         if len(nouns) < 2:
             return [f"per s: {noun}" for noun in nouns]
-        return [f"per s: {', '.join(f'{noun} ({_some([*of])})' for noun, of in nouns.items())}"]
+        told = [f"{noun} ({_some([*dict.fromkeys(of)])})" for noun, of in nouns.items()]
+        return [f"per s: {', '.join(told)}"]
+
+
+def _grouped(pairs: Iterable[tuple[str, Each]]) -> dict[str, list[Each]]:
+    found: dict[str, list[Each]] = {}
+    for key, each in pairs:
+        found.setdefault(key, []).append(each)
+    return found
 
 
 def _refused(notes: Notes) -> list[str]:

@@ -183,7 +183,7 @@ def print_document(document: Document, console: Console | None = None) -> None:
     console = console or make_console()
     width = console.width
     # Its user typed the command.
-    parts = document.without(Chart, Command)
+    parts = [part for part in document.parts if not isinstance(part, Chart | Command)]
     for number, part in enumerate(parts):
         if number and _stands_apart(part, parts[number - 1]):
             console.print()

@@ -11,7 +11,7 @@ from pytest_hwqueue.history.analysis import LEAST_SESSIONS
 from pytest_hwqueue.history.series import FoundChange, HistoryFile, SeriesHistory
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.reports.document import Column, Document, Heading, Line, Paragraph, Row, Table
-from pytest_hwqueue.reports.verdict_words import figure_value
+from pytest_hwqueue.reports.verdicts import figure_value
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 OF_THE_MACHINE = (
@@ -37,14 +37,21 @@ def history_document(found: HistoryFile) -> Document:
     by_cell: dict[str, list[SeriesHistory]] = {}
     for series in found.series:
         by_cell.setdefault(series.cell, []).append(series)
-    quiet = [cell for cell, those in by_cell.items() if not any(map(_speaks, those))]
-    ordered = sorted(by_cell, key=lambda cell: cell in quiet)
+    loud = {series.cell for series in found.series if series.changes or series.notes}
+    ordered = sorted(by_cell, key=lambda cell: cell not in loud)
     rows = [
         _row(series, opens=number == 0)
         for cell in ordered
         for number, series in enumerate(by_cell[cell])
     ]
-    lines = (*_machine_lines(found.series), legend(found))
+    expected = found.rate * len(found.series)
+    legend = (
+        "Each session counts once: the geometric mean of its runs. Changes: apache-otava "
+        "(E-divisive), each confirmed by a permutation test; "
+        f"{100 * found.rate:.3g} % of flat series have one, here {expected:.2g} of "
+        f"{len(found.series)}."
+    )
+    lines = (*_machine_lines(found.series), legend)
     answer = Paragraph(_answer(found), "bold")
     table = Table(_COLUMNS, rows)
     return Document([Heading(_title(found), 1), answer, table, *map(Paragraph, lines)])
@@ -53,17 +60,16 @@ def history_document(found: HistoryFile) -> Document:
 def _answer(found: HistoryFile) -> str:
     """Return in a sentence how many series changed, and the one that got worse most."""
     whole = f"{len(found.series)} series"
-    worse, better = [], 0
-    for series in found.series:
-        ratios = [change.ratio for change in series.changes if change.worse]
-        if ratios:
-            worse.append((max(ratios, key=_size), series))
-        elif series.changes:
-            better += 1
+    each_worse = [
+        (abs(math.log(change.ratio)), change.ratio, series)
+        for series in found.series for change in series.changes if change.worse
+    ]  # fmt: skip
+    worse = {id(series) for _, _, series in each_worse}
+    better = sum(bool(series.changes) and id(series) not in worse for series in found.series)
     sentence = f"No change was found in {whole}"
     if worse:
         sentence = f"{len(worse)} of {whole} got worse" + f", {better} better" * bool(better)
-        ratio, most = max(worse, key=lambda each: _size(each[0]))
+        _, ratio, most = max(each_worse, key=lambda each: each[0])
         sentence += f"; most, {_label(most)} of {most.cell}: {percent(ratio - 1)}"
     elif better:
         sentence = f"{better} of {whole} got better"
@@ -73,21 +79,6 @@ def _answer(found: HistoryFile) -> str:
             f"; {few} of them have fewer than {LEAST_SESSIONS} sessions, too few to find one"
         )
     return f"{sentence}."
-
-
-def _size(ratio: float) -> float:
-    return abs(math.log(ratio))
-
-
-def legend(found: HistoryFile) -> str:
-    """Return how to read the table."""
-    expected = found.rate * len(found.series)
-    return (
-        "Each session counts once: the geometric mean of its runs. Changes: apache-otava "
-        "(E-divisive), each confirmed by a permutation test; "
-        f"{100 * found.rate:.3g} % of flat series have one, here {expected:.2g} of "
-        f"{len(found.series)}."
-    )
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
@@ -114,7 +105,7 @@ def _title(found: HistoryFile) -> str:
 
 def _row(series: SeriesHistory, opens: bool) -> Row:
     values = [session.value for session in series.sessions]
-    notes = [name for name in ("bimodal", "drifting") if _is(series, name)]
+    notes = ["bimodal"] * (series.modes is not None) + ["drifting"] * (series.drift is not None)
     row = Row({
         "cell": series.cell, "figure": _label(series), "sessions": str(len(values)),
         "time": sparkline(values),
@@ -128,16 +119,8 @@ def _row(series: SeriesHistory, opens: bool) -> Row:
     return row
 
 
-def _is(series: SeriesHistory, what: str) -> bool:
-    return (series.modes if what == "bimodal" else series.drift) is not None
-
-
 def _label(series: SeriesHistory) -> str:
     return series.label + (f" #{series.machine}" if series.machine_fields else "")
-
-
-def _speaks(series: SeriesHistory) -> bool:
-    return bool(series.changes or series.notes)
 
 
 def _lines(series: SeriesHistory) -> list[Line]:

@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from pytest_hwqueue.reports.document import (
-    Column,
-    Document,
-    Heading,
-    Paragraph,
-    Part,
-    Row,
-    Table,
-)
+from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.settings.options import SIZES
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pydantic.fields import FieldInfo
 
     from pytest_hwqueue.workloads.workload import Workload
@@ -44,51 +34,26 @@ class ParameterRow:
         return ", ".join(f"{size} {value}" for size, value in self.defaults.items())
 
 
-@dataclass(frozen=True)
-class WorkloadRow:
-    """A workload's declaration."""
-
-    name: str
-    family: str
-    mark: str
-    streams: str
-    recommended: int
-    units: tuple[str, ...]
-    tags: tuple[str, ...]
-    description: str
-    parameters: tuple[ParameterRow, ...]
-    ratios: dict[str, str]
-    collective: bool
-
-    @property
-    def facts(self) -> list[str]:
-        """Lines of facts besides its description and parameters."""
-        processes = (
-            "several processes, by default one for each accelerator (--ranks, or torchrun's)"
-            if self.collective
-            else "one process"
-        )
-        lines = [
-            f"family {self.family}, mark {self.mark}",
-            f"{self.streams} streams, {self.recommended} recommended; {processes}",
-            f"result in {' and '.join(self.units)}",
-            f"tags: {', '.join(self.tags) or 'none'}",
-        ]
-        return [*lines, *(f"{name}: {text}" for name, text in self.ratios.items())]
+def facts_of(workload: type[Workload]) -> list[str]:
+    """Return lines on what a workload declares besides its description and parameters."""
+    processes = (
+        "several processes, by default one for each accelerator (--ranks, or torchrun's)"
+        if workload.collective
+        else "one process"
+    )
+    streams = workload.stream_range
+    return [
+        f"family {workload.family}, mark {workload.mark}",
+        f"{streams.least}–{streams.most} streams, {streams.recommended} recommended; {processes}",
+        f"result in {' and '.join(f'{unit}/s' for unit in workload.units)}",
+        f"tags: {', '.join(workload.tags) or 'none'}",
+        *(f"{ratio.name}: {ratio.description}" for ratio in workload.ratios),
+    ]
 
 
-def describe_workloads() -> list[WorkloadRow]:
-    """Describe every workload of the registry, in its order."""
-    return [describe_workload(name) for name in WORKLOADS]
-
-
-def describe_workload(name: str) -> WorkloadRow:
-    """Describe one workload; BadInput if there is none of this name."""
-    return _describe(workload_class(name))
-
-
-def workloads_document(rows: Sequence[WorkloadRow], verbose: bool) -> Document:
-    """Return a table of workloads or, if ``verbose``, everything that each declares."""
+def workloads_document(*, verbose: bool) -> Document:
+    """Return a table of all workloads or, if ``verbose``, everything that each declares."""
+    workloads = [workload_class(name) for name in WORKLOADS]
     if not verbose:
         columns = (
             Column("name", "name"), Column("mark", "mark"), Column("family", "family", rank=1),
@@ -98,21 +63,23 @@ def workloads_document(rows: Sequence[WorkloadRow], verbose: bool) -> Document:
         )  # fmt: skip
         table = [
             Row({
-                "name": row.name, "mark": row.mark, "family": row.family, "streams": row.streams,
-                "recommended": str(row.recommended), "units": ", ".join(row.units),
-                "tags": ", ".join(row.tags),
-            }, opens=True, below=[row.description])
-            for row in rows
+                "name": each.name, "mark": each.mark, "family": each.family,
+                "streams": f"{each.stream_range.least}–{each.stream_range.most}",
+                "recommended": str(each.stream_range.recommended),
+                "units": ", ".join(f"{unit}/s" for unit in each.units),
+                "tags": ", ".join(each.tags),
+            }, opens=True, below=[each.description])
+            for each in workloads
         ]  # fmt: skip
         return Document([Table(columns, table)])
     parts: list[Part] = []
     sizes = [Column(size, size) for size in _SIZES]
-    for row in rows:
-        parts += [Heading(row.name), Paragraph(row.description, "")]
-        parts += map(Paragraph, row.facts)
+    for workload in workloads:
+        parts += [Heading(workload.name), Paragraph(workload.description, "")]
+        parts += map(Paragraph, facts_of(workload))
         parameters = [
             Row({"name": each.name, **each.defaults}, below=[f"{each.description} ({each.type})"])
-            for each in row.parameters
+            for each in parameters_of(workload)
         ]
         if parameters:
             parts.append(Table([Column("name", "parameter"), *sizes], parameters))
@@ -122,28 +89,12 @@ def workloads_document(rows: Sequence[WorkloadRow], verbose: bool) -> Document:
     )])  # fmt: skip
 
 
-def _describe(workload: type[Workload]) -> WorkloadRow:
-    limits = workload.stream_range
-    return WorkloadRow(
-        name=workload.name,
-        family=workload.family,
-        mark=workload.mark,
-        streams=f"{limits.least}–{limits.most}",
-        recommended=limits.recommended,
-        units=tuple(f"{unit}/s" for unit in workload.units),
-        tags=workload.tags,
-        description=workload.description,
-        parameters=_parameters(workload),
-        ratios={ratio.name: ratio.description for ratio in workload.ratios},
-        collective=workload.collective,
-    )
-
-
-def _parameters(workload: type[Workload]) -> tuple[ParameterRow, ...]:
+def parameters_of(workload: type[Workload]) -> list[ParameterRow]:
+    """Return a workload's parameters in the order declared."""
     from pytest_hwqueue.workloads.workload import parameters_for
 
     values = {size: parameters_for(workload, size, {}) for size in _SIZES}
-    return tuple(
+    return [
         ParameterRow(
             name=name,
             type=_type_text(field),
@@ -151,7 +102,7 @@ def _parameters(workload: type[Workload]) -> tuple[ParameterRow, ...]:
             description=field.description or "",
         )
         for name, field in workload.parameter_model.model_fields.items()
-    )
+    ]
 
 
 def _value_text(value: object) -> str:

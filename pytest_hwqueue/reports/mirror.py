@@ -7,7 +7,6 @@ replays our samples, so the data it stores are ours to the bit, in seconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.errors import BadInput, translated
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.cell import Cell, RunRecord
 
 MOST_SAMPLES = 100_000
 """Samples mirrored of one record, at most: pytest-benchmark keeps and sorts them in Python."""
@@ -59,14 +58,24 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
     if session is None:
         return
     node = _node(item, record)
-    samples_ns = _samples_ns(record)
+    samples_ns = record.latency_ns()
     if record.status != "ok" or not samples_ns:
         return
-    make_fixture, wrap = _pytest_benchmark()
+    from pytest_benchmark.fixture import BenchmarkFixture
+    from pytest_benchmark.utils import NameWrapper
+
+    # Neither has types.
+    make_fixture: Any = BenchmarkFixture
+    wrap: Any = NameWrapper
     mirrored = samples_ns[:MOST_SAMPLES]
     options: dict[str, Any] = {"group": record.family, **session.options, **_marked(item)}
+    # Each difference of two readings is a sample.
     readings = (reading for ns in mirrored for reading in (0.0, ns / _NS_PER_S))
-    options["timer"] = wrap(_replay(readings))
+
+    def replayed_samples() -> float:
+        return next(readings)
+
+    options["timer"] = wrap(replayed_samples)
     # There is no code of ours to profile, and no more rounds to run until a mean is precise.
     options["cprofile"] = False
     if "precision" in options:
@@ -81,7 +90,7 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
             **options,
         )
     fixture.extra_info.update(_extra_info(record, len(mirrored), len(samples_ns)))
-    fixture.pedantic(_nothing, rounds=len(mirrored))
+    fixture.pedantic(lambda: None, rounds=len(mirrored))
     # pytest-benchmark keeps the clock to the session's end, but need not keep the samples in it.
     readings.close()
 
@@ -110,14 +119,6 @@ def _session(config: pytest.Config) -> Any | None:
     return session
 
 
-def _pytest_benchmark() -> tuple[Any, Any]:
-    """Import late the fixture's class and the wrapper of its clock; neither has types."""
-    from pytest_benchmark.fixture import BenchmarkFixture
-    from pytest_benchmark.utils import NameWrapper
-
-    return BenchmarkFixture, NameWrapper
-
-
 def _node(item: pytest.Item, record: RunRecord) -> _Node:
     """Name a record; the same session gives the same names, and no name twice."""
     given = item.stash.setdefault(_names_given, {})
@@ -128,15 +129,7 @@ def _node(item: pytest.Item, record: RunRecord) -> _Node:
         name = record.cell_id if number == 1 else f"{record.cell_id}#{number}"
         nodeid = f"{item.nodeid}::{name}"
     cell = record.cell
-    settings = {
-        "workload": cell.name,
-        "device": cell.device,
-        "streams": cell.streams,
-        "scheduler": cell.scheduler,
-        "dispatch": cell.dispatch,
-        "sync_mode": cell.sync_mode,
-        "size": cell.size,
-    }
+    settings = {"workload": cell.name, **_settings(cell), "size": cell.size}
     callspec = getattr(item, "callspec", None)
     # For --benchmark-group-by=param:streams and the like; the test's own parameters come first.
     parameters = {} if callspec is None else _plain(callspec.params)
@@ -151,21 +144,19 @@ def _node(item: pytest.Item, record: RunRecord) -> _Node:
     )
 
 
+def _settings(cell: Cell) -> dict[str, Any]:
+    return cell.model_dump(include={"device", "streams", "scheduler", "dispatch", "sync_mode"})
+
+
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Convert values to JSON's, others to text that says more than pytest-benchmark's."""
-    plain: dict[str, Any] = {}
+    plain = dict(values)
     for name, value in values.items():
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             plain[name] = repr(value)
-        else:
-            plain[name] = value
     return plain
-
-
-def _samples_ns(record: RunRecord) -> list[int]:
-    return record.latency_ns()
 
 
 def _marked(item: pytest.Item) -> dict[str, Any]:
@@ -176,30 +167,13 @@ def _marked(item: pytest.Item) -> dict[str, Any]:
     return options
 
 
-def _replay(readings: Iterator[float]) -> Callable[[], float]:
-    """Return a clock of these readings, 0 and a sample in turn: each difference is the sample."""
-
-    def replayed_samples() -> float:
-        return next(readings)
-
-    return replayed_samples
-
-
-def _nothing() -> None:
-    """Do nothing: the work was done elsewhere."""
-
-
 def _extra_info(record: RunRecord, mirrored: int, taken: int) -> dict[str, str | int | float]:
     """Return what pytest-benchmark has no field for: plain values, times in seconds."""
-    cell, metrics = record.cell, record.metrics
+    metrics = record.metrics
     assert record.samples is not None
     info: dict[str, str | int | float] = {
         "cell": record.cell_id,
-        "device": cell.device,
-        "streams": cell.streams,
-        "scheduler": cell.scheduler,
-        "dispatch": cell.dispatch,
-        "sync_mode": cell.sync_mode,
+        **_settings(record.cell),
         "status": record.status,
         "latency": record.primary.name,
         "clock": "host" if record.samples.host_ns else "device events",

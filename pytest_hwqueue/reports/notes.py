@@ -148,11 +148,11 @@ NO_REASON = "no reason was recorded"
 
 @dataclass
 class _Refusal:
-    cells: list[str] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
-    has: list[int] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)
-    itself: bool = False
+    """Whose figure was refused; ``tags`` has None where it is the cell's own."""
+
+    cells: dict[str, None] = field(default_factory=dict)
+    tags: dict[str | None, None] = field(default_factory=dict)
+    counts: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Notes:
@@ -171,18 +171,12 @@ class Notes:
     def refuse(self, figure: str, reason: str, cell: str, tag: str | None = None) -> None:
         """Note a refused figure of a cell or of one of its tags."""
         found = _COUNTS.search(reason)
-        pattern = _COUNTS.sub(_PLACE, reason, count=1) if found else reason
+        pattern = _COUNTS.sub(_PLACE, reason, count=1)
         refusal = self._refusals.setdefault((figure, pattern), _Refusal())
-        if found:
-            refusal.has.append(int(found["has"]))
-            if found["missing"]:
-                refusal.missing.append(int(found["missing"]))
-        if cell not in refusal.cells:
-            refusal.cells.append(cell)
-        if tag is None:
-            refusal.itself = True
-        elif tag not in refusal.tags:
-            refusal.tags.append(tag)
+        for name, number in (found.groupdict() if found else {}).items():
+            refusal.counts.setdefault(name, []).extend([int(number)] if number else [])
+        refusal.cells[cell] = None
+        refusal.tags[tag] = None
 
     def note(
         self,
@@ -222,8 +216,8 @@ class Notes:
         """Return in how many cells each figure was refused, such as ``P99 of iteration``."""
         cells: dict[str, set[str]] = {}
         for (figure, _), refusal in self._refusals.items():
-            whose = [f"{figure} of {tag}" for tag in refusal.tags]
-            for what in [figure] * refusal.itself + whose:
+            for tag in refusal.tags:
+                what = figure if tag is None else f"{figure} of {tag}"
                 cells.setdefault(what, set()).update(refusal.cells)
         return {what: len(found) for what, found in cells.items()}
 
@@ -233,11 +227,10 @@ class Notes:
         merged: dict[tuple[str, str], list[str]] = {}
         for (figure, pattern), refusal in self._refusals.items():
             reason = pattern
-            if refusal.has:
-                counts = f"has {_span(refusal.has)}"
-                if refusal.missing:
-                    counts += f" ({_span(refusal.missing)} missing)"
-                reason = pattern.replace(_PLACE, counts)
+            if refusal.counts:
+                has, missing = refusal.counts["has"], refusal.counts["missing"]
+                more = f" ({_span(missing)} missing)" if missing else ""
+                reason = pattern.replace(_PLACE, f"has {_span(has)}{more}")
             merged.setdefault((_subject(refusal, cells), reason), []).append(figure)
         lines += [
             f"{', '.join(dict.fromkeys(figures))} refused for {subject}: {reason}"
@@ -262,12 +255,12 @@ def _subject(refusal: _Refusal, cells: int) -> str:
     if count == cells:
         which = "the cell" if cells == 1 else f"all {cells} cells"
     elif count == 1:
-        which = refusal.cells[0]
+        which = next(iter(refusal.cells))
     else:
         which = counted(count, "cell")
-    if not refusal.tags:
+    tags = " and ".join(filter(None, refusal.tags))
+    if not tags:
         return which
-    tags = " and ".join(refusal.tags)
-    if refusal.itself:
+    if None in refusal.tags:
         return f"{which} and {'its' if count == 1 else 'their'} {tags}"
     return f"{tags} of {which}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,39 +23,23 @@ if TYPE_CHECKING:
     from pytest_hwqueue.verdicts.stored import StoredFigure
 
 
-AnnotationLevel = Literal["error", "warning", "notice"]
+def annotation(
+    level: Literal["error", "warning"], title: str, message: str, file: str = "",
+    line: int | None = None,
+) -> str:  # fmt: skip
+    """Return what GitHub shows next to a line of a file, as a workflow command.
 
-
-@dataclass(frozen=True)
-class Annotation:
-    """What GitHub shows next to a line.
-
-    Attributes:
-        level: error if it fails, warning if someone should look, else notice.
-        file: path from the root of the repository.
-        line: from 1; None for the file as a whole.
+    Args:
+        level: error if it fails, warning if someone should look.
         title: a few words.
         message: any number of lines.
+        file: path from the root of the repository.
+        line: from 1; None for the file as a whole.
 
     """
-
-    level: AnnotationLevel
-    file: str
-    line: int | None
-    title: str
-    message: str
-
-
-def render_annotations(items: Sequence[Annotation]) -> str:
-    """Return one workflow command per line, without a final newline; empty without items."""
-    return "\n".join(map(_command, items))
-
-
-def _command(item: Annotation) -> str:
-    line = "" if item.line is None else str(item.line)
-    properties = {"file": item.file, "line": line, "title": item.title}
+    properties = {"file": file, "line": "" if line is None else str(line), "title": title}
     listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
-    return f"::{item.level} {listed}::{_data(item.message)}"
+    return f"::{level} {listed}::{_data(message)}"
 
 
 def _data(text: str) -> str:
@@ -122,31 +105,29 @@ def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord
 
 
 def _most_severe(judgement: Judgement) -> int:
-    from pytest_hwqueue.reports.verdict_words import SEVERITY
+    from pytest_hwqueue.reports.verdicts import SEVERITY
 
     return min((SEVERITY.index(each.verdict.state) for each in judgement.verdicts), default=0)
 
 
 def _devices(records: Sequence[RunRecord]) -> str:
-    known = {name: record for record in records if (name := device_name(record))}
+    known = {name: record.simulated for record in records if (name := device_name(record))}
     names = [
-        f"{name} (a model's figures, not measured)" if record.simulated else name
-        for name, record in known.items()
+        f"{name} (a model's figures, not measured)" if simulated else name
+        for name, simulated in known.items()
     ]
     return f" on {', '.join(names)}" if names else ""
 
 
 def _figures(cells: Sequence[CellRuns]) -> list[Part]:
-    named = [
-        (shown(cell), name, {"workload": name, "runs": cell.count, "cell": name})
-        for cell in cells
-        for name in [cell.middle.cell_id]
-    ]
+    records = [(shown(cell), cell.count) for cell in cells]
+    named = [(r, r.cell_id, {"workload": r.cell_id, "runs": runs}) for r, runs in records]
     columns = [Column("workload", "cell"), Column("runs", "runs", right=True)]
     table = figures_table(named, columns, _LEFT_OUT, ratios_once=True)
+    ids = (record.cell_id for record, _ in records)
     cell = ""
     for row in table.rows:
-        cell = row.texts.get("cell", cell)
+        cell = next(ids) if row.opens else cell
         if not row.opens:
             # Without a table's indent, a tag needs its cell's name.
             row.texts["workload"] = f"{cell} {row.texts['workload'].strip()}"
@@ -167,7 +148,7 @@ def _failures(cells: Sequence[CellRuns]) -> list[Part]:
 
 def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]]) -> str:
     """Return GitHub annotations for whatever is not fine; ``places`` are file and line by test."""
-    levels: Mapping[str, AnnotationLevel] = {"fail": "error", "warn": "warning"}
+    levels: Mapping[str, Literal["error", "warning"]] = {"fail": "error", "warn": "warning"}
     items = []
     for judgement in regression.judgements():
         for judged in judgement.verdicts:
@@ -175,8 +156,8 @@ def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]
             file, line = places.get(regression.node_of(judged.cell_id), ("", None))
             if level is not None and file:
                 title = f"{judged.verdict.state}: {judged.cell_id}"
-                items.append(Annotation(level, file, line, title, judged.verdict.sentence))
-    return render_annotations(items)
+                items.append(annotation(level, title, judged.verdict.sentence, file, line))
+    return "\n".join(items)
 
 
 def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
@@ -186,16 +167,15 @@ def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
     cells = len({figure.cell_id for figure in figures})
     lines = [f"stored in {label}: {counted(cells, 'cell')}"]
     for figure in figures[:_MOST_STORED]:
-        parts = [counted(figure.runs, "run")]
-        if figure.sd is not None:
-            parts.append(f"sd {percent(figure.sd).lstrip('+')}")
-        if figure.detectable is not None:
-            parts.append(f"can detect {figure.label} >= {percent(figure.detectable)}")
-        else:
-            parts.append("too few runs to find a regression")
-        if figure.warning:
-            parts.append(figure.warning)
-        lines.append(f"  {figure.cell_id}: {'; '.join(parts)}")
+        parts = [
+            counted(figure.runs, "run"),
+            "" if figure.sd is None else f"sd {percent(figure.sd).lstrip('+')}",
+            "too few runs to find a regression"
+            if figure.detectable is None
+            else f"can detect {figure.label} >= {percent(figure.detectable)}",
+            figure.warning,
+        ]
+        lines.append(f"  {figure.cell_id}: {'; '.join(filter(None, parts))}")
     if len(figures) > _MOST_STORED:
         lines.append(f"  … and {len(figures) - _MOST_STORED} more: `hwq baseline show`")
     return lines

@@ -59,26 +59,19 @@ class Progress:
 
     def _open(self) -> Bar:
         if self._bar is None:
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-            )
+            from rich import console, progress
 
             assert self._reporter is not None
             assert self._writer is not None
             self._reporter.ensure_newline()
             # pytest captures standard output; its own writer still reaches the terminal.
-            console = Console(file=self._writer._file, force_terminal=True)
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=console,
+            shown_on = console.Console(file=self._writer._file, force_terminal=True)
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(bar_width=20),
+                progress.MofNCompleteColumn(),
+                progress.TimeRemainingColumn(),
+                console=shown_on,
                 transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,

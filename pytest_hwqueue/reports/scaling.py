@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
@@ -18,19 +18,23 @@ from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import Notes, device_name, setting_words
 
 
+def _told(records: Sequence[RunRecord]) -> Iterator[tuple[list[RunRecord], Scaling | None, str]]:
+    """Return each sweep with its scaling, or with why that cannot be told."""
+    for sweep in find_sweeps(records):
+        try:
+            yield sweep, scaling_of(sweep), ""
+        except ValueError as error:
+            yield sweep, None, str(error)
+
+
 def saturated_from(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
     """Return each sweep's first cell, and the least number of streams that saturates it."""
     found = []
-    for sweep in find_sweeps(records):
-        try:
-            result = scaling_of(sweep)
-        except ValueError:
-            # Its table, which -v prints, says why.
-            words = "unknown"
-        else:
-            least = result.saturation_streams
-            words = f"none up to {sweep[-1].cell.streams}" if least is None else str(least)
-        found.append((sweep[0].cell, words))
+    for sweep, result, _ in _told(records):
+        least = None if result is None else result.saturation_streams
+        # Why it is unknown its table says, which -v prints.
+        none = "unknown" if result is None else f"none up to {sweep[-1].cell.streams}"
+        found.append((sweep[0].cell, none if least is None else str(least)))
     return found
 
 
@@ -43,14 +47,12 @@ def scaling_parts(records: Sequence[RunRecord], readings: set[str]) -> list[Part
 
     """
     parts: list[Part] = []
-    for sweep in find_sweeps(records):
-        try:
-            result = scaling_of(sweep)
-        except ValueError as error:
-            parts.append(Heading(_title(sweep[0].cell, "Scaling")))
-            parts.append(Paragraph(f"cannot be told: {error}", "red"))
+    for sweep, result, refused in _told(records):
+        what = "Scaling" if result is None else f"{result.kind} scaling".capitalize()
+        parts.append(Heading(_title(sweep[0].cell, what)))
+        if result is None:
+            parts.append(Paragraph(f"cannot be told: {refused}", "red"))
             continue
-        parts.append(Heading(_title(sweep[0].cell, f"{result.kind} scaling".capitalize())))
         parts += [_scaling_table(result), Paragraph(saturation(result), "")]
         curve = scaling_chart([("", result)], simulated=sweep[0].simulated)
         parts.append(Chart("Throughput over streams", curve, "With 95 % intervals."))
@@ -130,25 +132,22 @@ def write_scaling(folder: Path, records: Sequence[RunRecord]) -> list[str]:
 
     """
     shown = [cell.middle for cell in gather(records)]
-    sweeps: dict[str, list[list[RunRecord]]] = {}
-    for sweep in find_sweeps(shown):
-        sweeps.setdefault(sweep[0].cell.name, []).append(sweep)
+    swept = {sweep[0].cell.name for sweep in find_sweeps(shown)}
+    charts = _charts(shown)
     lines = []
-    if sweeps:
+    if swept:
         table = rendered(scaling_parts(shown, set()), _WIDTH, False)
         write_text(folder / _TABLE, f"{table}\n")
         lines.append(f"scaling: {folder / _TABLE}")
         if not can_plot():
             lines.append(INSTALL)
     for name in dict.fromkeys(record.cell.name for record in shown):
-        if name not in sweeps:
+        if name not in swept:
             lines.append(f"{name}: no scaling, {_measured(name, shown)}")
-        elif can_plot():
-            charts = _charts(sweeps[name])
-            if charts:
-                plot = folder / f"{name.replace('/', '_')}.svg"
-                write_text(plot, stacked_svg(f"Scaling of {name}", charts))
-                lines.append(f"plot: {plot}")
+        elif can_plot() and name in charts:
+            plot = folder / f"{name.replace('/', '_')}.svg"
+            write_text(plot, stacked_svg(f"Scaling of {name}", charts[name]))
+            lines.append(f"plot: {plot}")
     return lines
 
 
@@ -159,28 +158,22 @@ def _measured(name: str, shown: Sequence[RunRecord]) -> str:
     return f"measured at {counted(len(ok), 'count')} of streams"
 
 
-def _charts(sweeps: Sequence[Sequence[RunRecord]]) -> list[tuple[str, Spec]]:
-    """Return a chart for each device, size and unit."""
-    panels: dict[tuple[str, str], list[tuple[str, Scaling]]] = {}
-    for sweep in sweeps:
-        try:
-            scaling = scaling_of(sweep)
-        except ValueError:
+def _charts(records: Sequence[RunRecord]) -> dict[str, list[tuple[str, Spec]]]:
+    """Return by workload a chart for each device, size and unit."""
+    panels: dict[str, dict[tuple[str, str], list[tuple[str, Scaling]]]] = {}
+    for sweep, scaling, _ in _told(records):
+        if scaling is None:
             # The table says why.
             continue
-        cell = sweep[0].cell
-        parts = [cell.scheduler, cell.dispatch]
-        if cell.sync_mode != "per_iteration":
-            parts.append(cell.sync_mode)
-        parts += [cell.variant] if cell.variant else []
-        panel = panels.setdefault((_device_of(sweep[0]), scaling.unit), [])
-        panel.append((", ".join(parts), scaling))
-    return [(title, scaling_chart(curves)) for (title, _), curves in panels.items()]
-
-
-def _device_of(record: RunRecord) -> str:
-    known, device = device_name(record), record.cell.device
-    name = f"{known} ({device})" if known else device
-    size = "" if record.cell.size is None else f", size {record.cell.size}"
-    model = ": a model's figures, not measured" if record.simulated else ""
-    return f"{name}{size}{model}"
+        first, cell = sweep[0], sweep[0].cell
+        known, size = device_name(first), f", size {cell.size}" if cell.size else ""
+        title = (f"{known} ({cell.device})" if known else cell.device) + size
+        title += ": a model's figures, not measured" if first.simulated else ""
+        mode = cell.sync_mode if cell.sync_mode != "per_iteration" else ""
+        label = ", ".join(filter(None, (cell.scheduler, cell.dispatch, mode, cell.variant)))
+        panel = panels.setdefault(cell.name, {}).setdefault((title, scaling.unit), [])
+        panel.append((label, scaling))
+    return {
+        name: [(title, scaling_chart(curves)) for (title, _), curves in those.items()]
+        for name, those in panels.items()
+    }

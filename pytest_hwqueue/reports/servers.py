@@ -26,15 +26,25 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
     names = dict.fromkeys(each.name for record in records for each in record.tenants)
     lines = []
     for name in names:
-        results = [record.tenant(name) for record in records]
-        if all(each.server is not None for each in results):
-            lines.append(
-                _line([(each, one.duration_s) for each, one in zip(results, records, strict=True)])
+        windows = [(record.tenant(name), record.duration_s) for record in records]
+        results = [result for result, _ in windows]
+        servers = [each.server for each in results if each.server is not None]
+        parts = [f"{name}: {sum(each.issued or 0 for each in results)} requests"]
+        if len(servers) == len(results):
+            parts[0] += (
+                f" to {servers[0].url}, {sum(each.connections for each in servers)} connections "
+                f"opened, at most {max(each.most_at_once for each in servers)} in flight"
             )
-        elif any(each.failures for each in results):
-            issued, failed = (sum(getattr(each, key) or 0 for each in results)
-                              for key in ("issued", "failed"))  # fmt: skip
-            lines.append(f"{name}: {issued} requests; {failures(failed, failed_for(results))}")
+        elif not any(each.failures for each in results):
+            continue
+        if failed := sum(each.failed or 0 for each in results):
+            parts.append(failures(failed, failed_for(results)))
+        if len(servers) == len(results):
+            if unserved := sum(each.unserved or 0 for each in results):
+                parts.append(f"{unserved} found no free connection before the grace was over")
+            if any(each.tokens is not None for each in servers):
+                parts += _of_tokens(windows)
+        lines.append("; ".join(parts))
     return lines
 
 
@@ -51,28 +61,6 @@ def failures(failed: int, reasons: Mapping[str, int]) -> str:
     if any("\n" in each for each in said):
         return "\n".join([f"{failed} failed:", *said])
     return f"{failed} failed ({', '.join(said)})"
-
-
-def _line(windows: Sequence[tuple[TenantResult, float]]) -> str:
-    from pytest_hwqueue.tenancy.cells import failed_for
-
-    results = [result for result, _ in windows]
-    servers = [each.server for each in results if each.server is not None]
-    issued = sum(each.issued or 0 for each in results)
-    parts = [
-        f"{results[0].name}: {issued} requests to {servers[0].url}, "
-        f"{sum(each.connections for each in servers)} connections opened, at most "
-        f"{max(each.most_at_once for each in servers)} in flight"
-    ]
-    failed = sum(len(each.failures) for each in results)
-    if failed:
-        parts.append(failures(failed, failed_for(results)))
-    unserved = sum(each.unserved or 0 for each in results)
-    if unserved:
-        parts.append(f"{unserved} found no free connection before the grace was over")
-    if any(each.tokens is not None for each in servers):
-        parts += _of_tokens(windows)
-    return "; ".join(parts)
 
 
 def _of_tokens(windows: Sequence[tuple[TenantResult, float]]) -> list[str]:

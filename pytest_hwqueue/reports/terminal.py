@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median, stdev
 
 from pytest_hwqueue.metrics.estimate import Estimate
@@ -50,16 +50,12 @@ def queue_switches(records: Sequence[RunRecord]) -> list[str]:
         if found is not None and cell.streams > 1:
             key = (cell.device, cell.scheduler, cell.streams)
             groups.setdefault(key, []).append(found.overhead.difference)
-    if not groups:
-        return []
-    several_devices = len({device for device, _, _ in groups}) > 1
-    several_modes = len({mode for _, mode, _ in groups}) > 1
-    by_text: dict[str, list[str]] = {}
+    several = [len({key[at] for key in groups}) > 1 for at in (0, 1)]
+    parts = []
     for (device, mode, streams), probes in sorted(groups.items()):
-        where = [device] * several_devices + [mode] * several_modes + [str(streams)]
-        by_text.setdefault(_figure(probes), []).append(" ".join(where))
-    parts = [f"{text} on {', '.join(places)} streams" for text, places in by_text.items()]
-    return [f"{_WHAT}: {'; '.join(parts)}"]
+        where = [device] * several[0] + [mode] * several[1] + [str(streams)]
+        parts.append(f"{_figure(probes)} on {' '.join(where)} streams")
+    return [f"{_WHAT}: {'; '.join(parts)}"] if parts else []
 
 
 def _figure(probes: Sequence[Estimate]) -> str:
@@ -73,7 +69,11 @@ def _figure(probes: Sequence[Estimate]) -> str:
 
 
 _NS_PER_MS = 1e6
-_TIMES = ("median", "least", "most")
+_TIMES: dict[str, Callable[[Sequence[float]], float]] = {
+    "median": median,
+    "least": min,
+    "most": max,
+}
 _MEANING = (
     "sd: standard deviation between runs, of the logarithm, so that 3 % is 3 % of the figure. "
     "Intervals above are of one run and do not contain it."
@@ -109,24 +109,21 @@ def runs_parts(cells: Sequence[CellRuns]) -> list[Part]:
 
 def _table(cells: Sequence[CellRuns]) -> Table:
     notes = Notes()
-    labels = dict.fromkeys(PERCENTILES[cell.percentile] for cell in cells if cell.percentile)
-    # One label for all cells goes to the heading.
-    label = f" {next(iter(labels))}" if len(labels) == 1 else ""
     columns = [
         Column("cell", "cell"),
         Column("runs", "runs", right=True),
         Column("percentile", "figure"),
-        Column("median", f"median{label}", shares=_TIMES),
-        Column("least", "least", shares=_TIMES),
-        Column("most", "most", shares=_TIMES),
-        Column("sd", f"sd of ln{label}"),
+        Column("median", "median", shares=tuple(_TIMES)),
+        Column("least", "least", shares=tuple(_TIMES)),
+        Column("most", "most", shares=tuple(_TIMES)),
+        Column("sd", "sd of ln"),
         Column("shown", "shown", right=True, rank=1),
     ]
-    rows = [_row(cell, notes, named=not label) for cell in cells]
+    rows = [_row(cell, notes) for cell in cells]
     return Table(columns, rows, notes.lines(len(cells)))
 
 
-def _row(cell: CellRuns, notes: Notes, named: bool) -> Row:
+def _row(cell: CellRuns, notes: Notes) -> Row:
     name = cell.middle.cell_id
     row = Row({"runs": cell.count}, style="red" if cell.bad else "", opens=True)
     row.below += [f"run {run.run} {status_of(run)}" for run in cell.bad]
@@ -136,12 +133,10 @@ def _row(cell: CellRuns, notes: Notes, named: bool) -> Row:
     if not values:
         return row
     assert cell.percentile is not None
-    if named:
-        row.texts["percentile"] = PERCENTILES[cell.percentile]
-    row.texts["shown"] = f"run {cell.middle.run}"
-    figures_ms = dict(zip(_TIMES, (median(values), min(values), max(values)), strict=True))
-    unit = time_unit(figures_ms["median"] * _NS_PER_MS, [max(values) * _NS_PER_MS])
-    row.figures |= {key: [milliseconds(value, unit)] for key, value in figures_ms.items()}
+    row.texts |= {"percentile": PERCENTILES[cell.percentile], "shown": f"run {cell.middle.run}"}
+    unit = time_unit(median(values) * _NS_PER_MS, [max(values) * _NS_PER_MS])
+    for key, of in _TIMES.items():
+        row.figures[key] = [milliseconds(of(values), unit)]
     row.figures["sd"] = [_spread(values, name, notes)]
     return row
 

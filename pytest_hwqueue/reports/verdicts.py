@@ -1,41 +1,38 @@
-"""Renders verdicts: the text of a failing test, and the table at the end of a session."""
+"""Verdicts in words: the text of a failing test, the table after a session, properties in JUnit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
-from pytest_hwqueue.gate.verdict import State, Verdict, percent
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure
-from pytest_hwqueue.reports.document import (
-    Column,
-    Folded,
-    Heading,
-    Paragraph,
-    Part,
-    Row,
-    Table,
+from pytest_hwqueue.gate.runs import ProcessRun
+from pytest_hwqueue.gate.suite_gate import SuiteShift
+from pytest_hwqueue.gate.verdict import GateSettings, Quantity, State, Verdict, percent
+from pytest_hwqueue.metrics.numbers import (
+    REFUSED,
+    PrintedFigure,
+    counted,
+    milliseconds,
+    rate,
+    time_unit,
+    times,
 )
+from pytest_hwqueue.reports.document import Column, Folded, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.verdict_words import (
-    MOST_PASSES,
-    aside_lines,
-    by_severity,
-    change_of,
-    counts_of,
-    different_fields,
-    figure_value,
-    least_detected,
-    mean_value,
-    missing_by_reason,
-    not_in_baseline,
-    passes_in_short,
-    remarks_of,
-    settings_line,
-    shift_line,
-)
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
+SEVERITY: tuple[State, ...] = (
+    "regression", "incomparable", "inconclusive", "improvement", "no-baseline", "pass",
+)  # fmt: skip
+"""States in the order of a report: what needs a reader comes first."""
+
+MOST_PASSES = 20
+"""More passes than this are summarised in one line."""
+
+_NOUNS = ("regression", "improvement")
+_NOUNS = ("regression", "improvement")
 _AGAINST: dict[State, str] = {
     "regression": "is a regression against",
     "improvement": "is an improvement on",
@@ -47,7 +44,7 @@ _AGAINST: dict[State, str] = {
 _STYLES: dict[State, str] = {
     "regression": "red", "incomparable": "yellow", "inconclusive": "yellow", "improvement": "green",
 }  # fmt: skip
-
+_NS_PER_MS = 1e6
 _COLUMNS = (
     Column("cell", "cell"),
     Column("figure", "figure"),
@@ -62,6 +59,189 @@ _COLUMNS = (
 _SAID_BY_COLUMNS = ("worse", "better", "within-noise", "not-shown")
 _MOST_NAMES = 3
 _EXPLAINED_WIDTH = 100
+
+
+def figure_value(quantity: Quantity, value: float, like: float) -> PrintedFigure:
+    """Format a run's figure in its unit.
+
+    Args:
+        quantity: what the value is.
+        value: finite and above 0.
+        like: unit or scale as this value would have.
+
+    """
+    if quantity.unit == "ns":
+        return milliseconds(value / _NS_PER_MS, time_unit(like))
+    return rate(value, quantity.unit, like=like) if quantity.unit else times(value)
+
+
+def mean_value(runs: Sequence[ProcessRun]) -> float | None:
+    """Return the geometric mean over runs, or None if there are none or one lacks the figure."""
+    values = [run.value for run in runs]
+    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+        return None
+    return math.exp(fmean(map(math.log, values)))
+
+
+def change_of(verdict: Verdict) -> PrintedFigure:
+    """Return the change and its interval in signed percent, or as refused."""
+    if verdict.ratio is None:
+        return REFUSED
+    interval = ""
+    if verdict.interval is not None:
+        low, high = (_signed(end - 1) for end in verdict.interval)
+        interval = f"[{low}, {high}]"
+    return PrintedFigure(_signed(verdict.ratio - 1), "%", interval)
+
+
+def least_detected(quantity: Quantity, detectable: float | None) -> str:
+    """Return the smallest worsening detected as a change: ``≥ +8.7 %``, or ``≤ -8.0 %``."""
+    if detectable is None:
+        return ""
+    if quantity.higher_is_worse:
+        return f"≥ {percent(detectable)}"
+    return f"≤ {percent(1 / (1 + detectable) - 1)}"
+
+
+def set_aside_of(judged: CellVerdict) -> str:
+    """Return which runs were excluded from a verdict and why, such as
+    ``baseline run 3 (session a) has 290 samples of the usual 1000, set aside``; or nothing."""
+    return "; ".join(filter(None, (judged.verdict.set_aside_words, _short_words(judged))))
+
+
+def _short_words(judged: CellVerdict) -> str:
+    return f"{'; '.join(map(str, judged.short))}, set aside" if judged.short else ""
+
+
+def in_words(values: Iterable[object]) -> str:
+    """Return the values of a condition, such as ``570 or not known``."""
+    return " or ".join("not known" if value is None else str(value) for value in values)
+
+
+def remarks_of(judged: CellVerdict, *, brief: bool = False) -> list[str]:
+    """Return the remarks that accompany a verdict's sentence, each at most once.
+
+    Args:
+        judged: a verdict.
+        brief: whether conditions that differ are named without their values.
+
+    """
+    verdict, gated = judged.verdict, judged.verdict.quantity
+    differing = [f"{d.field} {in_words(d.a)} / {in_words(d.b)}" for d in judged.differences]
+    remarks = [
+        f"{gated.label} stands in for {gated.demoted_from}, for which runs are too short"
+        if gated.demoted_from and verdict.reason != "demoted"
+        else "",
+        "" if verdict.set_aside_words in verdict.sentence else verdict.set_aside_words,
+        _short_words(judged),
+        verdict.assumes,
+        "" if verdict.advice in verdict.sentence else verdict.advice,
+        judged.remark,
+        _differing([judged])
+        if brief
+        else f"also different: {', '.join(differing)}" * bool(differing),
+    ]
+    return [each for each in remarks if each]
+
+
+def _differing(verdicts: Iterable[CellVerdict]) -> str:
+    """Return the names of soft conditions that differ, or an empty string."""
+    fields = dict.fromkeys(each.field for judged in verdicts for each in judged.differences)
+    return f"also different (values: -v): {', '.join(fields)}" if fields else ""
+
+
+def by_severity(verdicts: Iterable[CellVerdict]) -> list[CellVerdict]:
+    """Sort verdicts by state, otherwise as they are."""
+    return sorted(verdicts, key=lambda judged: SEVERITY.index(judged.verdict.state))
+
+
+def _counts(judgement: Judgement) -> str:
+    """Return the number of verdicts in each state, such as ``2 regressions, 11 pass``."""
+    found = [(judgement.count(state), state) for state in SEVERITY]
+    parts = [
+        counted(count, state) if state in _NOUNS else f"{count} {state}"
+        for count, state in found
+        if count
+    ]
+    missing = len(judgement.missing)
+    return ", ".join(parts + [f"{missing} missing"] * bool(missing)) or "nothing was compared"
+
+
+def _passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
+    """Return one sentence for unlisted passes, saying what they could have missed.
+
+    Args:
+        passes: at least one.
+        settings: of the gate.
+
+    """
+    reach = [verdict.detectable for verdict in passes if verdict.detectable is not None]
+    parts = [f"{counted(len(passes), 'figure')} passed"]
+    if reach:
+        parts.append(f"the least worsening that each can detect is {percent(max(reach))} or less")
+    weak = sum(effect > settings.detect for effect in reach)
+    if weak:
+        parts.append(f"{weak} cannot detect {100 * settings.detect:+.3g} %")
+    blind = len(passes) - len(reach)
+    if blind:
+        parts.append(f"{blind} can detect none, having too small a baseline")
+    return "; ".join(parts)
+
+
+def _shift_line(shift: SuiteShift) -> str:
+    """Return how the suite shifted as a whole."""
+    text = (
+        f"suite as a whole: {percent(shift.ratio - 1)} (median of {counted(shift.cells, 'figure')} "
+        "at the first pass; + is worse)"
+    )
+    if shift.sentinel_ratio is not None:
+        text += f", sentinel {percent(shift.sentinel_ratio - 1)}"
+    return f"{text}: the machine itself has changed" if shift.of_machine else text
+
+
+def tau_words(settings: GateSettings) -> str:
+    """Return what sessions may differ by; ``auto`` if the baseline shows it."""
+    return "auto" if settings.allows_for_sessions else _plain(settings.tau)
+
+
+def _signed(fraction: float) -> str:
+    return percent(fraction).removesuffix(" %")
+
+
+def _plain(fraction: float) -> str:
+    return f"{100 * fraction:.3g} %"
+
+
+def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
+    """Return a verdict as a test's properties, named after the figure that was really judged.
+
+    Args:
+        judged: a verdict of any state.
+
+    Returns:
+        Names such as ``CELL.p99.verdict`` with their values; ``.by`` names what is worse, if not
+        the figure itself, and the time per iteration in ``CELL.iteration_time.ratio``.
+
+    """
+    verdict = judged.verdict
+    name = f"{judged.cell_id}.{verdict.quantity.name}"
+    found: list[tuple[str, object]] = [
+        (f"{name}.verdict", verdict.state), (f"{name}.reason", verdict.reason),
+    ]  # fmt: skip
+    for field in ("ratio", "p", "detectable"):
+        value = getattr(verdict, field)
+        if value is not None:
+            found.append((f"{name}.{field}", round(value, 6)))
+    if verdict.by and verdict.by != verdict.quantity.name:
+        found.append((f"{name}.by", verdict.by))
+    aside = set_aside_of(judged)
+    if aside:
+        found.append((f"{name}.set_aside", aside))
+    companion = verdict.companion
+    if companion is not None:
+        name = f"{judged.cell_id}.{companion.quantity.name}"
+        found.append((f"{name}.ratio", round(companion.ratio, 6)))
+    return found
 
 
 def explain(judged: CellVerdict, baseline: str, command: str) -> str:
@@ -81,16 +261,15 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
     ]
     if earlier:
         lines.append(f"earlier looks: {', '.join(earlier)}")
+    noise = [] if verdict.sd is None else [f"sd of {label} between runs {100 * verdict.sd:.1f} %"]
+    reach = least_detected(verdict.quantity, verdict.detectable)
     # A blind cell's sentence says so.
-    seen = None if verdict.reason == "blind" else verdict.detectable
-    reach = least_detected(verdict.quantity, seen)
-    noise = "" if verdict.sd is None else f"sd of {label} between runs {100 * verdict.sd:.1f} %"
-    lines.append(", ".join(filter(None, [noise, reach and f"this cell can detect {reach}"])))
+    if reach and verdict.reason != "blind":
+        noise.append(f"this cell can detect {reach}")
     parts: list[Part] = [Heading(f"{judged.cell_id}: {label} {_AGAINST[verdict.state]} {baseline}")]
-    parts += [Paragraph(line) for line in lines if line]
+    parts += [Paragraph(line) for line in (*lines, ", ".join(noise)) if line]
     sides = _sides(verdict)
-    if sides.rows:
-        parts.append(sides)
+    parts += [sides] * bool(sides.rows)
     # The command is copied, so it is not wrapped.
     return f"{rendered(parts, _EXPLAINED_WIDTH, False)}\nreproduce: {command}"
 
@@ -158,7 +337,7 @@ def judgement_parts(
 
     """
     style = "red" if judgement.count("regression") else "bold"
-    heading = f"Against {judgement.baseline}: {counts_of(judgement)}"
+    heading = f"Against {judgement.baseline}: {_counts(judgement)}"
     parts: list[Part] = [Heading(heading, style=style)]
     listed = [each for each in judgement.verdicts if each.verdict.state != "no-baseline"]
     passes = [each for each in listed if each.verdict.state == "pass"]
@@ -168,24 +347,35 @@ def judgement_parts(
     if listed:
         parts.append(verdict_table(by_severity(listed), brief, details))
     if folded:
-        short = passes_in_short([each.verdict for each in passes], judgement.settings)
+        short = _passes_in_short([each.verdict for each in passes], judgement.settings)
         labels = dict.fromkeys(each.verdict.quantity.label for each in passes)
         short += f" ({', '.join(labels)})" if len(labels) > 1 else ""
         parts += [Folded(short, verdict_table(passes, brief, details))]
-        lines = aside_lines(passes)
-        if not different_fields(listed):
-            lines += filter(None, [different_fields(passes)])
-        parts += [Paragraph(line, "") for line in lines]
-    for reason, cells in missing_by_reason(judgement).items():
+        lines = [
+            f"{each.cell_id}, {each.verdict.quantity.label}: {aside}"
+            for each in passes
+            if (aside := set_aside_of(each))
+        ]
+        if not _differing(listed):
+            lines.append(_differing(passes))
+        parts += [Paragraph(line, "") for line in lines if line]
+    missing: dict[str, list[str]] = {}
+    for absent in judgement.missing:
+        missing.setdefault(absent.reason, []).append(absent.cell_id)
+    for reason, cells in missing.items():
         parts.append(Paragraph(f"missing ({reason}): {_named(cells, brief)}", "yellow"))
-    unknown = not_in_baseline(judgement)
-    if unknown:
+    new = [each.cell_id for each in judgement.verdicts if each.verdict.state == "no-baseline"]
+    if new:
         where = f"no baseline in {judgement.baseline} (--hwq-save stores one)"
-        parts.append(Paragraph(f"{where}: {_named(unknown, brief)}", ""))
+        parts.append(Paragraph(f"{where}: {_named([*dict.fromkeys(new)], brief)}", ""))
     if judgement.shift is not None:
         changed = "yellow" if judgement.shift.of_machine else "dim"
-        parts.append(Paragraph(shift_line(judgement.shift), changed))
-    return [*parts, Paragraph(settings_line(judgement.settings, judgement.compared))]
+        parts.append(Paragraph(_shift_line(judgement.shift), changed))
+    gate = judgement.settings
+    return [*parts, Paragraph(
+        f"rate {_plain(gate.rate)} over {counted(judgement.compared, 'figure')}, min effect "
+        f"{_plain(gate.min_effect)}, tau {tau_words(gate)}"
+    )]  # fmt: skip
 
 
 def _named(cells: Sequence[str], brief: bool) -> str:
@@ -205,22 +395,18 @@ def verdict_table(
         row.texts = {"cell": judged.cell_id, "figure": verdict.quantity.label}
         if details and judged.cell_id in details:
             row.links["cell"] = details[judged.cell_id]
-        _put_numbers(row, verdict)
+        row.texts |= {
+            "state": verdict.state,
+            "runs": f"{len(verdict.baseline)} + {len(verdict.new)}",
+            "detect": least_detected(verdict.quantity, verdict.detectable),
+        }
+        row.figures = {side: [mean] for side, mean in _means(verdict).items()}
+        row.figures["change"] = [change_of(verdict)]
         rows.append(row)
         said = [verdict.sentence] * (verdict.reason not in _SAID_BY_COLUMNS)
         remarks.append(said + remarks_of(judged, brief=brief))
     notes.remark(rows, remarks)
     return Table(_COLUMNS, rows, notes.lines(len(rows)))
-
-
-def _put_numbers(row: Row, verdict: Verdict) -> None:
-    row.texts |= {
-        "state": verdict.state,
-        "runs": f"{len(verdict.baseline)} + {len(verdict.new)}",
-        "detect": least_detected(verdict.quantity, verdict.detectable),
-    }
-    row.figures["change"] = [change_of(verdict)]
-    row.figures |= {side: [mean] for side, mean in _means(verdict).items()}
 
 
 def _means(verdict: Verdict) -> dict[str, PrintedFigure]:

@@ -22,7 +22,14 @@ from pytest_hwqueue.metrics.overlap import summarise_timeline
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
+from pytest_hwqueue.reports.document import Document
+from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+
+
+def printed(document: Document, width: int) -> str:
+    """Return what a terminal of this width shows of a document."""
+    return rendered(document.parts, width, False)
 
 
 def joined(text: str) -> str:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text
-from pytest_hwqueue.reports.badge import Compared, JudgedCell, JudgedFile, badge
+from pytest_hwqueue.reports.badge import Compared, JudgedFile, badge
 from pytest_hwqueue.reports.judgement_file import SCHEMA, judgement_text
 from pytest_hwqueue.verdicts.judging import Judgement
 
@@ -39,7 +39,7 @@ def test_each_outcome_has_its_colour_and_what_judged_nothing_is_never_green(
     status: int, missing: int, counts: dict[str, int], more: dict[str, Any], message: str,
     color: str,
 ) -> None:  # fmt: skip
-    verdicts = [JudgedCell(cell=CELL)] * len(counts)
+    verdicts = [{"cell": CELL}] * len(counts)
     file = JudgedFile(
         schema=SCHEMA, exit_status=status, counts=counts, missing=[{}] * missing, verdicts=verdicts
     )

@@ -6,11 +6,9 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from io import StringIO
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from pytest_hwqueue.baselines.folders import Move, MovedCell
 from pytest_hwqueue.baselines.runs import CellBaseline, FieldDifference, cell_of_record
@@ -18,19 +16,19 @@ from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import calibrate
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.metrics.numbers import REFUSED
 from pytest_hwqueue.reports.baselines import (
     calibration_document,
     cells_document,
-    describe_cells,
     move_document,
     moves_document,
     render_differences,
     runs_document,
     too_few_runs,
 )
-from pytest_hwqueue.reports.document import Document
-from pytest_hwqueue.reports.grid import print_document
+from pytest_hwqueue.reports.document import Row, Table
 from tests.conftest import make_record
+from tests.reports.conftest import printed
 from tests.reports.stored_texts import assert_as_stored
 
 SETTINGS = GateSettings()
@@ -49,10 +47,10 @@ def stored(*cells: tuple[str, Sequence[float]]) -> dict[str, CellBaseline]:
     return found
 
 
-def printed(document: Document, width: int) -> str:
-    file = StringIO()
-    print_document(document, Console(file=file, width=width, highlight=False))
-    return file.getvalue()
+def rows_of(cells: dict[str, CellBaseline]) -> Sequence[Row]:
+    (table,) = cells_document("d/main", cells, ["p99"], SETTINGS).parts[1:2]
+    assert isinstance(table, Table)
+    return table.rows
 
 
 def test_what_is_printed_is_as_stored_and_whole_in_a_narrow_terminal() -> None:
@@ -69,9 +67,8 @@ def test_what_is_printed_is_as_stored_and_whole_in_a_narrow_terminal() -> None:
         for _ in range(4)
     ]
     found = calibrate({names[0]: runs, names[1]: runs[:4]}, SETTINGS)
-    rows = describe_cells(cells, ["p99"], SETTINGS)
     documents = {
-        "cells": cells_document("d/main", rows, SETTINGS),
+        "cells": cells_document("d/main", cells, ["p99"], SETTINGS),
         "move": move_document("d/main", move),
         "calibration": calibration_document(found, SETTINGS, ["c: of no use"]),
         "runs": runs_document("d/main", cells[names[1]]),
@@ -101,15 +98,14 @@ def test_what_a_cell_can_find_is_what_its_noise_allows() -> None:
     z = (z - z.mean()) / z.std(ddof=1)
     cells = stored(*((f"sd{sd}", np.exp(sd * z).tolist()) for sd in (0.01, 0.1)))
 
-    quiet, noisy = describe_cells(cells, ["p99"], SETTINGS)
+    quiet, noisy = rows_of(cells)
 
-    assert quiet.stored.detectable is not None
-    assert noisy.stored.detectable is not None
-    assert quiet.stored.detectable < 0.2 < noisy.stored.detectable
-    assert quiet.notes == ()
-    assert re.fullmatch(r"needs K = T = \d+ runs for \+20 %", "|".join(noisy.notes))
-    assert noisy.stored.sd == pytest.approx(0.1, rel=1e-4)
-    assert quiet.mean == pytest.approx(1e7)
+    detected = [float(row.texts["detects"].strip("≥+ %")) for row in (quiet, noisy)]
+    assert detected[0] < 20 < detected[1]
+    assert quiet.below == []
+    assert re.fullmatch(r"needs K = T = \d+ runs for \+20 %", "|".join(map(str, noisy.below)))
+    assert noisy.texts["sd"] == "10.00 %"
+    assert [str(row.figures["mean"][0]) for row in (quiet, noisy)] == ["10.0 ms", "10.0 ms"]
 
 
 @pytest.mark.parametrize("factors", [[1.0], [1.0, 1.01]])
@@ -117,8 +113,8 @@ def test_few_runs_find_nothing_and_a_figure_that_no_cell_has_is_refused(
     factors: list[float],
 ) -> None:
     cells = stored(("a", factors))
-    (row,) = describe_cells(cells, ["p99"], SETTINGS)
-    assert row.stored.detectable is None
-    assert "record 5" in row.notes[-1]
+    (row,) = rows_of(cells)
+    assert row.texts["detects"] == str(REFUSED)
+    assert "record 5" in row.below[-1]
     with pytest.raises(BadInput, match="no_ratio"):
-        describe_cells(cells, ["p99", "no_ratio"], SETTINGS)
+        cells_document("d/main", cells, ["p99", "no_ratio"], SETTINGS)

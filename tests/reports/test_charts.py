@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,13 @@ from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
 from pytest_hwqueue.reports import drawing
 from pytest_hwqueue.reports.charts import (
     Curve,
-    RatesCurve,
     pareto_chart,
     rates_chart,
     scaling_chart,
     survival_chart,
+    tone,
 )
-from pytest_hwqueue.reports.drawing import Spec, stacked_svg, tone
+from pytest_hwqueue.reports.drawing import Spec, stacked_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
@@ -91,10 +92,14 @@ def test_saturation_is_marked_only_where_there_is_one() -> None:
 
 
 def test_verdicts_of_rates_have_marks_of_their_own() -> None:
-    points = [(10.0, 3.0, 2.0, 4.0, "held"), (20.0, 4.0, None, None, "undecided"),
-              (30.0, 9.0, 8.0, None, "broken")]  # fmt: skip
-    curves = [RatesCurve("native", points, (10, 30)), RatesCurve("nothing known", [])]
-    root = drawn(rates_chart(curves, "per second", "P99, ms", goal=7, front=[(10, 3)], log=True))
+    points: list[Spec] = [
+        {"x": 10.0, "y": 3.0, "y_low": 2.0, "y_high": 4.0, "verdict": "held"},
+        {"x": 20.0, "y": 4.0, "y_low": None, "y_high": None, "verdict": "undecided"},
+        {"x": 30.0, "y": 9.0, "y_low": 8.0, "y_high": None, "verdict": "broken"},
+    ]
+    curves = {"native": points, "nothing known": []}
+    more: dict[str, Any] = {"goal": 7, "front": [(10, 3)], "bands": [(10, 30), None]}
+    root = drawn(rates_chart(curves, "per second", "P99, ms", **more, log=True))
     assert {"native", "nothing known", "per second", "P99, ms"} <= texts(root)
     held, undecided, broken = (path for path in paths(root, "symbol") if path.get("aria-label"))
     assert held.get("d") == undecided.get("d") != broken.get("d")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from io import StringIO
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from pytest_hwqueue.metrics.numbers import PrintedFigure
 from pytest_hwqueue.reports.document import (
@@ -26,18 +24,11 @@ from pytest_hwqueue.reports.document import (
     Verbatim,
     markdown,
 )
-from pytest_hwqueue.reports.grid import print_document
 from pytest_hwqueue.reports.page.render import Page, Verdict, render_page
+from tests.reports.conftest import printed
 from tests.reports.page.test_page import Parsed
 
 WORDS = st.text("abcdefgh_", min_size=1, max_size=30)
-
-
-def printed(document: Document, width: int) -> str:
-    """What a terminal of this width shows."""
-    file = StringIO()
-    print_document(document, Console(file=file, width=width, highlight=False))
-    return file.getvalue()
 
 
 def on_page(document: Document) -> str:

@@ -8,32 +8,24 @@ from urllib.parse import unquote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.outcome import Annotation, render_annotations
+from pytest_hwqueue.reports.outcome import annotation
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
 
 
 def test_annotations_read_as_expected_and_have_a_line_number_only_where_known() -> None:
-    items = [
-        Annotation(
-            "error", "benchmarks/test_suite.py", 12, "P99 +20.0 %, regression",
-            "tiny_kernel_stress[cuda-s8]: P99 is worse\nreproduce: pytest -k x",
-        ),
-        Annotation("warning", "a.py", None, "title", "message"),
-        Annotation("notice", "a.py", None, "title", "message"),
-    ]  # fmt: skip
-    assert render_annotations(items).split("\n") == [
+    message = "tiny_kernel_stress[cuda-s8]: P99 is worse\nreproduce: pytest -k x"
+    title = "P99 +20.0 %, regression"
+    assert annotation("error", title, message, "benchmarks/test_suite.py", 12) == (
         "::error file=benchmarks/test_suite.py,line=12,title=P99 +20.0 %25%2C regression::"
-        "tiny_kernel_stress[cuda-s8]: P99 is worse%0Areproduce: pytest -k x",
-        "::warning file=a.py,title=title::message",
-        "::notice file=a.py,title=title::message",
-    ]
-    assert render_annotations([]) == ""
+        "tiny_kernel_stress[cuda-s8]: P99 is worse%0Areproduce: pytest -k x"
+    )
+    assert annotation("warning", "t", "message", "a.py") == "::warning file=a.py,title=t::message"
 
 
 @given(TEXT, TEXT, TEXT)
 def test_everything_comes_back(file: str, title: str, message: str) -> None:
-    command = render_annotations([Annotation("warning", file, 3, title, message)])
+    command = annotation("warning", title, message, file, 3)
     found = re.fullmatch(r"::warning file=([^:,]*),line=3,title=([^:,]*)::([^\r\n]*)", command)
     assert found is not None
     # GitHub's runner knows these escapes, and no others.

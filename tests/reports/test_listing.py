@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import Field
 
-from pytest_hwqueue.reports.listing import describe_workload
+from pytest_hwqueue.reports.listing import facts_of, parameters_of
 from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
 from pytest_hwqueue.workloads.workload import Parameters
 
@@ -24,7 +24,7 @@ def test_types_bounds_and_defaults_and_whether_several_processes_are_needed(
     monkeypatch.setattr(LargeGemmOnly, "parameter_model", Declared)
     sizes = {"tiny": {"mm_dim": 2}, "small": {"mm_dim": 4}, "full": {"mm_dim": 8}}
     monkeypatch.setattr(LargeGemmOnly, "sizes", sizes)
-    rows = describe_workload("large_gemm_only").parameters
+    rows = parameters_of(LargeGemmOnly)
     assert [(row.name, row.type, row.by_size) for row in rows] == [
         ("mm_dim", "int ≥ 1 < 9", "tiny 2, small 4, full 8"),
         ("share", "float > 0 ≤ 1", "default 0.5"),
@@ -34,5 +34,5 @@ def test_types_bounds_and_defaults_and_whether_several_processes_are_needed(
     ]
     for collective in (False, True):
         monkeypatch.setattr(LargeGemmOnly, "collective", collective)
-        facts = "; ".join(describe_workload("large_gemm_only").facts)
+        facts = "; ".join(facts_of(LargeGemmOnly))
         assert ("several processes" in facts) is collective is not ("one process" in facts)

@@ -17,6 +17,7 @@ from pytest_hwqueue.metrics.numbers import PrintedFigure, rate, rate_in_short, w
 from pytest_hwqueue.records.cell import BackToBack, Primary, RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.grid import fold
+from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.terminal import render, render_details, render_lines
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, ThreadCounts
 from tests.reports.conftest import changed, joined, make
@@ -230,6 +231,18 @@ def test_changes_and_scaling_are_printed_if_asked_and_lines_wrap() -> None:
     assert max(map(cell_len, texts["changes"].split("\n"))) <= 80
     shown = [f"===== {name} =====\n{text}" for name, text in texts.items()]
     assert_as_stored(__file__, "asked.txt", "\n\n".join(shown))
+
+
+def test_a_refusal_says_whether_it_is_of_a_cell_or_of_its_tags() -> None:
+    notes = Notes()
+    for cell, tag, has in (("a", None, 20), ("a", "small", 40), ("b", "small", 30)):
+        notes.refuse("P99", f"has {has} (9 missing)", cell, tag)
+    notes.refuse("P50", "no clock", "b", "small")
+    assert notes.lines(2) == [
+        "P99 refused for all 2 cells and their small: has 20 to 40 (9 missing)",
+        "P50 refused for small of b: no clock",
+    ]
+    assert notes.refused_in_short() == {"P99": 2, "P99 of small": 2, "P50 of small": 1}
 
 
 @given(

@@ -16,8 +16,7 @@ from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.judgement_file import judgement_file
 from pytest_hwqueue.reports.outcome import render_markdown
-from pytest_hwqueue.reports.verdict_words import properties_of
-from pytest_hwqueue.reports.verdicts import render_judgement
+from pytest_hwqueue.reports.verdicts import properties_of, render_judgement
 from pytest_hwqueue.verdicts.figures import iteration_ns, prepare, set_aside_short, usual_length
 from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources, planned_samples
 

@@ -17,7 +17,7 @@ from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
-from pytest_hwqueue.reports.verdict_words import SEVERITY
+from pytest_hwqueue.reports.verdicts import SEVERITY
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from pytest_hwqueue.which.file import KIND as WHICH

@@ -14,19 +14,20 @@ from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, read_kept
 from pytest_hwqueue.reports.cell_rows import percentiles_ns
-from pytest_hwqueue.reports.charts import DOTTED, Curve, survival_chart
-from pytest_hwqueue.reports.document import Chart
-from pytest_hwqueue.reports.drawing import (
-    Spec,
+from pytest_hwqueue.reports.charts import (
+    DOTTED,
+    Curve,
     as_it_is,
     axis_of,
-    colour,
     computed,
     mark,
     quantity,
+    survival_chart,
     told,
     view,
 )
+from pytest_hwqueue.reports.document import Chart
+from pytest_hwqueue.reports.drawing import Spec, colour
 from pytest_hwqueue.reports.page.cells import PageCell
 
 if TYPE_CHECKING:

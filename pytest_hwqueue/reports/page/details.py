@@ -27,8 +27,7 @@ from pytest_hwqueue.reports.document import (
 )
 from pytest_hwqueue.reports.page.cells import PageCell
 from pytest_hwqueue.reports.page.charts import sample_charts, spark, timeline_charts
-from pytest_hwqueue.reports.verdict_words import change_of
-from pytest_hwqueue.reports.verdicts import verdict_table
+from pytest_hwqueue.reports.verdicts import change_of, verdict_table
 
 _NS_PER_MS = 1e6
 _TRACE = "trace: "

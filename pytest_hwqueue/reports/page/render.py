@@ -19,18 +19,18 @@ from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.reports.capacity import answers, capacity_document
 from pytest_hwqueue.reports.document import Column, Document, Part
-from pytest_hwqueue.reports.drawing import config
+from pytest_hwqueue.reports.drawing import REMEDY, config
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
 from pytest_hwqueue.reports.scaling import scaling_parts
-from pytest_hwqueue.reports.verdict_words import (
+from pytest_hwqueue.reports.verdicts import (
     SEVERITY,
     by_severity,
     change_of,
+    judgement_parts,
 )
-from pytest_hwqueue.reports.verdicts import judgement_parts
 from pytest_hwqueue.reports.which.document import which_document
 from pytest_hwqueue.reports.which.words import headline
 from pytest_hwqueue.which.file import WhichFile
@@ -69,14 +69,9 @@ def verdict_of(
         return _of_tables(tables)
     if capacities:
         return Verdict("plain", "; ".join(answers(each)[0] for each in capacities))
-    measured = sum(bool(cell.runs.measured) for cell in cells)
-    bad = len(cells) - measured
-    if bad:
-        sentence = f"{bad} of {counted(len(cells), 'cell')} came to no figures"
-        return Verdict("bad", f"{sentence}; nothing was compared with a baseline.")
-    return Verdict(
-        "plain", f"{counted(measured, 'cell')} measured; nothing was compared with a baseline."
-    )
+    every, bad = counted(len(cells), "cell"), sum(not cell.runs.measured for cell in cells)
+    sentence = f"{bad} of {every} came to no figures" if bad else f"{every} measured"
+    return Verdict("bad" if bad else "plain", f"{sentence}; nothing was compared with a baseline.")
 
 
 def _of_judgement(judgement: Judgement) -> Verdict:
@@ -91,46 +86,32 @@ def _of_judgement(judgement: Judgement) -> Verdict:
         return Verdict("bad", f"Worse than {judgement.baseline}: {among}.")
     if not judgement.judged:
         return Verdict("bad", f"Nothing could be compared with {judgement.baseline}.")
-    undecided = judgement.count("inconclusive") + judgement.count("incomparable")
-    if undecided or judgement.missing:
-        return Verdict(
-            "warn", f"No regression shown against {judgement.baseline}, but not all is decided."
-        )
-    return Verdict("good", f"No regression against {judgement.baseline}.")
+    open_ = judgement.count("inconclusive") + judgement.count("incomparable")
+    against = f"against {judgement.baseline}"
+    if open_ or judgement.missing:
+        return Verdict("warn", f"No regression shown {against}, but not all is decided.")
+    return Verdict("good", f"No regression {against}.")
 
 
 def _of_tables(tables: Sequence[WhichFile]) -> Verdict:
-    sentences = [
-        f"{table.scenario}: " * (len(tables) > 1) + headline(table, choice)
-        for table in tables
-        for choice in table.choices
-    ]
-    if not sentences:
+    choices = [(table, choice) for table in tables for choice in table.choices]
+    if not choices:
         return Verdict("warn", "No scheduler was measured.")
-    choices = [choice for table in tables for choice in table.choices]
-    met = sum(bool(choice.met) for choice in choices)
+    met = sum(bool(choice.met) for _, choice in choices)
     level: Level = "good" if met == len(choices) else "warn"
+    named = len(tables) > 1
+    sentences = [f"{table.scenario}: " * named + headline(table, one) for table, one in choices]
     if len(sentences) == 1:
         return Verdict(level, sentences[0])
-    return Verdict(
-        level, f"In {met} of {len(choices)} cases a scheduler meets all goals.", sentences
-    )
-
-
-# What is imported, and what is installed.
-_PACKAGES = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+    whole = f"In {met} of {len(choices)} cases a scheduler meets all goals."
+    return Verdict(level, whole, sentences)
 
 
 def missing_packages() -> str | None:
     """Return how to install what a report needs; None if it is installed."""
-    missing = [package for name, package in _PACKAGES.items() if find_spec(name) is None]
-    if not missing:
-        return None
-    are = "are" if len(missing) > 1 else "is"
-    return (
-        f"the report needs {' and '.join(missing)}, which {are} not installed: "
-        "pip install 'pytest-hwqueue[report]'"
-    )
+    needed = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+    missing = [package for name, package in needed.items() if find_spec(name) is None]
+    return f"the report needs {' and '.join(missing)}: {REMEDY}" if missing else None
 
 
 def cannot_write(file: Path) -> str | None:
@@ -217,12 +198,11 @@ def page_of(
         answers.append(which_document(stored.record, details=keys))
     judged = {cell.shown.cell_id: cell.key for cell in cells if cell.verdicts}
     records = [cell.shown for cell in cells]
-    simulated = [each.simulated for each in records] + [each.simulated for each in shown]
-    simulated += [each.simulated for each in results]
+    every: list[RunRecord | WhichFile | CapacityFile] = [*records, *shown, *results]
     return Page(
         verdict=verdict_of(judgements, shown, results, cells),
         devices=list(dict.fromkeys(device_name(each) or each.cell.device for each in records)),
-        simulated=any(simulated),
+        simulated=any(each.simulated for each in every),
         details=details,
         answers=[*answers, *map(capacity_document, results)],
         comparisons=[

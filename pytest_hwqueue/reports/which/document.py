@@ -22,30 +22,7 @@ from pytest_hwqueue.reports.document import (
     Verbatim,
 )
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.which.words import (
-    LABELS,
-    STYLES,
-    commands,
-    effective,
-    failed_lines,
-    failure,
-    figures,
-    goals_in_short,
-    headline,
-    incomplete,
-    last_outputs,
-    more_requests,
-    printed,
-    proof_line,
-    remark,
-    session_title,
-    settings,
-    several_sessions,
-    tenant_lines,
-    title,
-    trend_title,
-    what_it_leaves,
-)
+from pytest_hwqueue.reports.which import words
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.which.file import (
     Trend,
@@ -69,8 +46,17 @@ _FIGURES = (
     Column("loss", "loss", "to native", rank=9),
     Column("p50_solo", "P50", "to solo", rank=10),
     Column("p99_solo", "P99", "to solo", rank=5),
-    Column("capacity", LABELS["capacity"], unit_in_header=False, rank=8),
+    Column("capacity", "capacity", unit_in_header=False, rank=8),
 )
+# Their fields and units; a throughput has the tenant's.
+_FIELDS = {
+    "p50": ("p50_ms", "ms"), "p95": ("p95_ms", "ms"), "p99": ("p99_ms", "ms"),
+    "max": ("max_ms", "ms"), "attained": ("attainment", "share"),
+    "throughput": ("throughput_items_per_s", ""), "loss": ("throughput_loss", "%"),
+    "p50_solo": ("p50_over_solo", "×"), "p99_solo": ("p99_over_solo", "×"),
+    "capacity": ("capacity_per_s", "requests/s"),
+}  # fmt: skip
+_LABELS = {column.key: column.name for column in _FIGURES}
 _MOST_NOTES = 3
 _BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 
@@ -86,16 +72,16 @@ def which_document(
         details: the page's cells, by file name of their records and tenant.
 
     """
-    parts: list[Part] = [Heading(title(found), 1)]
-    if missing := incomplete(found):
+    parts: list[Part] = [Heading(words.title(found), 1)]
+    if missing := words.incomplete(found):
         parts.append(Paragraph(missing, "bold red"))
     for choice in found.choices:
-        parts.append(Paragraph(headline(found, choice), "bold"))
-        if left := what_it_leaves(found, choice):
+        parts.append(Paragraph(words.headline(found, choice), "bold"))
+        if left := words.what_it_leaves(found, choice):
             parts.append(Paragraph(left, "none"))
     parts += _decision(found, verbose)
-    parts += [Verbatim(line, "red") for line in failed_lines(found)]
-    parts += map(Paragraph, more_requests(found))
+    parts += [Verbatim(line, "red") for line in words.failed_lines(found)]
+    parts += map(Paragraph, words.more_requests(found))
     measured = [case for case in found.cases if case.status == "ok"]
     if verbose:
         parts += [*_goals(found), *fronts(found.cases, found.simulated)]
@@ -104,15 +90,16 @@ def which_document(
     else:
         parts += _in_short(found)
     for trend in trends(found):
-        parts += [Heading(trend_title(trend)), _trend(trend)]
+        parts += [Heading(f"P99 of {trend.tenant} over variants"), _trend(trend)]
     if verbose:
         parts += _details(found)
-    described = [found.description, " · ".join(settings(found)), *tenant_lines(found)]
-    described += [several_sessions(found)] * verbose
+    described = [found.description, " · ".join(words.settings(found)), *words.tenant_lines(found)]
+    described += [words.several_sessions(found)] * verbose
     parts.append(Heading("What was measured"))
+    commands = [session.command for session in found.sessions] or [found.command]
     parts += [Paragraph(line) for line in described if line]
     parts += [] if verbose else [Paragraph("-v prints every figure, goal and proof")]
-    return Document([*parts, *map(Command, commands(found))])
+    return Document([*parts, *map(Command, filter(None, dict.fromkeys(commands)))])
 
 
 def _table(
@@ -123,13 +110,15 @@ def _table(
     rows = []
     for case in cases:
         if case.status != "ok":
-            style = STYLES.get(case.status, "red")
-            rows.append(Row({"case": case.id}, style=style, opens=True, below=[failure(case)]))
+            style = words.STYLES.get(case.status, "red")
+            rows.append(
+                Row({"case": case.id}, style=style, opens=True, below=[words.failure(case)])
+            )
         for index, tenant in enumerate(case.tenants if case.status == "ok" else []):
             texts = {"case": case.id, "tenant": tenant.name, "n": str(tenant.issued)}
             if index == 0 and len(found.sessions) > 1:
                 texts["sessions"] = str(case.sessions)
-            shown = {key: [value] for key, value in figures(case, tenant, notes).items()}
+            shown = {key: [value] for key, value in _printed(case, tenant, notes).items()}
             known = (details.get((name, tenant.name)) for name in case.records)
             key = next(filter(None, known), None)
             links = {} if key is None else {"tenant": key}
@@ -137,12 +126,32 @@ def _table(
     return Table(_FIGURES, rows, notes.lines(sum(case.status == "ok" for case in cases)))
 
 
+def _printed(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, PrintedFigure]:
+    """Return a tenant's formatted figures by column; refusals go to the notes."""
+    shown = {}
+    for key, (attribute, unit) in _FIELDS.items():
+        value: Estimate | None = getattr(tenant, attribute)
+        if value is None:
+            continue
+        shown[key] = words.printed(value, unit or f"{tenant.unit}/s")
+        if value.value is None:
+            notes.refuse(_LABELS[key], value.refused, case.id, tenant.name)
+        elif value.refused:
+            notes.explain(f"{_LABELS[key]} of {tenant.name} in {case.id}", words.remark(value))
+    return shown
+
+
 def _details(found: WhichFile) -> list[Part]:
     parts: list[Part] = []
-    for session in found.sessions:
+    for number, session in enumerate(found.sessions, start=1):
+        device = f" on GPU {session.device_uuid}" if session.device_uuid else ""
+        title = f"Session {number} of {len(found.sessions)}: {session.folder}{device}"
         if session.cases:
-            parts += [Heading(session_title(found, session)), _table(found, session.cases, {})]
-    proofs = {case.id: [proof_line(found, case)] for case in found.cases if case.proof}
+            parts += [
+                Heading(title),
+                _table(found, session.cases, {}),
+            ]
+    proofs = {case.id: [words.proof_line(found, case)] for case in found.cases if case.proof}
     return parts + [Heading("Proof"), Bullets(proofs)] * bool(proofs)
 
 
@@ -155,7 +164,7 @@ def _goals(found: WhichFile) -> list[Part]:
     columns.append(Column("active", "active", rank=len(columns)))
     rows = []
     for case in asked:
-        row = Row({"case": case.id, "active": effective(found, case)}, opens=True)
+        row = Row({"case": case.id, "active": words.effective(found, case)}, opens=True)
         for goal in case.goals:
             row.texts[goal.goal] = f"{goal.verdict} {_goal_text(goal)}"
             if goal.verdict == "undecided":
@@ -174,7 +183,7 @@ def _goal_text(goal: GoalResult) -> str:
     unit = "×" if goal.figure.unit == "x" else goal.figure.unit
     # Goals give shares in %, where a table's figures are of one.
     scale = 0.01 if unit == "%" else 1.0
-    return str(printed(goal.figure.scaled(scale, unit), unit))
+    return str(words.printed(goal.figure.scaled(scale, unit), unit))
 
 
 def _in_short(found: WhichFile) -> list[Part]:
@@ -191,14 +200,18 @@ def _in_short(found: WhichFile) -> list[Part]:
     shown: dict[str, list[str]] = {}
     for case in asked:
         if case.proof is not None:
-            shown.setdefault(effective(found, case), []).append(case.id)
+            shown.setdefault(words.effective(found, case), []).append(case.id)
     lines |= {what: [listed(names)] for what, names in shown.items()}
     return [Bullets(lines)] if lines else []
 
 
 def _trend(trend: Trend) -> Table:
     rows = [
-        Row({"case": name, "variant": variant}, {"p99": [printed(p99, "ms")]}, opens=index == 0)
+        Row(
+            {"case": name, "variant": variant},
+            {"p99": [words.printed(p99, "ms")]},
+            opens=index == 0,
+        )
         for name, row in trend.rows.items()
         for index, (variant, p99) in enumerate(row.items())
     ]
@@ -224,9 +237,9 @@ def _decision(found: WhichFile, verbose: bool) -> list[Part]:
     parts: list[Part] = [Table(columns, rows, said)]
     for case in found.cases:
         if case.status != "ok":
-            text = f"{case.id} {failure(case)}"
-            parts.append(Paragraph(text, STYLES.get(case.status, "red")))
-            parts += map(Verbatim, last_outputs(case))
+            text = f"{case.id} {words.failure(case)}"
+            parts.append(Paragraph(text, words.STYLES.get(case.status, "red")))
+            parts += map(Verbatim, words.last_outputs(case))
     return parts
 
 
@@ -236,8 +249,7 @@ def _columns(case: WhichCase) -> list[Column]:
         Column("case", "scheduler"),
         Column("p99", *_heading("P99", urgent)),
         Column("loss", *_heading("loss", others)),
-        *[Column("capacity", LABELS["capacity"])]
-        * any(each.capacity_per_s is not None for each in urgent),
+        *[Column("capacity", "capacity")] * any(each.capacity_per_s is not None for each in urgent),
         Column("goals", "goals", "met"),
     ]
 
@@ -250,25 +262,21 @@ def _heading(figure: str, tenants: Sequence[WhichTenant]) -> tuple[str, str]:
 
 def _row(case: WhichCase, notes: Notes) -> Row:
     if case.status != "ok":
-        style = STYLES.get(case.status, "red")
+        style = words.STYLES.get(case.status, "red")
         return Row(texts={"case": case.id, "p99": case.status.upper()}, style=style, opens=True)
     urgent, others = _split(case)
-    row = Row(texts={"case": case.id, "goals": goals_in_short(case)}, opens=True)
-    p99 = [(tenant.name, tenant.p99_ms) for tenant in urgent]
-    row.figures["p99"] = [_worst("P99", p99, "ms", case, notes)]
+    row = Row(texts={"case": case.id, "goals": words.goals_in_short(case)}, opens=True)
     if case.goals:
         missed = any(goal.verdict == "missed" for goal in case.goals)
         row.style = "green" if case.met_all else "red" if missed else ""
-    losses = [
-        (tenant.name, loss) for tenant in others if (loss := tenant.throughput_loss) is not None
-    ]
-    if losses:
-        row.figures["loss"] = [_worst(LABELS["loss"], losses, "%", case, notes)]
-    capacities = [
-        (tenant.name, found) for tenant in urgent if (found := tenant.capacity_per_s) is not None
-    ]
-    if capacities:
-        row.figures["capacity"] = [_worst(LABELS["capacity"], capacities, "/s", case, notes)]
+    for key, tenants, unit in (
+        ("p99", urgent, "ms"),
+        ("loss", others, "%"),
+        ("capacity", urgent, "/s"),
+    ):
+        values = [(tenant.name, getattr(tenant, _FIELDS[key][0])) for tenant in tenants]
+        if given := [each for each in values if each[1] is not None]:
+            row.figures[key] = [_worst(_LABELS[key], given, unit, case, notes)]
     return row
 
 
@@ -280,8 +288,10 @@ def _worst(
     for tenant, figure in refused:
         notes.refuse(what, figure.refused, case.id, tenant)
     if refused:
-        return printed(refused[0][1], unit) if len(given) == 1 else REFUSED
-    return printed(max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit)
+        return words.printed(refused[0][1], unit) if len(given) == 1 else REFUSED
+    return words.printed(
+        max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit
+    )
 
 
 def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:
@@ -324,7 +334,7 @@ def _front(
     left_out: dict[str, str] = {}
     for case in cases:
         if case.status != "ok":
-            left_out[case.id] = failure(case)
+            left_out[case.id] = words.failure(case)
             continue
         p99, loss = case.tenant(urgent).p99_ms, case.tenant(greedy).throughput_loss
         if p99.value is None:
@@ -351,7 +361,7 @@ def _point(case: WhichCase, p99: Estimate, loss: Estimate | None) -> dict[str, A
     if loss is not None:
         low, high = loss.scaled(100, "%").ends
         point |= {"loss": 100 * float(loss), "loss_low": low, "loss_high": high}
-        point["note"] = remark(loss) if loss.refused else ""
+        point["note"] = words.remark(loss) if loss.refused else ""
     return point
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_hwqueue.metrics.numbers import TimeUnit
-from pytest_hwqueue.reports.charts import Curve, survival_chart
-from pytest_hwqueue.reports.drawing import Spec, colour, stacked_svg, tone
+from pytest_hwqueue.reports.charts import Curve, survival_chart, tone
+from pytest_hwqueue.reports.drawing import Spec, colour, stacked_svg
 from pytest_hwqueue.reports.which.words import SIMULATED, title
 from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.runs import Entry, WhichRuns

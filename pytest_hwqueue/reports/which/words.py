@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -17,23 +18,14 @@ from pytest_hwqueue.metrics.numbers import (
     listed,
     rate,
 )
-from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.which.file import (
-    Trend,
     WhichCase,
     WhichChoice,
     WhichFile,
     WhichProof,
-    WhichSession,
-    WhichTenant,
 )
 
-LABELS = {
-    "p50": "P50", "p95": "P95", "p99": "P99", "max": "max", "attained": "attained",
-    "throughput": "throughput", "loss": "loss to native", "p50_solo": "P50 to solo",
-    "p99_solo": "P99 to solo", "capacity": "capacity",
-}  # fmt: skip
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
 SIMULATED = "SIMULATED: a model's figures, nothing was measured"
@@ -45,10 +37,13 @@ _EFFECTIVE = {True: "yes", False: "no", None: "unknown"}
 
 def title(found: WhichFile) -> str:
     """Return the question that is answered, and the device."""
-    device = found.device_name
-    if device and found.device != device:
-        device += f" ({found.device})"
-    return f"Which scheduler for {found.scenario}?" + (f" On {device}" if device else "")
+    return f"Which scheduler for {found.scenario}?{on_device(found)}"
+
+
+def on_device(found: WhichFile | CapacityFile) -> str:
+    """Return where it was measured; empty if that is not known."""
+    name, label = found.device_name, found.device
+    return f" On {name}" + f" ({label})" * (label != name) if name else ""
 
 
 def settings(found: WhichFile) -> list[str]:
@@ -96,54 +91,6 @@ def several_sessions(found: WhichFile) -> str:
         "that reach over each GPU's: do not divide one row by another. What each session says by "
         "itself follows the table."
     )
-
-
-def session_title(found: WhichFile, session: WhichSession) -> str:
-    """Return the heading of one session's own figures."""
-    number = found.sessions.index(session) + 1
-    device = f" on GPU {session.device_uuid}" if session.device_uuid else ""
-    return f"Session {number} of {len(found.sessions)}: {session.folder}{device}"
-
-
-def trend_title(trend: Trend) -> str:
-    """Return the heading of a tenant's P99 over variants."""
-    return f"P99 of {trend.tenant} over variants"
-
-
-def commands(found: WhichFile) -> list[str]:
-    """Return the commands that measured, each once."""
-    several = [session.command for session in found.sessions] or [found.command]
-    return [command for command in dict.fromkeys(several) if command]
-
-
-def figures(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, PrintedFigure]:
-    """Return a tenant's formatted figures by the keys of `LABELS`; refusals go to the notes."""
-    shown = {}
-    for key, (value, in_unit) in values(tenant).items():
-        shown[key] = printed(value, in_unit)
-        if value.value is None:
-            notes.refuse(LABELS[key], value.refused, case.id, tenant.name)
-        elif value.refused:
-            notes.explain(f"{LABELS[key]} of {tenant.name} in {case.id}", remark(value))
-    return shown
-
-
-def values(tenant: WhichTenant) -> dict[str, tuple[Estimate, str]]:
-    """Return the figures that a tenant has, with their units, by the keys of `LABELS`."""
-    unit = f"{tenant.unit}/s"
-    given: dict[str, tuple[Estimate | None, str]] = {
-        "p50": (tenant.p50_ms, "ms"),
-        "p95": (tenant.p95_ms, "ms"),
-        "p99": (tenant.p99_ms, "ms"),
-        "max": (tenant.max_ms, "ms"),
-        "attained": (tenant.attainment, "share"),
-        "throughput": (tenant.throughput_items_per_s, unit),
-        "loss": (tenant.throughput_loss, "%"),
-        "p50_solo": (tenant.p50_over_solo, "×"),
-        "p99_solo": (tenant.p99_over_solo, "×"),
-        "capacity": (tenant.capacity_per_s, "requests/s"),
-    }
-    return {key: (value, in_unit) for key, (value, in_unit) in given.items() if value is not None}
 
 
 def printed(given: Estimate, unit: str) -> PrintedFigure:
@@ -285,18 +232,18 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
     """Return what less urgent tenants keep under the modes that met all goals; may be empty."""
     if not choice.met:
         return ""
-    if choice.best is None and choice.less_urgent:
+    if choice.best is None:
         return (
             "Which of them leaves most is not known: they were measured in different sessions, and "
             "not each has its tenants alone to be compared with."
+            if choice.less_urgent
+            else "No tenant is less urgent than another, so nothing is to be lost."
         )
-    if choice.best is None:
-        return "No tenant is less urgent than another, so nothing is to be lost."
     best = next(case for case in found.cases if case.id == choice.best)
-    left = [_throughput_of(best, name) for name in choice.less_urgent]
     lead = "It leaves"
     if len(choice.met) > 1:
         lead = f"Of these, it is {choice.best} that leaves most to"
+    left = [_throughput_of(best, name) for name in choice.less_urgent]
     sentences = [f"{lead} {'; '.join(left)}."]
     if choice.alike:
         several = len(found.sessions) > 1
@@ -304,9 +251,10 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
         sentences.append(
             f"By {what} {listed(choice.alike)} cannot be told apart from it: the intervals overlap."
         )
-    if best.proof is not None and best.proof.priority not in (None, "proven"):
-        sentences.append(f"But its priority is not proven: {best.proof.priority_evidence}.")
-    elif best.proof is not None and best.proof.effective is False:
+    proof = best.proof
+    if proof is not None and proof.priority not in (None, "proven"):
+        sentences.append(f"But its priority is not proven: {proof.priority_evidence}.")
+    elif proof is not None and proof.effective is False:
         sentences.append("But less urgent work was not seen held up under it.")
     return " ".join(sentences)
 

@@ -125,7 +125,9 @@ def test_its_words_are_as_stored_in_one_small_file_without_a_number_for_a_refusa
     result = scaling_of(session_records[:4])
     for view in told:
         (chart,) = (part for part in view.parts if isinstance(part, Chart))
-        assert columns(chart, "y") == [[point.throughput.value for point in result.points]]
+        assert columns(chart, "y") == [point.throughput.value for point in result.points]
+        ends = zip(columns(chart, "y_low"), columns(chart, "y_high"), strict=True)
+        assert [*ends] == [point.throughput.interval for point in result.points]
         assert Paragraph(saturation(result), "") in view.parts
     data = sum(len(body) for given, body in parsed.scripts if given.get("type"))
     packed = next(body for given, body in parsed.scripts if given.get("id") == "vega")
@@ -243,8 +245,7 @@ def test_runs_of_a_cell_share_a_row_and_are_pooled(tmp_path: Path) -> None:
 def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needed, "find_spec", lambda name: None)
     assert needed.missing_packages() == (
-        "the report needs jinja2 and vl-convert-python, which are not installed: "
-        "pip install 'pytest-hwqueue[report]'"
+        "the report needs jinja2 and vl-convert-python: pip install 'pytest-hwqueue[report]'"
     )
     with pytest.raises(ModuleNotFoundError, match=r"pytest-hwqueue\[report\]"):
         render_page(Page(None, [], False, [], []))  # type: ignore[arg-type]
