@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import CellRunner
@@ -71,6 +72,19 @@ def measured(
     runner = CellRunner(device, open_scheduler("native"), lambda stage, done, planned: None)
     record, _ = measure_alone(runner, request)
     return record
+
+
+def simulated_timeline(workload: Workload, streams: int, iterations: int = 1) -> Timeline:
+    """The timeline of the last iteration on a simulated H200, all enqueued before it runs."""
+    device = SimulatedDevice("h200")
+    with (
+        group_for(workload, device),
+        device.open_streams(streams, gradients=workload.gradients) as pool,
+    ):
+        workload.setup(Setup(device, streams, 3))
+        for _ in range(iterations):
+            timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
+    return timeline
 
 
 def kernels_of(timeline: Timeline, tag: str) -> list[Kernel]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -193,36 +195,19 @@ class _Touch:
             return False
         if one.is_before(two) or two.is_before(one):
             return False
-        return _share_bytes(self.tensor, other.tensor)
+        return numpy.shares_memory(_bytes_of(self.tensor), _bytes_of(other.tensor))
 
 
-def _share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one storage share a byte."""
-    (one_begin, one_end), (other_begin, other_end) = _extent(one), _extent(other)
-    if one_end <= other_begin or other_end <= one_begin:
-        return False
-    if one.is_contiguous() and other.is_contiguous():
-        return True
-    return not _bytes_of(one).isdisjoint(_bytes_of(other))
+def _bytes_of(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
+    """Return an array at the tensor's place in its storage, as if that began at byte 1.
 
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor within its storage and the one behind its last."""
-    if tensor.numel() == 0:
-        return 0, 0
-    steps = zip(tensor.size(), tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in steps)
-    begin = tensor.storage_offset()
+    Nothing reads it: FSDP frees storages and makes them again, elsewhere.
+    """
     size = tensor.element_size()
-    return int(begin * size), int((begin + last + 1) * size)
-
-
-def _bytes_of(tensor: torch.Tensor) -> set[int]:
-    begin, end = _extent(tensor)
-    size = tensor.element_size()
-    elements = torch.arange((end - begin) // size).as_strided(tensor.size(), tensor.stride())
-    starts = begin + size * elements.reshape(-1, 1)
-    return set((starts + torch.arange(size)).flatten().tolist())
+    steps = tuple(size * step for step in tensor.stride())
+    place = {"data": (1 + size * tensor.storage_offset(), False), "strides": steps}
+    described = {**place, "shape": tuple(tensor.size()), "typestr": f"|V{size}", "version": 3}
+    return numpy.asarray(SimpleNamespace(__array_interface__=described))
 
 
 class _Noting(TorchDispatchMode):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
@@ -51,14 +52,14 @@ class StreamBeside:
 class PerturbedStream(StreamBeside):
     """Puts a delay before every other launch, on average."""
 
-    def __init__(self, stream: Stream, delays: Delays) -> None:
+    def __init__(self, stream: Stream, delays: Iterator[Callable[[], object] | None]) -> None:
         super().__init__(stream)
         self._delays = delays
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        delay = self._delays.next()
+        delay = next(self._delays)
         if delay is not None:
             self.inner.launch(delay)
         self.inner.launch(function, *arguments, tag=tag)
@@ -71,28 +72,17 @@ class HeedlessStream(StreamBeside):
         pass
 
 
-class Delays:
-    """Seeded delays of 0 to ``most_ms``: a sleeping thread on the CPU, a sleep kernel elsewhere."""
-
-    def __init__(self, device: Device, seed: int, most_ms: float) -> None:
-        self._random = random.Random(seed)
-        steps_ns = [round(most_ms * 1e6 * step / 8) for step in range(1, 9)]
-        # A few lengths made beforehand: making a kernel measures the device's clock.
-        self._kernels = [_sleep_of(device, duration_ns) for duration_ns in steps_ns]
-
-    def next(self) -> Callable[[], None] | None:
-        """Draw what stands before the next launch, if anything."""
-        return self._random.choice(self._kernels) if self._random.random() < 0.5 else None
-
-
-def _sleep_of(device: Device, duration_ns: int) -> Callable[[], None]:
-    if device.kind != "cpu":
-        return device.kernel_of(duration_ns)
-
-    def sleep() -> None:
-        time.sleep(duration_ns / 1e9)
-
-    return sleep
+def delays(device: Device, seed: int, most_ms: float) -> Iterator[Callable[[], object] | None]:
+    """Draw what stands before each launch, if anything: sleeps of up to ``most_ms``, seeded."""
+    drawn, steps_ns = random.Random(seed), [round(most_ms * 1e6 * step / 8) for step in range(1, 9)]
+    # A few lengths made beforehand: making a kernel measures the device's clock.
+    kernels: list[Callable[[], object]] = (
+        [partial(time.sleep, ns / 1e9) for ns in steps_ns]
+        if device.capabilities.host
+        else [device.kernel_of(ns) for ns in steps_ns]
+    )
+    while True:
+        yield drawn.choice(kernels) if drawn.random() < 0.5 else None
 
 
 def check_perturbed(
@@ -129,8 +119,8 @@ def check_perturbed(
         torch.manual_seed(seed)
         workload.setup(Setup(device, streams, seed))
         pool.synchronize()
-        delays = Delays(device, seed, most_ms)
-        perturbed = [around(PerturbedStream(stream, delays)) for stream in pool.streams]
+        drawn = delays(device, seed, most_ms)
+        perturbed = [around(PerturbedStream(stream, drawn)) for stream in pool.streams]
 
         def run(iterations: int) -> None:
             pool.synchronize()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.pipeline.stages import grouped, thirds
-from pytest_hwqueue.workloads.workload import Setup
 
-from .cells import Counts, Run, kernels_of
+from .cells import Counts, Run, kernels_of, simulated_timeline
 from .everyone import small
 from .orders import unordered
 
@@ -29,19 +26,6 @@ def test_streams_are_split_into_three_groups_of_one_kind_of_work(streams: int) -
     assert streams % 4 or unordered(small("async_dataload"), streams) == []
 
 
-def test_another_batchs_result_is_noticed() -> None:
-    with Run(small("async_dataload"), 3) as run:
-        outputs = run.workload._outputs  # type: ignore[attr-defined]
-        for batch in range(5):
-
-            def swapped(batch: int = batch) -> None:
-                run.once()
-                outputs[batch] = outputs[batch - 1].clone()
-
-            with pytest.raises(CheckFailed, match=f"batch {batch}: relative error"):
-                run.workload.check(swapped)
-
-
 def test_images_are_drawn_from_the_seed_and_counted() -> None:
     images = []
     for seed in (5, 5, 6):
@@ -54,10 +38,7 @@ def test_images_are_drawn_from_the_seed_and_counted() -> None:
 
 
 def test_copies_are_copies_on_a_simulated_device() -> None:
-    device, workload = SimulatedDevice("h200"), small("async_dataload")
-    with device.open_streams(3) as pool:
-        workload.setup(Setup(device, 3, 3))
-        timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
+    timeline = simulated_timeline(small("async_dataload"), 3)
     copies = [kernel for kernel in timeline.kernels if kernel.name == "copy"]
     assert copies == kernels_of(timeline, "copy")
     assert len(copies) == 5

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed, NotApplicable
-from pytest_hwqueue.ranks.cell import group_of_one
+from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.distributed.comms_compute_overlap import (
     CommsComputeOverlap,
     OverlapParameters,
 )
-from pytest_hwqueue.workloads.workload import Ranks, Setup, Traffic, Where, parameters_for
+from pytest_hwqueue.workloads.workload import Ranks, Setup, Traffic, parameters_for
 
-from .cells import Counts, LeftOut, Run, kernels_of, measured
+from .cells import Counts, LeftOut, Run, kernels_of, measured, simulated_timeline
 from .everyone import CASES, small
 from .two_ranks import gloo_group, printed_by_ranks
 
@@ -123,53 +121,11 @@ def test_every_numeric_format_is_right(comp_dtype: str, comm_dtype: str) -> None
 
 
 def test_communication_is_hidden_on_a_simulated_device() -> None:
-    device = SimulatedDevice("h200")
-    with group_of_one(device), device.open_streams(4) as pool:
-        workload = small(NAME, mm_dim=1024, comm_size="16M", num_compute=4)
-        workload.setup(Setup(device, 4, 3))
-        timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
+    workload = small(NAME, mm_dim=1024, comm_size="16M", num_compute=4)
+    timeline = simulated_timeline(workload, 4)
     for one, other in itertools.permutations(workload.tags):
         began = min(kernel.start_ns for kernel in kernels_of(timeline, one))
         assert began < max(kernel.end_ns for kernel in kernels_of(timeline, other))
-
-
-@pytest.mark.parametrize(
-    ("given", "where", "text"),
-    [
-        ({"compute_streams": 4}, Where("cpu", 4), "compute_streams=4 leaves none of 4 streams to"),
-        ({"compute_streams": 9}, Where("cpu", 4), "compute_streams=9 leaves none of 4 streams"),
-        (
-            {"mode": "comms_only", "compute_streams": 2}, Where("cpu", 4),
-            "compute_streams=2: in mode comms_only no stream computes; leave it out",
-        ),
-        (
-            {"mode": "compute_only", "compute_streams": 2}, Where("cpu", 4),
-            "compute_streams=2 of 4 streams leaves some without work in mode compute_only",
-        ),
-        ({"backend": "nccl"}, Where("cpu", 4), "backend=nccl needs CUDA or ROCm; on cpu take gloo"),
-        ({"backend": "gloo"}, Where("cuda", 4), "backend=gloo takes data through the host's"),
-        ({"backend": "gloo"}, Where("hip", 4), "on hip take nccl, or leave it out"),
-        ({"backend": "gloo"}, Where("sim", 4), "on sim take nccl, or leave it out"),
-        ({"process_groups": "[0,1]"}, Where("cpu", 4), "process_groups=.0,1. must name each rank"),
-        ({"process_groups": "[0],[1]"}, Where("cpu", 4, 3), "each rank from 0 to 2 once"),
-        ({"comm_size": 3}, Where("cpu", 4), "comm_size=3 leaves some of 1 ranks no element"),
-        (
-            {"comm_size": 5, "comm_dtype": "fp16"}, Where("cuda", 4, 3),
-            "comm_size=5 leaves some of 3 ranks no element of fp16; take a greater one",
-        ),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused_by_name(given: Any, where: Where, text: str) -> None:
-    with pytest.raises(NotApplicable, match=rf"^comms_compute_overlap\..*{text}"):
-        small(NAME, **given).require_applicable(where)
-
-
-def test_what_fits_is_not_refused_and_what_does_not_before_anything_is_made() -> None:
-    for kind, backend in (("cpu", "gloo"), ("cuda", "nccl"), ("hip", "nccl"), ("sim", "nccl")):
-        for fits in ({"backend": backend}, {"process_groups": "[1],[0]"}, {"comm_size": 8}):
-            small(NAME, **fits).require_applicable(Where(kind, 2, 2, "graph"))
-    with pytest.raises(NotApplicable):
-        small(NAME, compute_streams=2).setup(Setup(HostDevice(), 2, 3))
 
 
 def parameters(**given: Any) -> OverlapParameters:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.errors import CheckFailed, NotApplicable
-from pytest_hwqueue.workloads.inference.continuous_batch import BatchParameters, ContinuousBatch
+from pytest_hwqueue.errors import CheckFailed
+from pytest_hwqueue.workloads.inference.continuous_batch import ContinuousBatch
 from pytest_hwqueue.workloads.inference.decoder import (
     Join,
     Moment,
@@ -22,14 +22,13 @@ from pytest_hwqueue.workloads.inference.decoder import (
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.workload import Setup, Where
+from pytest_hwqueue.workloads.workload import Setup
 
 from .cells import WAIT, Counts, Run, make
 from .test_llm_decode import generated
+from .test_specifics import BUSY
 
 pytest.importorskip("transformers")
-
-BUSY = {"layers": 2, "requests": 3, "output": 6, "steps": 6}
 
 
 @pytest.mark.parametrize("streams", [3, 6])
@@ -62,20 +61,6 @@ def test_requests_go_on_in_the_next_iteration() -> None:
         assert not all(map(torch.equal, early, whole))
         ends = {step.running for step in workload._plan[-1].steps}
         assert any(each is not None for running in ends for each in running)
-
-
-def test_streams_are_shared_out() -> None:
-    counts = Counts()
-    with Run(make(ContinuousBatch, BUSY), 8, counts.around) as run:
-        run.once()
-        workload: Any = run.workload
-    roles = {tag: counts.streams_of(tag) for tag in ("decode", "prefill", None)}
-    # Untagged are moves, and on the decoding streams what hands the tokens on.
-    assert roles == {"decode": {0, 1, 2, 3}, "prefill": {4, 5}, None: {0, 1, 2, 3, 6, 7}}
-    assert counts.of_tag("prefill") == 12
-    fed = sum(step.continues for step in workload._steps)
-    assert counts.of_tag(None) == 12 + fed
-    assert ContinuousBatch.urgency(8) == [1] * 4 + [0] * 4
 
 
 @pytest.mark.parametrize("wrong", ["keys and values", "token", "slot", "staging"])
@@ -211,18 +196,8 @@ def test_requests_are_drawn_from_the_seed() -> None:
     assert {request.prompt_tokens for request in queue} == {128, 256, 384, 512}
     assert {request.output_tokens for request in queue} == {5, 6, 7, 8, 9}
     assert {each.output_tokens for each in draw_requests(50, 8, 512, 4, 1)} == {3, 4}
+    assert [fewest_steps(20, 2), fewest_steps(7, 2)] == [10, 4]
     arrivals = [request.arrival for request in queue]
     assert arrivals == sorted(arrivals)
     # 500 of each step expected, with a standard deviation of about 21.
     assert all(abs(arrivals.count(step) - 500) < 5 * 21 for step in range(8))
-
-
-def test_more_requests_than_can_be_prefilled_are_refused() -> None:
-    workload = make(ContinuousBatch, {"requests": 4})
-    workload.require_applicable(Where("cpu", 3))
-    with pytest.raises(NotApplicable, match=r"steps=4: on 8 streams 2 prefill.*16 requests.*8"):
-        workload.require_applicable(Where("cpu", 8))
-    for streams in range(3, 33):
-        ContinuousBatch(BatchParameters()).require_applicable(Where("cuda", streams))
-    assert fewest_steps(20, 2) == 10
-    assert fewest_steps(7, 2) == 4

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
-from pytest_hwqueue.workloads.workload import Workload, parameters_for
+from pytest_hwqueue.workloads.workload import Where, Workload, parameters_for
 
 from .everyone import EVERYONE
 
@@ -90,10 +90,14 @@ def test_parameters_are_read_by_their_type_and_do_not_change(name: str) -> None:
 
 
 @everyone
-def test_timeline_holds_no_more_than_is_asked_for(name: str) -> None:
+def test_full_size_fits_any_streams_and_a_timeline_holds_no_more_than_asked(
+    name: str,
+) -> None:
     found = EVERYONE[name]
     values = parameters_for(found, "full", {})
     bounds = found.stream_range
+    for streams in range(bounds.least, bounds.most + 1):
+        found(values).require_applicable(Where("cuda", streams))
     for streams in (bounds.least, bounds.recommended, bounds.most):
         changed = found(values).timeline_parameters(streams)
         assert all(getattr(values, key) >= value for key, value in changed.items())

@@ -12,13 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed, NotApplicable
-from pytest_hwqueue.ranks.cell import group_of_one
-from pytest_hwqueue.workloads.distributed.fsdp_tp import FsdpTensorParallel
-from pytest_hwqueue.workloads.workload import Ranks, Setup, Where
+from pytest_hwqueue.workloads.workload import Ranks, Setup
 
-from .cells import Counts, Run, kernels_of
+from .cells import Run, kernels_of, simulated_timeline
 from .everyone import small
 from .orders import AccessLog, Launch, NotedStream
 from .perturbed import StreamBeside
@@ -29,30 +25,6 @@ NAME = "fsdp_tp"
 
 def lanes(run: Run) -> Any:
     return run.workload._lanes  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("streams", "gathering", "computing", "reducing", "updating"),
-    [
-        (3, {0}, {1}, {2}, {2}),
-        (4, {0}, {1}, {2}, {3}),
-        (5, {0}, {1}, {2, 4}, {3}),
-        (8, {0, 5}, {1, 6}, {2, 4, 7}, {3, 7}),
-    ],
-)
-def test_each_stream_has_its_phase_of_a_model(
-    streams: int, gathering: set[int], computing: set[int], reducing: set[int], updating: set[int]
-) -> None:
-    counts = Counts()
-    with Run(small(NAME, layers=2), streams, counts.around) as run:
-        run.once()
-        run.workload.check(run.once)
-    assert counts.streams_of("all_gather") == gathering
-    assert counts.streams_of("compute") == computing
-    assert counts.streams_of("reduce") == reducing
-    assert counts.streams_of(None) == gathering | updating, "what frees a block has no tag either"
-    urgent = FsdpTensorParallel.urgency(streams)
-    assert {stream for stream in range(streams) if urgent[stream]} == gathering | reducing
 
 
 def test_no_more_than_two_blocks_are_gathered_at_a_time() -> None:
@@ -103,23 +75,6 @@ def test_block_is_freed_behind_its_computation_by_the_stream_that_gathered_it() 
             assert gathered.is_before(launches[f"_{name} {block}"])
 
 
-@pytest.mark.parametrize(("what", "model"), [("gradient", 0), ("change", 1)])
-def test_one_wrong_number_is_noticed(what: str, model: int) -> None:
-    with Run(small(NAME), 6) as run:
-
-        def spoiled() -> None:
-            run.once()
-            lane = lanes(run)[model]
-            with torch.no_grad():
-                if what == "gradient":
-                    lane._sharded[1].gradients[5] += 1.0
-                else:
-                    next(lane.blocks[1].parameters()).to_local()[5] += 1e-3
-
-        with pytest.raises(CheckFailed, match=f"{what} of block 1 of model {model}"):
-            run.workload.check(spoiled)
-
-
 def test_weights_change_in_every_step_and_models_have_different_data() -> None:
     with Run(small(NAME), 6) as run:
         seen = []
@@ -130,13 +85,9 @@ def test_weights_change_in_every_step_and_models_have_different_data() -> None:
 
 
 def test_blocks_are_gathered_and_reduced_beside_the_computation() -> None:
-    device = SimulatedDevice("h200")
     workload = small(NAME, hidden=256, heads=4, sequence=256, batch=4, layers=4)
-    with group_of_one(device), device.open_streams(3, gradients=True) as pool:
-        workload.setup(Setup(device, 3, 3))
-        # A second step finds what the first has left.
-        for _ in range(2):
-            timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
+    # A second step finds what the first has left.
+    timeline = simulated_timeline(workload, 3, iterations=2)
     computing = kernels_of(timeline, "compute")
     for tag in ("all_gather", "reduce"):
         kernels = kernels_of(timeline, tag)
@@ -180,15 +131,3 @@ def test_ranks_train_one_model_together(size: int, samples: list[str]) -> None:
     assert len(set(printed)) == 1, "all ranks have the same gradients"
     # Two models with one sample on each row of ranks.
     assert [line.partition(" ")[0] for line in printed[0].splitlines()] == samples
-
-
-@pytest.mark.parametrize(("ranks", "heads", "words"), [(3, 2, "3 ranks"), (2, 1, "1 heads")])
-def test_ranks_that_cannot_share_layers_are_refused(ranks: int, heads: int, words: str) -> None:
-    workload = small(NAME, heads=heads, tensor_ranks=2)
-    with pytest.raises(NotApplicable, match=rf"fsdp_tp\.tensor_ranks=2 .* the {words}"):
-        workload.setup(Setup(HostDevice(), 3, 3, Ranks(0, ranks)))
-
-
-def test_graphs_are_refused() -> None:
-    with pytest.raises(NotApplicable, match="use --hwq-dispatch=eager"):
-        small(NAME).require_applicable(Where("cuda", 3, dispatch="graph"))

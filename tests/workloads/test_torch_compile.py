@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed, HwqError, NotApplicable
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.workloads.pipeline import torch_compile
 from pytest_hwqueue.workloads.pipeline.torch_compile import TorchCompile
-from pytest_hwqueue.workloads.workload import Setup, Where
+from pytest_hwqueue.workloads.workload import Setup
 
 from .cells import Counts, Run, measured
 from .everyone import CASES, small
@@ -33,39 +31,6 @@ def test_every_stream_runs_a_region_in_each_stage_and_the_first_joins(streams: i
     assert counts.launches == {(index, "region"): 3 for index in range(streams)}
     for stages in (2, 3):
         assert unordered(small(NAME, stages=stages), streams) == []
-
-
-def test_one_wrong_value_is_noticed_in_its_stage() -> None:
-    with Run(small(NAME), 2) as run:
-        workload: Any = run.workload
-        for stage in range(3):
-
-            def spoiled(stage: int = stage) -> None:
-                run.once()
-                workload._joined[stage + 1][1, 2] += 0.01
-
-            with pytest.raises(CheckFailed, match=f"stage {stage}: relative error"):
-                workload.check(spoiled)
-
-
-@pytest.mark.parametrize(
-    ("device", "mode", "says"),
-    [
-        (SimulatedDevice("h200"), "default", "mode=default.*mode=eager"),
-        (SimulatedDevice("h200"), "reduce-overhead", "mode=reduce-overhead.*mode=eager"),
-        (HostDevice(), "reduce-overhead", "the CPU has none; use mode=default"),
-    ],
-)
-def test_devices_refuse_what_they_cannot_compile(device: Device, mode: str, says: str) -> None:
-    with device.open_streams(2), pytest.raises(NotApplicable, match=says):
-        small(NAME, mode=mode).setup(Setup(device, 2, 3))
-
-
-def test_graphs_cannot_hold_graphs() -> None:
-    where = Where("cuda", 2, dispatch="graph")
-    small(NAME, mode="default").require_applicable(where)
-    with pytest.raises(NotApplicable, match="which a graph cannot hold; use mode=default"):
-        small(NAME, mode="reduce-overhead").require_applicable(where)
 
 
 def test_compile_failure_is_a_failed_cell_with_its_message(

@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.pipeline import zero_offload
 from pytest_hwqueue.workloads.pipeline.zero_offload import ZeroOffload
-from pytest_hwqueue.workloads.workload import Setup, Where
 
-from .cells import Counts, Run, measured
+from .cells import Counts, Run, measured, simulated_timeline
 from .everyone import CASES, small
 from .orders import unordered
 
@@ -57,35 +53,6 @@ def test_training_equals_plain_training(streams: int, dtype: str) -> None:
     assert workload.steps == 5
 
 
-def test_more_compute_streams_than_samples_are_refused() -> None:
-    workload = small(NAME, layers=2, batch=6)
-    workload.require_applicable(Where("cpu", 11))
-    with pytest.raises(NotApplicable, match="batch=6 leaves some of 7 compute streams"):
-        workload.setup(Setup(HostDevice(), 12, 3))
-
-
-@pytest.mark.parametrize("layer", [0, 2, 4])
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ("_host_gradients", "relative error"),
-        ("_masters", "relative error"),
-        ("_host_parameters", "what will be fetched"),
-    ],
-)
-def test_what_is_wrong_on_the_host_is_noticed_by_its_layer(
-    layer: int, where: str, says: str
-) -> None:
-    with Run(small(NAME, dtype="bf16"), 3) as run:
-
-        def spoiled() -> None:
-            run.once()
-            getattr(run.workload, where)[layer][7] += 0.5
-
-        with pytest.raises(CheckFailed, match=f"layer {layer}: {says}"):
-            run.workload.check(spoiled)
-
-
 def test_training_lowers_the_loss_and_tells_the_optimisers_time_apart() -> None:
     def loss() -> float:
         outputs = torch.cat([share._between[-1] for share in workload._shares])
@@ -117,11 +84,8 @@ def test_error_of_the_optimiser_is_the_cells(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("streams", [3, 12])
 def test_simulated_host_takes_the_time_assumed(streams: int) -> None:
-    device = SimulatedDevice("h200")
     workload: Any = small(NAME, hidden=64, inner=256)
-    with device.open_streams(streams) as pool:
-        workload.setup(Setup(device, streams, 3))
-        timeline = pool.held_timeline(lambda: workload.iterate(pool.streams))
+    timeline = simulated_timeline(workload, streams)
     (step,) = [kernel for kernel in timeline.kernels if kernel.tag is None]
     assert step.end_ns - step.start_ns == round(5 * 2 * 64 * 256 * 28 / 100e9 * 1e9)
     assert step.start_ns >= max(k.end_ns for k in timeline.kernels if k.tag is not None)

@@ -106,6 +106,7 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
 
     def setup(self, setup: Setup) -> None:
         """Draw and plan the requests; make prompts, the batches' caches and those of prefills."""
+        self.require_applicable(setup.where)
         parameters = self.parameters
         place = setup.device.torch_device
         self._groups, self._prefills, self._moves = _shares(setup.streams)
