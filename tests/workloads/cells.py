@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -44,32 +44,41 @@ def measured(
     def changed(parameters: Mapping[str, Any]) -> Workload:
         return found(values.model_copy(update=dict(parameters)))
 
-    workload = changed({})
+    return record_of(
+        device, changed({}), streams, LoopPlan(ITERATIONS, 1, 4_000_000_000, "per_iteration"),
+        name=found.name, dispatch=dispatch, size="tiny", make=changed,
+        parameters=values.model_dump(), urgency=found.urgency(streams), seed=7,
+        group=(found.family, found.mark),
+    )  # fmt: skip
+
+
+def record_of(
+    device: Device,
+    workload: Workload,
+    streams: int,
+    plan: LoopPlan,
+    *,
+    name: str = "planted",
+    scheduler: str = "native",
+    dispatch: str = "eager",
+    size: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    make: Callable[[Mapping[str, Any]], Workload] | None = None,
+    urgency: Sequence[int] | None = None,
+    seed: int = 0,
+    group: tuple[str | None, str | None] = (None, None),
+) -> RunRecord:
+    """Measure a cell as `hwq` does; return its record."""
     cell = Cell(
-        name=found.name,
-        device=device.label,
-        streams=streams,
-        scheduler="native",
-        dispatch=dispatch,
-        sync_mode="per_iteration",
-        size="tiny",
-        parameters=values.model_dump(),
-    )
+        name=name, device=device.label, streams=streams, scheduler=scheduler, dispatch=dispatch,
+        sync_mode=plan.sync_mode, size=size, parameters=dict(parameters or {}),
+    )  # fmt: skip
     request = CellRequest(
-        cell=cell,
-        workload=workload,
-        make_workload=changed,
-        urgency=found.urgency(streams),
-        nodeid="file.py::test",
-        family=found.family,
-        mark=found.mark,
-        plan=LoopPlan(ITERATIONS, 1, 4_000_000_000, "per_iteration"),
-        seed=7,
-        command="pytest",
-        provenance=Provenance(),
-        trace_folder=None,
-    )
-    runner = CellRunner(device, open_scheduler("native"), lambda stage, done, planned: None)
+        cell=cell, workload=workload, make_workload=make, urgency=urgency or [0] * streams,
+        nodeid="file.py::test", family=group[0], mark=group[1], plan=plan, seed=seed,
+        command="pytest", provenance=Provenance(), trace_folder=None,
+    )  # fmt: skip
+    runner = CellRunner(device, open_scheduler(scheduler), lambda stage, done, planned: None)
     record, _ = measure_alone(runner, request)
     return record
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.workload import Setup, Workload
 
 from .cells import Counts, LeftOut, Run, Waits, measured
-from .everyone import CASES, EVERYONE, given_for, least_and_recommended, small
+from .everyone import CASES, EVERYONE, FORMATS, given_for, least_and_recommended, small
 from .orders import unordered
 from .perturbed import StreamBeside, check_perturbed, group_for
 
@@ -204,10 +205,18 @@ def test_the_seed_alone_makes_the_results_and_each_iteration_repeats_them(name: 
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [(name, dtype) for name, case in CASES.items() for dtype in case.formats]
+    ("name", "formats"),
+    [(name, {"dtype": dtype}) for name, case in CASES.items() for dtype in case.formats]
+    + [
+        ("comms_compute_overlap", {"comp_dtype": computed, "comm_dtype": sent})
+        for computed in FORMATS
+        for sent in FORMATS
+        if sent != "tf32"
+    ],
 )
-def test_results_are_right_in_every_numeric_format(name: str, dtype: str) -> None:
-    with Run(small(name, dtype=dtype), least(name)) as run:
+def test_results_are_right_in_every_numeric_format(name: str, formats: dict[str, Any]) -> None:
+    dtype = next(iter(formats.values()))
+    with Run(small(name, **formats), least(name)) as run:
         run.workload.check(run.once)
         run.workload.check(run.once)
         expected = "high" if dtype == "tf32" else "highest"

@@ -105,74 +105,65 @@ def test_full_size_fits_any_streams_and_a_timeline_holds_no_more_than_asked(
         assert found.family != "inference" or changed["layers"] < values.layers  # type: ignore[attr-defined]
 
 
-REFUSED: dict[str, list[tuple[str, Any, str]]] = {
-    "hetero_kernels": [
-        ("mm_dim", 0, ""), ("mm_dim", "many", ""), ("mm_dim", 2.5, ""), ("pattern", "spiral", ""),
-        ("dtype", "fp8", ""), ("chain_length", -1, ""),
-    ],
-    "tiny_kernel_stress": [("rounds", "0", ""), ("elements", None, "")],
-    "large_gemm_only": [("dtype", "float32", ""), ("mm_dim", "", "")],
-    "llm_decode": [
-        ("kv_heads", 3, "must divide the 4 heads"), ("context", 1, "greater than or equal to 2"),
-        ("tokens", 1, "greater than or equal to 2"), ("head_dim", 5, "multiple of 2"),
-        ("dtype", "fp8", "'fp32', 'tf32', 'bf16' or 'fp16'"),
-    ],
-    "speculative_decode": [
-        ("draft_layers", 2, "must be fewer than the 2 layers"),
-        ("divergence", -1, "greater than or equal to 0"),
-    ],
-    "continuous_batch": [
-        ("output", 1, "greater than or equal to 3"), ("requests", 0, "greater than or equal to 1"),
-        ("output", 6, "must be at most 5, one more than the 4"),
-    ],
-    "rag_pipeline": [
-        ("encoder_heads", 5, "must divide the 32 elements"),
-        ("documents", 9, "greater than or equal to 10"),
-    ],
-    "graph_subgraphs": [("batch", 0, ""), ("hidden", "x", ""), ("dtype", "fp8", "")],
-    "comms_compute_overlap": [
-        ("mode", "both", ""), ("mm_dim", "4,4", ""), ("mm_dim", 0, ""), ("mm_dim", "-1", ""),
-        ("num_compute", 0, ""), ("comp_dtype", "int8", ""), ("comm_size", "1T", ""),
-        ("comm_size", 0, ""), ("comm_size", "1.5M", ""), ("num_coll", 0, ""),
-        ("comm_dtype", "tf32", ""), ("compute_streams", 0, ""), ("async_op", "maybe", ""),
-        ("backend", "mpi", ""), ("collective", "broadcast", ""), ("process_groups", "0,1", ""),
-        ("process_groups", "[]", ""), ("process_groups", "[0,1],[1,2]", ""),
-        ("process_groups", "[0,1],[2]", ""), ("process_groups", "[0,,1]", ""),
-        ("process_groups", [0, 1], ""), ("process_groups", [[-1]], ""),
-    ],
-    "activation_ckpt": [("heads", 3, ""), ("every", 0, ""), ("dtype", "fp16", "")],
-    "fsdp_tp": [
-        ("heads", 3, ""), ("layers", 1, ""), ("tensor_ranks", 0, ""), ("learning_rate", 0.0, ""),
-    ],
-    "moe": [
-        ("experts", 7, ""), ("top_k", 0, ""), ("top_k", 33, ""), ("capacity_factor", 0, ""),
-        ("dtype", "int8", ""),
-    ],
-    "grad_accum": [("heads", 3, ""), ("microbatches", 3, ""), ("bucket_blocks", 0, "")],
-    "async_dataload": [
-        ("batches", 3, ""), ("batch", 0, ""), ("side", 16, ""), ("model", "vgg", ""),
-        ("model_size", "huge", ""),
-    ],
-    "zero_offload": [
-        ("layers", 1, ""), ("batch", 0, ""), ("hidden", 0, ""), ("dtype", "fp16", ""),
-        ("learning_rate", 0, ""),
-    ],
-    "torch_compile": [
-        ("mode", "max-autotune", ""), ("stages", 1, ""), ("hidden", 0, ""), ("batch", "many", ""),
-        ("dtype", "fp8", ""),
-    ],
+# What some parameters take, of values that none should take.
+TAKEN = {
+    0: {"speculative_decode.divergence", "comms_compute_overlap.async_op"},
+    2.5: {"speculative_decode.divergence", "fsdp_tp.learning_rate", "moe.capacity_factor",
+          "zero_offload.learning_rate"},
+    None: {"comms_compute_overlap.compute_streams", "comms_compute_overlap.process_groups",
+           "fsdp_tp.tensor_ranks"},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter", "value", "reason"),
-    [(name, *each) for name, refused in REFUSED.items() for each in refused],
-)
-def test_bad_value_is_refused_by_name(name: str, parameter: str, value: Any, reason: str) -> None:
+@pytest.mark.parametrize("value", ["no such value", "", 0, -1, 2.5, None])
+def test_values_without_sense_are_refused_by_every_parameter(value: Any) -> None:
+    taken, said = set(), dict[str, str]()
+    for name, found in EVERYONE.items():
+        for parameter in found.parameter_model.model_fields:
+            try:
+                parameters_for(found, "tiny", {parameter: value})
+            except BadInput as refused:
+                said[f"{name}.{parameter}"] = str(refused)
+            else:
+                taken.add(f"{name}.{parameter}")
+    assert taken == TAKEN.get(value, set())
+    assert all(text.startswith(f"{name}=") for name, text in said.items())
+
+
+# Other values that are refused, and what is said.
+REFUSED: list[tuple[str, Any, str]] = [
+    ("llm_decode.kv_heads", 3, "must divide the 4 heads"),
+    ("llm_decode.context", 1, "greater than or equal to 2"),
+    ("llm_decode.tokens", 1, "greater than or equal to 2"),
+    ("llm_decode.head_dim", 5, "multiple of 2"),
+    ("llm_decode.dtype", "fp8", "'fp32', 'tf32', 'bf16' or 'fp16'"),
+    ("speculative_decode.draft_layers", 2, "must be fewer than the 2 layers"),
+    ("speculative_decode.divergence", -1, "greater than or equal to 0"),
+    ("continuous_batch.output", 1, "greater than or equal to 3"),
+    ("continuous_batch.output", 6, "must be at most 5, one more than the 4"),
+    ("rag_pipeline.encoder_heads", 5, "must divide the 32 elements"),
+    ("rag_pipeline.documents", 9, "greater than or equal to 10"),
+    *[("comms_compute_overlap.process_groups", groups, "") for groups in (
+        "0,1", "[]", "[0,1],[1,2]", "[0,1],[2]", "[0,,1]", [0, 1], [[-1]])],
+    *[(f"comms_compute_overlap.{parameter}", value, "") for parameter, value in (
+        ("mm_dim", "4,4"), ("mm_dim", "-1"), ("comm_size", "1T"), ("comm_size", "1.5M"),
+        ("comm_dtype", "tf32"))],
+    *[(name, value, "") for name, value in (
+        ("activation_ckpt.heads", 3), ("activation_ckpt.dtype", "fp16"), ("fsdp_tp.heads", 3),
+        ("fsdp_tp.layers", 1), ("moe.experts", 7), ("moe.top_k", 33), ("grad_accum.heads", 3),
+        ("grad_accum.microbatches", 3), ("async_dataload.batches", 3), ("async_dataload.side", 16),
+        ("zero_offload.layers", 1), ("zero_offload.dtype", "fp16"), ("torch_compile.stages", 1),
+        ("torch_compile.mode", "max-autotune"))],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), REFUSED)
+def test_bad_value_is_refused_by_name(name: str, value: Any, reason: str) -> None:
+    workload, _, parameter = name.partition(".")
     with pytest.raises(BadInput) as refused:
-        parameters_for(EVERYONE[name], "tiny", {parameter: value})
-    assert str(refused.value).startswith(f"{name}.{parameter}=")
-    assert name == "comms_compute_overlap" or f"={value!r}: " in str(refused.value)
+        parameters_for(EVERYONE[workload], "tiny", {parameter: value})
+    assert str(refused.value).startswith(f"{name}=")
+    assert workload == "comms_compute_overlap" or f"={value!r}: " in str(refused.value)
     assert reason in str(refused.value)
 
 

@@ -299,14 +299,13 @@ def test_one_wrong_value_or_none_at_all_is_noticed(name: str) -> None:
             r"resnet18 has no parameter 'sequence_length'; it has dtype, image_size",
         ),
         ({"size": "small"}, "size is 'small', must be full or tiny"),
+        ({"name": "resnet20"}, r"no model 'resnet20'; there are resnet18, resnet34"),
     ],
 )
 def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        open_models(
-            "resnet18", **{"batch": 1, "device": HostDevice(), "streams": [PlainStream()],
-                           "seed": 1, "size": "tiny", **given}
-        )  # fmt: skip
+        open_models(**{"name": "resnet18", "batch": 1, "device": HostDevice(), "seed": 1,
+                       "streams": [PlainStream()], "size": "tiny", **given})  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -337,11 +336,6 @@ def test_requests_at_once_share_weights_and_nothing_else() -> None:
         assert torch.equal(output(first), one)
         first.check()
         second.check()
-
-
-def test_unknown_model_lists_those_there_are() -> None:
-    with pytest.raises(BadInput, match=r"no model 'resnet20'; there are resnet18, resnet34"):
-        tiny("resnet20")
 
 
 def test_weights_of_a_folder_are_used_and_the_seed_makes_only_inputs(saved: Path) -> None:

@@ -17,15 +17,11 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.simulated.costs import Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.ranks.cell import measure_alone
-from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.noise import Provenance
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.workloads.own_function import FunctionWorkload
 from pytest_hwqueue.workloads.workload import LatencyRatio, Workload
+from tests.workloads.cells import record_of
 
 Enqueue = Callable[[Sequence[Stream]], object]
 Launchable = Callable[[], None]
@@ -157,18 +153,11 @@ class Bench:
         wall_ns: int = _AN_HOUR_NS,
     ) -> RunRecord:
         """Measure a cell as `hwq` does; return its record as it would be read from its file."""
-        cell = Cell(
-            name="planted", device=device.label, streams=streams, scheduler=scheduler,
-            dispatch=dispatch, sync_mode=sync_mode, size=None,
+        plan = LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns)
+        record = record_of(
+            cast(Device, device), workload, streams, plan, scheduler=scheduler, dispatch=dispatch,
+            make=make, urgency=urgency,
         )  # fmt: skip
-        request = CellRequest(
-            cell=cell, workload=workload, make_workload=make, urgency=urgency or [0] * streams,
-            nodeid="planted", family=None, mark=None,
-            plan=LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns), seed=0,
-            command="planted", provenance=Provenance(), trace_folder=None,
-        )  # fmt: skip
-        runner = CellRunner(cast(Device, device), open_scheduler(scheduler), lambda *_: None)
-        record, _ = measure_alone(runner, request)
         return RunRecord.model_validate_json(record.model_dump_json())
 
 
