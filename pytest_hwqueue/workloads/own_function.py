@@ -237,7 +237,7 @@ def prepared(
             f"the step of {text} takes no argument, so it runs on one stream, and the tenant has "
             f"{len(streams)}: leave out its field streams, or let the step take the streams"
         )
-    return partial(_launch, call), True
+    return lambda given: given[0].launch(call), True
 
 
 def require_runs(name: str, function: Callable[..., object]) -> None:
@@ -314,10 +314,6 @@ def _looking_at_launches(name: str, streams: Sequence[Stream] = ()) -> Iterator[
     finally:
         for stream in streams:
             del vars(stream)["launch"]
-
-
-def _launch(call: Callable[[], object], streams: Sequence[Stream]) -> None:
-    streams[0].launch(call)
 
 
 def failed(text: str, what: str, error: Exception, folder: Path) -> OwnCodeFailed:

@@ -74,6 +74,8 @@ def _built_in(
     return Declaration(name, family, mark, StreamRange(*streams), place, **more)
 
 
+# What a class has too: of a built-in one from here, of another package's for here.
+OF_CLASS = ("name", "family", "mark", "stream_range", "collective", "no_graph")
 _DECLARED = (
     _built_in("hetero_kernels", "latency_sensitive", "P0", (2, 8, 128), "HeteroKernels"),
     _built_in("tiny_kernel_stress", "latency_sensitive", "P0", (1, 16, 128), "TinyKernelStress"),
@@ -116,15 +118,7 @@ def _adopt(point: EntryPoint, found: Any) -> Declaration:
         raise BadInput(f"{origin(point)}: its mark is {found.mark!r}, not {', '.join(marks)}")
     if found.name != point.name:
         raise BadInput(f"{origin(point)} names a workload whose name is {found.name!r}")
-    return Declaration(
-        name=found.name,
-        family=found.family,
-        mark=found.mark,
-        stream_range=found.stream_range,
-        place=point.value,
-        collective=found.collective,
-        no_graph=found.no_graph,
-    )
+    return Declaration(place=point.value, **{each: getattr(found, each) for each in OF_CLASS})
 
 
 # A package adds one by the entry point ``NAME = "module:Class"``.

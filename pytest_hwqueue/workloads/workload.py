@@ -169,9 +169,8 @@ class Workload(ABC):
         super().__init_subclass__()
         if declared:
             known = registry.WORKLOADS.built_in[declared]
-            cls.name, cls.family, cls.mark = known.name, known.family, known.mark
-            cls.stream_range = known.stream_range
-            cls.collective, cls.no_graph = known.collective, known.no_graph
+            for each in registry.OF_CLASS:
+                setattr(cls, each, getattr(known, each))
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters: Parameters = parameters

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
+from pytest_hwqueue.workloads.registry import OF_CLASS, WORKLOADS, ahead, workload_class
 from pytest_hwqueue.workloads.workload import Where, Workload, parameters_for
 
 from .everyone import EVERYONE
@@ -23,7 +23,7 @@ PRIORITIES = {"P0", "P1", "P2", "P3"}
 def test_workload_is_declared_in_full_and_as_its_class_says(name: str) -> None:
     declared, found = WORKLOADS[name], workload_class(name)
     assert issubclass(found, Workload)
-    for field in ("name", "family", "mark", "stream_range", "collective", "no_graph"):
+    for field in OF_CLASS:
         assert getattr(declared, field) == getattr(found, field)
     assert found.name == name
     assert found.mark in PRIORITIES
