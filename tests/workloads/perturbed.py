@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -16,6 +16,7 @@ from pytest_hwqueue.workloads.workload import Setup, Workload
 
 # Iterations enqueued back to back, so that one may run into the next.
 ITERATIONS = 3
+Delay = Callable[[], object]
 
 
 def group_for(
@@ -52,14 +53,14 @@ class StreamBeside:
 class PerturbedStream(StreamBeside):
     """Puts a delay before every other launch, on average."""
 
-    def __init__(self, stream: Stream, delays: Iterator[Callable[[], object] | None]) -> None:
+    def __init__(self, stream: Stream, draw: Callable[[], Delay | None]) -> None:
         super().__init__(stream)
-        self._delays = delays
+        self._draw = draw
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        delay = next(self._delays)
+        delay = self._draw()
         if delay is not None:
             self.inner.launch(delay)
         self.inner.launch(function, *arguments, tag=tag)
@@ -72,17 +73,16 @@ class HeedlessStream(StreamBeside):
         pass
 
 
-def delays(device: Device, seed: int, most_ms: float) -> Iterator[Callable[[], object] | None]:
-    """Draw what stands before each launch, if anything: sleeps of up to ``most_ms``, seeded."""
+def delays(device: Device, seed: int, most_ms: float) -> Callable[[], Delay | None]:
+    """Return what draws a delay before a launch, if any: sleeps of up to ``most_ms``, seeded."""
     drawn, steps_ns = random.Random(seed), [round(most_ms * 1e6 * step / 8) for step in range(1, 9)]
     # A few lengths made beforehand: making a kernel measures the device's clock.
-    kernels: list[Callable[[], object]] = (
+    kernels: list[Delay] = (
         [partial(time.sleep, ns / 1e9) for ns in steps_ns]
         if device.capabilities.host
         else [device.kernel_of(ns) for ns in steps_ns]
     )
-    while True:
-        yield drawn.choice(kernels) if drawn.random() < 0.5 else None
+    return lambda: drawn.choice(kernels) if drawn.random() < 0.5 else None
 
 
 def check_perturbed(
@@ -119,8 +119,8 @@ def check_perturbed(
         torch.manual_seed(seed)
         workload.setup(Setup(device, streams, seed))
         pool.synchronize()
-        drawn = delays(device, seed, most_ms)
-        perturbed = [around(PerturbedStream(stream, drawn)) for stream in pool.streams]
+        draw = delays(device, seed, most_ms)
+        perturbed = [around(PerturbedStream(stream, draw)) for stream in pool.streams]
 
         def run(iterations: int) -> None:
             pool.synchronize()
