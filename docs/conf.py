@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.noise.names import describe_noises
@@ -17,7 +17,7 @@ from pytest_hwqueue.schedulers.declaration import describe_modes
 from pytest_hwqueue.settings.options import OPTIONS, TOPICS, Option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sphinx.application import Sphinx
 
@@ -29,6 +29,8 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"pytest-hwqueue {release}"
 html_copy_source = False
+# Quotes and ellipses, but no dashes: `--` begins an option.
+smartquotes_action = "qe"
 
 # Names of headings as GitHub makes them.
 myst_heading_anchors = 4
@@ -36,7 +38,10 @@ myst_heading_anchors = 4
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_default_options = {"exclude-members": "model_config"}
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
 
 _DOCS = Path(__file__).parent
 _TREE = _DOCS.parent
@@ -74,7 +79,7 @@ def _escaped(found: re.Match[str]) -> str:
     return code or (f"`{option}`" if option else f"\\{sign}")
 
 
-_FROM_THE_CODE = {
+_FROM_THE_CODE: dict[str, Callable[[], str]] = {
     "options": _options,
     "schedulers": lambda: _terms(describe_modes()),
     "noises": lambda: _terms(describe_noises()),
@@ -115,6 +120,27 @@ def _included(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
     content[0] = _prepare((_DOCS / path).parent, content[0])
 
 
+def _docstring(
+    app: Sphinx, what: str, name: str, documented: Any, options: object, lines: list[str]
+) -> None:
+    """Let a record's class also list its fields, whose descriptions stand in its JSON Schema."""
+    if what == "module":
+        lines.clear()  # the page has its own words
+    if what == "property":
+        lines.insert(0, "")  # else napoleon takes what precedes a colon for its type
+    fields = getattr(documented, "model_fields", {}) if what == "class" else {}
+    described = {name: field.description or "" for name, field in fields.items()}
+    if described and "Attributes:" not in lines:
+        lines += ["", "Attributes:", *(f"    {name}: {text}" for name, text in described.items())]
+
+
+def _skipped(
+    app: Sphinx, what: str, name: str, member: object, skip: bool, options: object
+) -> bool | None:
+    """Leave out the fields of named tuples, which their classes' docstrings explain."""
+    return True if type(member).__name__ == "_tuplegetter" else None
+
+
 def _command_help(app: Sphinx, command: object, lines: list[str]) -> None:
     """Let sphinx-click show the stars of help texts, such as that of ``*.hwq.yaml``."""
     lines[:] = [line.replace("*", r"\*") for line in lines]
@@ -122,6 +148,9 @@ def _command_help(app: Sphinx, command: object, lines: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     """Prepare every page for the site as it is read."""
+    # Before napoleon, which reads what this adds.
+    app.connect("autodoc-process-docstring", _docstring, priority=400)
+    app.connect("autodoc-skip-member", _skipped)
     app.connect("sphinx-click-process-description", _command_help)
     app.connect("source-read", _read)
     app.connect("include-read", _included)
