@@ -29,8 +29,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"pytest-hwqueue {release}"
 html_copy_source = False
-# Quotes and ellipses, but no dashes: `--` begins an option.
-smartquotes_action = "qe"
+smartquotes = False  # options and commands are to be copied
 
 # Names of headings as GitHub makes them.
 myst_heading_anchors = 4
@@ -146,11 +145,17 @@ def _command_help(app: Sphinx, command: object, lines: list[str]) -> None:
     lines[:] = [line.replace("*", r"\*") for line in lines]
 
 
+def _command_options(app: Sphinx, command: object, lines: list[str]) -> None:
+    """Give ``N[,N...]`` back the bracket that sphinx-click takes from its end."""
+    lines[:] = [re.sub(r"^(\.\. option::.*\[[^]]*)>$", r"\1]>", line) for line in lines]
+
+
 def setup(app: Sphinx) -> None:
     """Prepare every page for the site as it is read."""
     # Before napoleon, which reads what this adds.
     app.connect("autodoc-process-docstring", _docstring, priority=400)
     app.connect("autodoc-skip-member", _skipped)
     app.connect("sphinx-click-process-description", _command_help)
+    app.connect("sphinx-click-process-options", _command_options)
     app.connect("source-read", _read)
     app.connect("include-read", _included)
