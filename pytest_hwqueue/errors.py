@@ -219,6 +219,20 @@ def files(doing: str, path: object, *, remedy: str = "") -> Iterator[None]:
         raise RecordError(f"{said}; {remedy}" if remedy else said) from error
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean X? ``, or nothing if no known name is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return which known name was probably meant, and all known names."""
+    names = list(dict.fromkeys(known))
+    return f"{meant(name, names)}there are {', '.join(names) or 'none'}"
+
+
 def shortened(text: str) -> str:
     """Return a value as messages show it: a long one by its beginning, so that the rest is seen."""
     more = len(text) - _SHOWN

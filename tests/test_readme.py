@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +56,25 @@ def test_its_first_test_runs_as_pasted(
     result = run_in_process("--hwq-device=sim:h200", "--hwq-streams=1,8")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*P99 of test_mine.py::test_mine[[]sim:h200-s8-*, not below 1 ms"])
-    assert _README.index("**P0** measures") < _README.index("-m P0")
+
+
+@pytest.mark.slow
+def test_its_sixty_seconds_come_to_what_it_says(tmp_path: Path) -> None:
+    block = _README.partition("## Sixty seconds")[2].partition("```console")[2].partition("```")[0]
+    commands = re.findall(r"^\$ (hwq .+)$", block, re.MULTILINE)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ended = [
+        subprocess.run(shlex.split(each), cwd=tmp_path, env=environment, check=False).returncode
+        for each in commands
+    ]
+    assert ended == [0, 1, 0]
+    assert (tmp_path / "report.html").exists()
+
+
+def test_its_pictures_are_there() -> None:
+    pictures = re.findall(r'"https://github.com/[^"]+/raw/main/([^"]+)"', _README)
+    assert len(pictures) == 2
+    assert all((_ROOT / each).is_file() for each in pictures)
 
 
 def test_the_badges_say_what_the_project_says() -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from pytest_hwqueue.baselines.folders import cell_files, read_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.errors import RecordError, complaint, within
+from pytest_hwqueue.errors import RecordError, complaint, nearest, within
 from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_model, read_record
 from pytest_hwqueue.records.files import is_device, is_name
 from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles, read_files
@@ -152,8 +152,8 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
         return _load_folder(path)
     known = [f"{each}/{name}" for each in store.devices() for name in store.names(each)]
     raise RecordError(
-        f"{text!r} is neither a baseline nor a file nor a folder. Baselines in {store.root}: "
-        f"{', '.join(known) or 'none'}; files of sessions are written with --hwq-json"
+        f"{text!r} is neither a baseline nor a file nor a folder; {nearest(text, known)} in "
+        f"{store.root} or brought by the package; files of sessions are written with --hwq-json"
     )
 
 

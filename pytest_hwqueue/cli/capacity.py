@@ -20,6 +20,7 @@ from pytest_hwqueue.cli.scenario import (
     MEASURING_OPTIONS,
     OUT_FILE,
     USAGE,
+    ScenarioFile,
     check_outputs,
     interrupts,
     seconds,
@@ -48,7 +49,7 @@ _DEFAULTS: dict[str, Any] = {
 
 @with_options(only=MEASURING_OPTIONS)
 @click.command()
-@click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
+@click.argument("file", metavar="SCENARIO", type=ScenarioFile())
 @click.option("--tenant", metavar="NAME", required=True,
               help="whose arrival rate is searched; it has constant, poisson or lognormal "
               "arrivals")  # fmt: skip

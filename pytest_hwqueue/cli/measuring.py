@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.cli.options import with_options
+from pytest_hwqueue.errors import meant, nearest
 from pytest_hwqueue.settings.options import OPTIONS, PRIORITIES
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
@@ -116,7 +117,8 @@ class WorkloadName(click.ParamType):  # type: ignore[type-arg]
         """Look the name up, also among those that other packages add."""
         if value in WORKLOADS or {*value.split(",")} <= {*self._also}:
             return str(value)
-        return self._choice().convert(value, param, ctx)
+        known = nearest(str(value), self._choice().choices)
+        self.fail(f"there is no workload {value}; {known}", param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -157,7 +159,10 @@ class MeasuringWorkloads(MeasuringCommand):
             if options is not None:
                 known = ", ".join(option.opts[0] for option in options)
                 more = f"the parameters of {name} are {known}"
-            raise click.UsageError(f"No such option {error.option_name}; {more}", ctx) from None
+            near = meant(error.option_name, error.possibilities or ())
+            raise click.UsageError(
+                f"No such option {error.option_name}; {near}{more}", ctx
+            ) from None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the command's own options, and the workload's."""

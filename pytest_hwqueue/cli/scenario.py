@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from pytest_hwqueue.cli.options import parsed_setting
 from pytest_hwqueue.errors import BadOption, HwqError, refused_as, within
@@ -21,6 +22,43 @@ if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.session import WhichSettings
+
+
+class ScenarioFile(click.Path):
+    """A scenario's file, or one of the suite's by its name, such as ``high_load``."""
+
+    name = "scenario"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the file's path; what is a file here comes before the suite's."""
+        file = Path(value)
+        if file.exists() or file.suffix or file.name != str(value):
+            return file
+        brought = _of_the_suite()
+        if value not in brought:
+            self.fail(
+                f"there is no file {value}, and the suite's scenarios are {', '.join(brought)}",
+                param, ctx,
+            )  # fmt: skip
+        return brought[value]
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the suite's names, and files."""
+        names = [CompletionItem(name) for name in _of_the_suite() if name.startswith(incomplete)]
+        return [*names, *super().shell_complete(ctx, param, incomplete)]
+
+
+def _of_the_suite() -> dict[str, Path]:
+    from pytest_hwqueue.suite import suite_path
+    from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
+
+    files = sorted((suite_path() / "scenarios").glob(f"*{SCENARIO_SUFFIX}"))
+    return {file.name.removesuffix(SCENARIO_SUFFIX): file for file in files}
 
 
 @click.group()
@@ -32,9 +70,7 @@ def scenario() -> None:
 
 
 @scenario.command()
-@click.argument(
-    "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path)
-)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=ScenarioFile())
 @click.pass_context
 def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
     """Report everything wrong with scenario files, or list their tests.

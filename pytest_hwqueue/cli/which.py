@@ -23,6 +23,7 @@ from pytest_hwqueue.cli.scenario import (
     MEASURING_OPTIONS,
     OUT_FILE,
     USAGE,
+    ScenarioFile,
     check_outputs,
     interrupts,
     session_devices,
@@ -44,7 +45,7 @@ _NO_FIGURES = 1
 
 @with_options(only=(*MEASURING_OPTIONS, "whole-windows"))
 @click.command()
-@click.argument("file", metavar="SCENARIO", type=click.Path(path_type=Path))
+@click.argument("file", metavar="SCENARIO", type=ScenarioFile())
 @click.option("--duration", metavar="TIME", help="longest measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
 @click.option("--rounds", metavar="N", type=click.IntRange(min=1), default=2, show_default=True,

@@ -360,6 +360,7 @@ class DeviceChoice:
 CPU = DeviceChoice("cpu", "cpu", 0)
 _SIMULATED = "sim:"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_HIDING = (_VISIBLE, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def choose_devices(specification: str) -> list[DeviceChoice]:
@@ -383,14 +384,13 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
     there_are = ", ".join(["cpu", *(f"{kind}:{index}" for index in range(count))])
     if specification == "all":
         if not count:
-            raise BadOption(
-                "--hwq-device", "all", f"no accelerator is visible; there is {there_are}"
-            )
+            raise BadOption("--hwq-device", "all", f"visible here: {there_are}; {_why_none()}")
         return [_accelerator(kind, index) for index in range(count)]
     asked, _, which = specification.partition(":")
     index = _place_of(specification, which) if which.startswith(UUIDS) else int(which or 0)
     if asked != kind or index >= count:
-        raise BadOption("--hwq-device", specification, f"visible here: {there_are}")
+        why = "" if count else f"; {_why_none()}"
+        raise BadOption("--hwq-device", specification, f"visible here: {there_are}{why}")
     return [_accelerator(kind, index)]
 
 
@@ -440,6 +440,32 @@ def _place_of(specification: str, uuid: str) -> int:
     raise BadOption(
         "--hwq-device", specification, f"{_VISIBLE} does not name it; set {_VISIBLE}={uuid}"
     )
+
+
+def loaded_driver(root: Path = Path("/")) -> str:
+    """Return the loaded accelerator driver that has a device; empty if none."""
+    if any(root.glob("dev/nvidia[0-9]*")):
+        return "NVIDIA"
+    return "AMD" if (root / "dev/kfd").exists() else ""
+
+
+def _why_none() -> str:
+    """Return why torch sees no accelerator, and what to do."""
+    if not _for_accelerators():
+        return (
+            "torch is built for the CPU alone: install its build for your accelerator "
+            "(https://pytorch.org/get-started)"
+        )
+    driver = loaded_driver()
+    if not driver:
+        return (
+            "no driver is loaded (no /dev/nvidia0, no /dev/kfd): install it, or give the container "
+            "its devices"
+        )
+    hidden = [f"{name}={os.environ[name]}" for name in _HIDING if name in os.environ]
+    if hidden:
+        return f"{' and '.join(hidden)} may hide others"
+    return f"torch cannot use the {driver} driver: `python -c 'import torch; torch.cuda.init()'`"
 
 
 def _for_accelerators() -> bool:

@@ -164,13 +164,15 @@ def check_torch(machine: CheckedMachine) -> Check:
     """Is torch built for the accelerator whose driver is loaded here?"""
     import torch
 
+    from pytest_hwqueue.devices.kinds import loaded_driver
+
     build = "a CPU build"
     if torch.version.hip:
         build = f"built for HIP {torch.version.hip}"
     elif torch.version.cuda:
         build = f"built for CUDA {torch.version.cuda}"
     found = f"torch {torch.__version__}, {build}"
-    driver = _loaded_driver(machine.root)
+    driver = loaded_driver(machine.root)
     if driver and not (torch.version.hip or torch.version.cuda):
         return Check(
             "torch", "problem", f"{found}, though the {driver} driver is loaded",
@@ -181,13 +183,15 @@ def check_torch(machine: CheckedMachine) -> Check:
 
 def check_device(machine: CheckedMachine) -> Check:
     """Can the device be opened, and is it the one a user would expect?"""
+    from pytest_hwqueue.devices.kinds import loaded_driver
+
     if machine.device is None:
         return Check(
             "device", "problem", f"{machine.choice.label} cannot be opened: {machine.device_error}",
             "see that other programs can use it (nvidia-smi, rocminfo), or choose another --device",
         )  # fmt: skip
     found = f"{machine.choice.label}: {machine.device.name}"
-    driver = _loaded_driver(machine.root)
+    driver = loaded_driver(machine.root)
     if machine.choice.capabilities.host and driver:
         return Check(
             "device", "warning", f"{found}, though the {driver} driver is loaded",
@@ -407,13 +411,6 @@ def check_disk(machine: CheckedMachine) -> Check:
     if free < _LEAST_FREE:
         return Check("disk", "warning", found, "make room, or choose another --dir")
     return Check("disk", "ok", found)
-
-
-def _loaded_driver(root: Path) -> str:
-    """Return the loaded accelerator driver that has a device; empty if none."""
-    if any(root.glob("dev/nvidia[0-9]*")):
-        return "NVIDIA"
-    return "AMD" if (root / "dev/kfd").exists() else ""
 
 
 def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | str:

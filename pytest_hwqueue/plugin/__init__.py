@@ -28,6 +28,7 @@ from pytest_hwqueue.plugin.state import (
     isolates,
     wrong_usage,
 )
+from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.settings.reading import (
     add_options,
     check_combinations,
@@ -76,6 +77,21 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the table of options."""
     add_options(parser)
+
+
+def pytest_load_initial_conftests(args: list[str]) -> None:
+    """Refuse a misspelt option by the one that was meant; pytest itself names only the former."""
+    from difflib import get_close_matches
+
+    known = [f"--hwq-{option.name}" for option in OPTIONS]
+    given = [each.partition("=")[0] for each in args if each.startswith("--hwq-")]
+    for name in given:
+        # Others may add options of this form, so that only a very near one is taken for ours.
+        near = [] if name in known else get_close_matches(name, known, 1, cutoff=0.85)
+        if near:
+            raise pytest.UsageError(
+                f"there is no option {name}; did you mean {near[0]}? `hwq help` explains all"
+            )
 
 
 @pytest.hookimpl(tryfirst=True)

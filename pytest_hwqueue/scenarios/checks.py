@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, get_args
 
-from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.noise.names import noise_id
-from pytest_hwqueue.scenarios.fields import nearest
 from pytest_hwqueue.scenarios.goals import (
     OF_TOKENS,
     RESERVED,

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -23,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from pytest_hwqueue.errors import shortened, within
+from pytest_hwqueue.errors import nearest, shortened, within
 from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.noise.neighbours import described
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
@@ -156,14 +155,6 @@ def _read_function(value: object, info: ValidationInfo) -> str:
 
 def _read_goal(value: object) -> Goal:
     return parse_goal(_text(value, "a goal, such as high.latency_p99_ms < 10"))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return which known name was probably meant, and all known names."""
-    names = list(dict.fromkeys(known))
-    near = get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{hint}there are {', '.join(names) or 'none'}"
 
 
 def _known(what: str, names: Mapping[str, object]) -> AfterValidator:

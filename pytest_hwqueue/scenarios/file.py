@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadScenario
+from pytest_hwqueue.errors import BadScenario, nearest
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
 from pytest_hwqueue.scenarios.fields import (
@@ -39,7 +39,6 @@ from pytest_hwqueue.scenarios.fields import (
     TenantName,
     WorkloadField,
     expanded,
-    nearest,
 )
 from pytest_hwqueue.scenarios.goals import Goal
 from pytest_hwqueue.scenarios.located_yaml import Located, Problem, field_name, read_yaml

@@ -11,12 +11,11 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.errors import BadInput, meant
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.scenarios.deciding import decided_by_s
@@ -282,10 +281,9 @@ def _figure(name: str) -> tuple[str, str | None]:
     if figure in FIGURES:
         return figure, implied
     names = [*FIGURES, *(f"latency_{percentile}_ms" for percentile in _PERCENTILES)]
-    near = get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
     raise BadInput(
-        f"there is no figure {name!r}; {hint}there are {', '.join(FIGURES)}, and names such as "
+        f"there is no figure {name!r}; {meant(name, names)}there are "
+        f"{', '.join(FIGURES)}, and names such as "
         "latency_p99_ms"
     )
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
-from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.extensions import Registry, origin
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def declaration(name: str) -> SchedulerDeclaration:
     """
     if name in SCHEDULERS:
         return SCHEDULERS[name]
-    raise BadInput(f"there is no scheduler mode {name!r}; there are {', '.join(SCHEDULERS)}")
+    raise BadInput(f"there is no scheduler mode {name!r}; {nearest(name, SCHEDULERS)}")
 
 
 def describe_modes() -> dict[str, str]:

@@ -24,14 +24,13 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import partial, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.errors import BadInput, OwnCodeFailed, translated
+from pytest_hwqueue.errors import BadInput, OwnCodeFailed, meant, translated
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
@@ -89,8 +88,7 @@ def find(text: str, folder: Path) -> Path | None:
     file = Path(spec.origin)
     names = _names(text, file)
     if names is not None and attribute not in names:
-        near = get_close_matches(attribute, names, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; {meant(attribute, names)}".rstrip("; ")
         raise BadInput(f"{text}: {file} has no {attribute!r} at its top level{hint}")
     return file
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.extensions import Registry, origin
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def declaration(name: str) -> Declaration:
 
     """
     if name not in WORKLOADS:
-        raise BadInput(f"no workload {name!r}; there are {', '.join(WORKLOADS)}")
+        raise BadInput(f"no workload {name!r}; {nearest(name, WORKLOADS)}")
     return WORKLOADS[name]
 
 

@@ -242,6 +242,7 @@ def test_the_suite_measures_three_workloads(sessions: Sessions, tmp_path: Path) 
         ("streams=1000", "nothing to measure: *hetero_kernels takes 2 to 128 streams*"),
         ("dispatch=graph", "nothing to measure: graph dispatch needs an accelerator*"),
         ("scheduler=stream-priority", "nothing to measure: *; stream-priority needs an acc*"),
+        ("stream=8", "there is no option --hwq-stream; did you mean --hwq-streams?*"),
         ("dir=a_file/records", "--hwq-dir: cannot write records*"),
         ("json=a_file/out.json", "--hwq-json: cannot write*"),
     ],

@@ -192,7 +192,7 @@ def test_name_of_several_devices_must_tell_which_unless_the_other_side_does(
 def test_what_is_nowhere_is_refused_and_a_baseline_goes_before_a_path_of_its_name(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources.refuses(r"'mian' is neither .*: none; files of sessions", "mian")
+    sources.refuses(r"'mian' is neither .*; there are none in .*; files of sessions", "mian")
     monkeypatch.chdir(sources.folder)
     sources.write(make_record("from_file"))
     sources.path.rename("main")
@@ -201,7 +201,7 @@ def test_what_is_nowhere_is_refused_and_a_baseline_goes_before_a_path_of_its_nam
     assert sources.load("main").kind == "baseline"
     assert sources.load("./main").kind == "session"
     for text in ("mian", "sim-h200/main", "no/such/path.json", ""):
-        sources.refuses(rf"is neither .*: {H200}/main; files of", text)
+        sources.refuses(rf"is neither .*there are {H200}/main in .*; files of", text)
 
 
 def test_file_that_is_no_session_is_refused_by_place_and_field(sources: Sources) -> None:

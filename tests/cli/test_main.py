@@ -12,10 +12,12 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import click
 import pytest
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.cli.scenario import ScenarioFile
 from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
@@ -309,3 +311,19 @@ def _wait_for(path: Path, limit_s: float = 30) -> None:
 def test_nothing_is_loaded_that_takes_longer_than_the_work(module: str, heavy: str) -> None:
     code = f"import sys, pytest_hwqueue.{module}; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_suites_scenarios_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        f"{ROOT / 'benchmarks/scenarios/solo.hwq.yaml'}: "
+        in hwq("scenario", "check", "solo").output
+    )
+    refused = hwq("which", "high_lod")
+    assert refused.exit_code == pytest.ExitCode.USAGE_ERROR
+    assert "no file high_lod, and the suite's scenarios are batch_sweep, " in refused.output
+    # A file of one's own comes first.
+    (tmp_path / "solo").write_text("name: mine\n")
+    assert "solo:1: duration" in hwq("scenario", "check", "solo").output
+    named = ScenarioFile().shell_complete(click.Context(main), click.Argument(["file"]), "high")
+    assert [each.value for each in named] == ["high_load", "high"]

@@ -70,6 +70,12 @@ def test_nothing_outside_devices_asks_whether_one_is_simulated() -> None:
     assert asking == [], "ask capabilities_of(label), device.capabilities or record.simulated"
 
 
+CPU_BUILD = (
+    "torch is built for the CPU alone: install its build for your accelerator "
+    "(https://pytorch.org/get-started)"
+)
+
+
 def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> None:
     monkeypatch.setattr(kinds, "visible_accelerators", lambda: (kind, count))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11-22, MIG-33-44")
@@ -105,11 +111,11 @@ def test_what_a_specification_means(
 @pytest.mark.parametrize(
     ("specification", "kind", "count", "said"),
     [
-        ("cuda", "cuda", 0, "visible here: cpu"),
+        ("cuda", "cuda", 0, f"visible here: cpu; {CPU_BUILD}"),
         ("cuda:2", "cuda", 2, "visible here: cpu, cuda:0, cuda:1"),
         ("hip", "cuda", 1, "visible here: cpu, cuda:0"),
         ("cuda", "hip", 1, "visible here: cpu, hip:0"),
-        ("all", "cuda", 0, "no accelerator is visible; there is cpu"),
+        ("all", "cuda", 0, f"visible here: cpu; {CPU_BUILD}"),
         ("cuda:MIG-33-44", "cuda", 1, "visible here: cpu, cuda:0"),
         ("cuda:MIG-5", "cuda", 2, "CUDA_VISIBLE_DEVICES does not name it; set "
          "CUDA_VISIBLE_DEVICES=MIG-5"),
@@ -119,10 +125,34 @@ def test_device_that_is_not_there_is_refused_with_those_that_are(
     monkeypatch: pytest.MonkeyPatch, specification: str, kind: str, count: int, said: str
 ) -> None:
     see(monkeypatch, kind, count)
+    monkeypatch.setattr(kinds, "_for_accelerators", lambda: False)
     with pytest.raises(BadOption) as refused:
         choose_devices(specification)
     assert (refused.value.option, refused.value.value) == ("--hwq-device", specification)
     assert refused.value.valid == said
+
+
+@pytest.mark.parametrize(
+    ("driver", "hidden", "said"),
+    [
+        ("", "", "no driver is loaded (no /dev/nvidia0, no /dev/kfd): install it"),
+        ("NVIDIA", "", "CUDA_VISIBLE_DEVICES= may hide others"),
+        ("NVIDIA", None, "torch cannot use the NVIDIA driver: `python -c 'import torch; "),
+    ],
+)
+def test_where_there_is_no_accelerator_it_says_why(
+    monkeypatch: pytest.MonkeyPatch, driver: str, hidden: str | None, said: str
+) -> None:
+    see(monkeypatch, "cuda", 0)
+    if hidden is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    monkeypatch.setattr(kinds, "_for_accelerators", lambda: True)
+    monkeypatch.setattr(kinds, "loaded_driver", lambda: driver)
+    with pytest.raises(BadOption) as refused:
+        choose_devices("cuda")
+    assert refused.value.valid.startswith(f"visible here: cpu; {said}")
 
 
 def test_what_torch_sees_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ def test_workload_is_declared_in_full_and_as_its_class_says(name: str) -> None:
 
 
 def test_registry_lists_its_names_when_asked_for_another() -> None:
-    with pytest.raises(BadInput, match="'hetero_kernel'; there are " + ", ".join(WORKLOADS)):
+    said = r"'hetero_kernel'; did you mean hetero_kernels\? there are "
+    with pytest.raises(BadInput, match=said + ", ".join(WORKLOADS)):
         workload_class("hetero_kernel")
 
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.errors import BadInput, DeviceError, abridged, translated
+from pytest_hwqueue.errors import BadInput, DeviceError, abridged, nearest, translated
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def load_profile(specification: str) -> Profile:
         return _parse(f"{specification}.yaml", file.read_text(encoding="utf-8"))
     if not specification.endswith((".yaml", ".yml")):
         raise BadInput(
-            f"{specification!r}: no such profile; there are {', '.join(BUILT_IN)}, "
+            f"{specification!r}: no such profile; {nearest(specification, BUILT_IN)}, "
             "or name a file that ends in .yaml"
         )
     with translated(BadInput, f"{specification}: cannot be read", OSError, UnicodeDecodeError):
