@@ -29,7 +29,7 @@ from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.looks import CAN_SHOW, Look, Watch
-from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
+from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, identify
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
 

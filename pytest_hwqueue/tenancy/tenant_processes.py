@@ -17,7 +17,7 @@ from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.records.tenants import LOOK_ERROR, TenantResult
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.cells import delivered, with_advice
-from pytest_hwqueue.tenancy.server_tenant import ServerProcesses
+from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
 

@@ -567,3 +567,21 @@ def test_a_function_that_cannot_be_imported_is_refused_before_anything_runs(
         assert told in session.output
     assert session.records == []
     assert run(file, *HOST, "--collect-only").status == pytest.ExitCode.OK
+
+
+def test_what_has_no_server_needs_no_aiohttp(tmp_path: Path) -> None:
+    file = tmp_path / "mine.hwq.yaml"
+    file.write_text(
+        "name: mine\nduration: 1s\nwarmup: 100ms\nschedulers: [native]\n"
+        "tenants: [{name: high, workload: tiny_kernel_stress, arrival: 'constant: 20/s'}]\n"
+        "goals: [high.p50 < 10s]\n"
+    )
+    script = "import sys; sys.modules['aiohttp'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    for device in ("cpu", "sim:h200"):
+        run = [sys.executable, "-m", "pytest", "-p", plugin_name(), file, f"--hwq-device={device}"]
+        ended = subprocess.run(
+            run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stdout
