@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import parsed_setting
+from pytest_hwqueue.cli.options import parsed_setting, say
 from pytest_hwqueue.errors import BadOption, HwqError, refused_as, within
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ MEASURING_OPTIONS = (
     "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
     "preloads", "weights",
 )  # fmt: skip
-INTERRUPTED, USAGE, _NOTHING_SELECTED = 2, 4, 5
-OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_NOTHING_SELECTED = 5
 
 
 def wanted_cases(
@@ -142,16 +141,11 @@ def interrupts() -> Iterator[list[bool]]:
         happened.append(True)
 
 
-def session_devices(
-    command: str, folder: Path, given: dict[str, Any]
-) -> AbstractContextManager[None]:
+def session_devices(folder: Path, given: dict[str, Any]) -> AbstractContextManager[None]:
     """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
     from pytest_hwqueue.devices.lease import session_leases
 
-    timeout_s = parsed_setting("lease-timeout", given["lease_timeout"])
-    return session_leases(
-        folder.name, lambda text: click.echo(f"hwq {command}: {text}", err=True), timeout_s
-    )
+    return session_leases(folder.name, say, parsed_setting("lease-timeout", given["lease_timeout"]))
 
 
 def which_settings(
