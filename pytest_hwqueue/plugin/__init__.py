@@ -134,15 +134,17 @@ class _LateMeasuring:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Load the measuring parts of the plugin, and give them this report as their first."""
-        has_records = getattr(report, "hwq_records", None)
-        if has_records and not self._manager.has_plugin("hwqueue-measuring"):
+        of_scenario = getattr(report, "hwq_scenarios", None)
+        if not (of_scenario or getattr(report, "hwq_records", None)):
+            return
+        if not self._manager.has_plugin("hwqueue-measuring"):
             from pytest_hwqueue.plugin.budget import Budget
             from pytest_hwqueue.plugin.measuring import Measuring
 
             measuring = Measuring(self._config, [], Budget(self._config, []))
             self._manager.register(measuring, "hwqueue-measuring")
             measuring.pytest_runtest_logreport(report)
-        if getattr(report, "hwq_scenarios", None):
+        if of_scenario:
             from pytest_hwqueue.plugin.scenario_session import scenario_session
 
             if not self._manager.has_plugin("hwqueue-scenarios"):
@@ -253,6 +255,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, N
     if not either or config.option.collectonly or _is_worker(config):
         return
     from pytest_hwqueue.plugin.budget import Budget
+    from pytest_hwqueue.plugin.measuring import Measuring
     from pytest_hwqueue.plugin.selection import AskedFor
     from pytest_hwqueue.plugin.session import keep_devices
 
@@ -261,10 +264,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, N
     budget = Budget(config, either)
     # Where runs count, a scenario's tenants are cells, measured and held against baselines.
     items = either if _counts_runs(config.stash[SETTINGS]) else items
-    if items:
-        from pytest_hwqueue.plugin.measuring import Measuring
-
-        config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
+    config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
     # Registered last, it is asked first whether a test may begin.
     config.pluginmanager.register(budget, "hwqueue-budget")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_d
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_of, workload_of
-from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario
+from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.workloads.registry import Declaration
@@ -283,7 +283,7 @@ def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedC
         return None
     planned = []
     for item in items:
-        parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        parameters = parameters_of(item)
         dispatch = parameters.get("hwq_dispatch")
         known = PlannedCell(
             device=parameters.get("hwq_device"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import pytest
@@ -19,6 +19,7 @@ from pytest_hwqueue.plugin.session import (
     MeasuringSession,
     RecordSink,
     attach_records,
+    records_of,
     report_session,
 )
 from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
@@ -36,24 +37,11 @@ if TYPE_CHECKING:
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
-class Judge(Protocol):
-    """Decides from the reports so far which tests need further runs."""
-
-    def taken(self, report: pytest.TestReport) -> None:
-        """Take a run's report, with its records."""
-
-    def wanted(self) -> Sequence[str]:
-        """Node ids of tests to run once more, in order; empty once all are decided."""
-
-    def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Change the reports of one run of a test to the outcome of all its runs."""
-
-
 class Replication:
     """Runs of all tests, measured at the first test's turn."""
 
     def __init__(
-        self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Judge,
+        self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Measuring,
         budget: Budget,
     ) -> None:  # fmt: skip
         self._runner = runner
@@ -144,9 +132,9 @@ class Measuring:
         if self._regression is not None:
             runs = self._regression.first_runs
         if self._isolation is not None and (runs > 1 or self._regression is not None):
-            from pytest_hwqueue.plugin.scenario_items import EachInItsWay, ScenarioRounds
+            from pytest_hwqueue.plugin.scenario_items import Runner
 
-            runner = EachInItsWay(self._isolation, ScenarioRounds(self._sink()))
+            runner = Runner(self._isolation, self._sink())
             self._replication = Replication(runner, possible, runs, self, budget)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -235,7 +223,7 @@ class Measuring:
         item = self._items.get(report.nodeid)
         if item is None or not asks_for_benchmark(self._config):
             return
-        for record in self.session.records_of(report):
+        for _, record in records_of(report, []):
             try:
                 mirror(item, record)
             except ValueError as error:
@@ -259,12 +247,10 @@ class Measuring:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the tables."""
-        records = self.session.records
-        if records:
+        if self.session.records:
             self._write_tables(terminalreporter)
-        if self.session.problems:
-            for problem in self.session.problems:
-                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+        for problem in self.session.problems:
+            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_hwqueue.reports.outcome import annotate, stored_lines

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path, PurePath
-from tempfile import mkdtemp
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
-from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.plugin.state import SETTINGS, SINK, WORKER_KEY, wrong_usage
 from pytest_hwqueue.ranks.launched import launched_rank
 
@@ -35,56 +31,6 @@ def noise_places(config: pytest.Config) -> NoisePlaces:
         # That of the records is made when the first is written.
         place = next(each for each in (place, *place.parents) if each.is_dir())
     return NoisePlaces(place, settings.noise_size)
-
-
-class ItemNoise:
-    """The background noise of one test; `close` ends whatever still runs."""
-
-    def __init__(self, config: pytest.Config, records: Path) -> None:
-        """Take the folders and sizes that noises need, and the folder for their logs."""
-        self._places = noise_places(config)
-        self._records = records
-        self._stack = ExitStack()
-        self._running: RunningNoise | None = None
-        self._round: RunningNoise | None = None
-        # Other processes of the session would be disturbed as well, and measure.
-        self._shared = hasattr(config, "workerinput")
-
-    def begin(self, name: str, pid: int, seconds: int) -> None:
-        """Start a noise for a process.
-
-        Raises:
-            NotProven: if it cannot be started.
-
-        """
-        if self._shared:
-            raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
-        logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
-        noise = open_noise(name, self._places)
-        self._running = self._stack.enter_context(running(noise, pid, logs, seconds))
-
-    def end(self) -> NoiseRound:
-        """End it; return what it did."""
-        assert self._running is not None
-        found = self._running.end_round()
-        self.close()
-        return found
-
-    def begin_round(self) -> None:
-        """Begin another round with the same load, separate from the one that `end` reports."""
-        assert self._running is not None
-        self._round = self._running.another_round()
-
-    def end_round(self) -> NoiseRound:
-        """End that round and return what happened in it."""
-        assert self._round is not None
-        found, self._round = self._round.end_round(), None
-        return found
-
-    def close(self) -> None:
-        """End whatever still runs."""
-        self._running = self._round = None
-        self._stack.close()
 
 
 @contextmanager

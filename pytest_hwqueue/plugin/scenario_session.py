@@ -12,8 +12,8 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
-from pytest_hwqueue.plugin.selection import ScenarioCandidate, refusal_of_scenario, weights_folder
-from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance, report_session
+from pytest_hwqueue.plugin.selection import refusal_of_scenario, weights_folder
+from pytest_hwqueue.plugin.session import command_line, provenance
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario, wrong_usage
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
@@ -24,6 +24,7 @@ from pytest_hwqueue.tenancy import TENANTS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
+    from pytest_hwqueue.plugin.session import MeasuringSession
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
@@ -58,7 +59,6 @@ class ScenarioSession:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._settings = config.stash[SETTINGS]
-        self._own: MeasuringSession | None = None
         self._goals: list[tuple[str, str]] = []
         # Of scenarios with noises, each tenant's of each round.
         self._under_noise: list[RunRecord] = []
@@ -182,22 +182,13 @@ class ScenarioSession:
             with wrong_usage():
                 check_functions(scenario, file)
         for item in items:
-            test = ScenarioCandidate(self._config, item.scenario, item.case, item.path.parent)
-            reason = refusal_of_scenario(test)
+            reason = refusal_of_scenario(item)
             if reason is not None:
                 item.stash[REFUSED] = reason
                 item.add_marker(pytest.mark.skip(reason=reason))
         if all(REFUSED in item.stash for item in session.items):
             reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
             raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Check that records can be written, before anything is measured."""
-        items = _scenario_items(session.items)
-        if items and not session.config.option.collectonly and self._measuring() is None:
-            self.session.prepare()
-        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -214,47 +205,31 @@ class ScenarioSession:
         folder = getattr(report, "hwq_scenarios", None)
         if folder is None:
             return
-        self.session.scenario_folders.add(Path(folder))
+        self._session.scenario_folders.add(Path(folder))
         if report.when == "call":
             for name, text in report.user_properties:
                 if name in (GOAL, CAUSES):
                     self._goals.append((report.nodeid, str(text)))
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Write the session file, unless the plugin's part for cells does."""
-        if self._own is not None:
-            if self._measuring() is None:
-                self._own.finish(session)
-                report_session(self._config, self._own, [])
-            else:
-                # xdist's controller hears of cells when the first has been measured.
-                self.session.scenario_folders |= self._own.scenario_folders
-        return (yield)
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """List each goal's outcome: tests pass with undecided ones, but not silently."""
+        if not self._config.pluginmanager.has_plugin("hwqueue-measuring"):
+            return
+        from pytest_hwqueue.reports.noise_losses import noise_lines
+
+        session = self._session
         if self._goals:
             simulated = capabilities_of(self._settings.device).simulated
             label = f" (simulated: {self._settings.device})" if simulated else ""
             terminalreporter.write_sep("=", f"goals of scenarios{label}")
         for nodeid, text in self._goals:
             terminalreporter.write_line(f"{nodeid}: {text}")
-        for line in self._losses():
-            terminalreporter.write_line(line)
-        if self._own is not None and self._measuring() is None:
-            terminalreporter.write_line(f"records: {self._own.folder}")
-            for problem in self._own.problems:
-                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
-
-    def _losses(self) -> list[str]:
-        """Print what noises cost tenants, unless they are among the session's cells."""
-        from pytest_hwqueue.reports.noise_losses import noise_lines
-
-        cells = [] if self._measuring() is None else self._measuring().session.records
-        return (
-            [] if any(each.family == TENANTS for each in cells) else noise_lines(self._under_noise)
-        )
+        # What noises cost tenants, unless they are among the session's cells.
+        if not any(record.family == TENANTS for record in session.records):
+            for line in noise_lines(self._under_noise):
+                terminalreporter.write_line(line)
+        if session.scenario_folders and not session.records:
+            terminalreporter.write_line(f"records: {session.folder}")
 
     def _about_cells(self) -> str:
         """Return an option that makes this a session about cells, or an empty string."""
@@ -263,24 +238,16 @@ class ScenarioSession:
                 return name
         return ""
 
-    def _measuring(self) -> Any:
-        return self._config.pluginmanager.get_plugin("hwqueue-measuring")
-
     @property
-    def session(self) -> MeasuringSession:
-        """The session of the cells, if there are any, else one for scenarios alone."""
-        measuring = self._measuring()
-        if measuring is not None:
-            of_cells: MeasuringSession = measuring.session
-            return of_cells
-        if self._own is None:
-            self._own = MeasuringSession(self._config, self._settings)
-        return self._own
+    def _session(self) -> MeasuringSession:
+        measuring: Any = self._config.pluginmanager.get_plugin("hwqueue-measuring")
+        session: MeasuringSession = measuring.session
+        return session
 
     def _folder(self) -> Path:
         """Folder of the records; under xdist each worker has its own, so names cannot clash."""
         worker = os.environ.get("PYTEST_XDIST_WORKER")
-        session = self.session
+        session = self._session
         folder = session.folder / ("scenarios" if worker is None else f"scenarios-{worker}")
         session.scenario_folders.add(folder)
         return folder

@@ -10,11 +10,11 @@ Tests that measure cells and those of scenario files have a list of checks each.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import pytest
 
@@ -25,7 +25,14 @@ from pytest_hwqueue.plugin.candidate import Candidate, candidate_of
 from pytest_hwqueue.plugin.cells import check_parameters, chosen_devices, only_device
 from pytest_hwqueue.plugin.noise import refusal_of_noise, why_noise_is_impossible
 from pytest_hwqueue.plugin.ranks import refusal_of_ranks, workload_of
-from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, isolates, wrong_usage
+from pytest_hwqueue.plugin.state import (
+    REFUSED,
+    SETTINGS,
+    is_scenario,
+    isolates,
+    parameters_of,
+    wrong_usage,
+)
 from pytest_hwqueue.plugin.worker.services import grouped, refusal_of_scheduler, refusal_of_services
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.mirror import claims_benchmark
@@ -36,8 +43,8 @@ from pytest_hwqueue.workloads.registry import declaration, workload_class
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.scenarios.file import Scenario, Tenant
-    from pytest_hwqueue.scenarios.planned_runs import Case
+    from pytest_hwqueue.plugin.scenario_items import ScenarioItem
+    from pytest_hwqueue.scenarios.file import Tenant
 
 
 Test = TypeVar("Test")
@@ -82,65 +89,40 @@ CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class ScenarioCandidate:
-    """A test of a scenario file.
-
-    Attributes:
-        config: of its session.
-        scenario: the file's.
-        case: which test of it this is.
-        folder: of the file.
-
-    """
-
-    config: pytest.Config
-    scenario: Scenario
-    case: Case
-    folder: Path
-
-    @property
-    def settings(self) -> Settings:
-        """The session's."""
-        return self.config.stash[SETTINGS]
-
-    @property
-    def kind(self) -> str:
-        """The device's kind."""
-        return only_device(self.settings.device).kind
-
-    @property
-    def tenants(self) -> Sequence[Tenant]:
-        """The tenants of its case."""
-        return self.scenario.tenants_of(self.case.variant)
-
-
-def _only_device(test: ScenarioCandidate) -> str | None:
+def _only_device(test: ScenarioItem) -> str | None:
     try:
-        only_device(test.settings.device)
+        only_device(test.config.stash[SETTINGS].device)
     except BadOption as error:
         return str(error)
     return None
 
 
-def _noise_of_scenario(test: ScenarioCandidate) -> str | None:
+def _kind(test: ScenarioItem) -> str:
+    return only_device(test.config.stash[SETTINGS].device).kind
+
+
+def _tenants(test: ScenarioItem) -> Sequence[Tenant]:
+    return test.scenario.tenants_of(test.case.variant)
+
+
+def _noise_of_scenario(test: ScenarioItem) -> str | None:
     from pytest_hwqueue.noise.neighbours import open_noise
     from pytest_hwqueue.plugin.noise import noise_places
 
     name = test.case.noise
     if name == NONE:
         return None
-    if reason := why_noise_is_impossible(name, test.kind, launched_rank(os.environ) is not None):
+    if reason := why_noise_is_impossible(name, _kind(test), launched_rank(os.environ) is not None):
         return reason
     if hasattr(test.config, "workerinput"):
         return f"noise {name} disturbs the other processes of xdist: leave out -n"
-    return open_noise(noise_file(name, test.folder), noise_places(test.config)).unavailable()
+    return open_noise(noise_file(name, test.path.parent), noise_places(test.config)).unavailable()
 
 
-def _faults_of_tenants(test: ScenarioCandidate) -> str | None:
-    if not test.settings.fault:
+def _faults_of_tenants(test: ScenarioItem) -> str | None:
+    if not test.config.stash[SETTINGS].fault:
         return None
-    if capabilities_of(test.kind).simulated:
+    if capabilities_of(_kind(test)).simulated:
         return "--hwq-fault: cannot be planted in simulated tenants; give a real --hwq-device"
     first = test.scenario.tenants[0]
     if first.server is not None:
@@ -148,28 +130,28 @@ def _faults_of_tenants(test: ScenarioCandidate) -> str | None:
     return None
 
 
-def _weights(test: ScenarioCandidate) -> str | None:
+def _weights(test: ScenarioItem) -> str | None:
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
 
-    return missing_weights(test.tenants, weights_folder(test.config))
+    return missing_weights(_tenants(test), weights_folder(test.config))
 
 
-def _models(test: ScenarioCandidate) -> str | None:
-    if find_spec("transformers") is None and any(tenant.model for tenant in test.tenants):
+def _models(test: ScenarioItem) -> str | None:
+    if find_spec("transformers") is None and any(tenant.model for tenant in _tenants(test)):
         return MISSING_TRANSFORMERS
     return None
 
 
-def _servers(test: ScenarioCandidate) -> str | None:
-    names = [tenant.name for tenant in test.tenants if tenant.server is not None]
+def _servers(test: ScenarioItem) -> str | None:
+    names = [tenant.name for tenant in _tenants(test) if tenant.server is not None]
     if not names:
         return None
-    if capabilities_of(test.kind).simulated:
+    if capabilities_of(_kind(test)).simulated:
         return f"tenant {names[0]} is a server, which needs a real device, such as cpu or cuda"
     return missing_client()
 
 
-SCENARIO_CHECKS: tuple[Callable[[ScenarioCandidate], str | None], ...] = (
+SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
     _only_device,
     _noise_of_scenario,
     _faults_of_tenants,
@@ -195,7 +177,7 @@ def refusal(item: pytest.Item) -> str | None:
     return _first(CHECKS, candidate_of(item))
 
 
-def refusal_of_scenario(test: ScenarioCandidate) -> str | None:
+def refusal_of_scenario(test: ScenarioItem) -> str | None:
     """Return why a test of a scenario file cannot be measured here, or None."""
     return _first(SCENARIO_CHECKS, test)
 
@@ -316,8 +298,7 @@ def _runs(item: pytest.Item, option: str, name: str) -> bool:
     if option == "workload":
         mark = item.get_closest_marker("hwq_workload")
         return mark is not None and mark.args[:1] == (name,)
-    parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    return bool(parameters.get(f"hwq_{option}") == name)
+    return bool(parameters_of(item).get(f"hwq_{option}") == name)
 
 
 def _reason(report: pytest.TestReport) -> str:

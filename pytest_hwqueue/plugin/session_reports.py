@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.plugin.session import REPORT_ATTRIBUTE, ApartSession
+from pytest_hwqueue.plugin.session import records_of
 from pytest_hwqueue.plugin.state import SETTINGS, WORKER_KEY, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
-from pytest_hwqueue.records.cell import RunRecord, read_record
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.noise import causes_line
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def _stored(config: pytest.Config, judgements: Sequence[Judgement]) -> dict[str,
     from pytest_hwqueue.baselines.folders import packaged_folder
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.baselines.store import Store
-    from pytest_hwqueue.errors import RecordError
 
     settings = config.stash[SETTINGS]
     cells: dict[str, CellBaseline] = {}
@@ -169,7 +168,7 @@ class TracedRuns:
                 lines |= {cell: _NOT_SOUGHT for cell, of in cells.items() if of == nodeid}
         if not items:
             return lines
-        apart = ApartSession(self._session, FOLDER)
+        apart = self._session.apart(FOLDER)
         items = grouped(items)
         isolation = Isolation(self._config, apart, items, self._progress, only_traced=True)
         try:
@@ -187,31 +186,18 @@ class TracedRuns:
 
 def lines_of(cells: list[str], reports: list[pytest.TestReport]) -> dict[str, str]:
     """Return one line for each of a test's cells, from the reports of its traced run."""
+    problems = ["the traced run measured another cell"]
     records: dict[str, RunRecord] = {}
-    problem = "the traced run measured another cell"
     for report in reports:
         if report.failed:
-            problem = f"the traced run failed: {report.longreprtext.splitlines()[-1]}"
-        for entry in getattr(report, REPORT_ATTRIBUTE, []):
-            try:
-                record = _read(entry)
-            except (RecordError, ValueError) as error:
-                problem = str(error)
-            else:
-                records[record.cell_id] = record
+            problems.append(f"the traced run failed: {report.longreprtext.splitlines()[-1]}")
+        records |= {record.cell_id: record for _, record in records_of(report, problems)}
     lines = {}
     for cell in cells:
         found = records.get(cell)
-        if found is None:
-            lines[cell] = _UNKNOWN + problem
-        elif found.causes is None:
-            lines[cell] = _UNKNOWN + (found.reason or found.metrics.refused.get("causes", problem))
-        else:
+        if found is not None and found.causes is not None:
             lines[cell] = causes_line(found.causes)
+        else:
+            known = found and (found.reason or found.metrics.refused.get("causes"))
+            lines[cell] = _UNKNOWN + (known or problems[-1])
     return lines
-
-
-def _read(entry: Mapping[str, object]) -> RunRecord:
-    if "path" in entry:
-        return read_record(Path(str(entry["path"])))
-    return RunRecord.model_validate(entry["record"])

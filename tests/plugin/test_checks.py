@@ -87,9 +87,7 @@ def test_tenants_share_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "chosen_devices", lambda specification: devices)
     plain = candidate()
     plain.settings.__dict__["device"] = "all"
-    scenario: Any = SimpleNamespace(tenants_of=lambda variant: [])
-    case: Any = SimpleNamespace(noise="none", variant=None)
-    test = selection.ScenarioCandidate(plain.config, scenario, case, Path())
+    test: Any = SimpleNamespace(config=plain.config)
     assert selection.refusal_of_scenario(test) == (
         "--hwq-device: 'all' is not valid; a scenario's tenants share one device: choose from "
         "cuda, cuda:1"

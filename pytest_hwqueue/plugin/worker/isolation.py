@@ -25,7 +25,7 @@ from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
+    from pytest_hwqueue.plugin.session import MeasuringSession
     from pytest_hwqueue.reports.progress import Progress
 
 
@@ -39,7 +39,7 @@ class Isolation:
     def __init__(
         self,
         config: pytest.Config,
-        session: MeasuringSession | ApartSession,
+        session: MeasuringSession,
         items: Sequence[pytest.Item],
         progress: Progress,
         only_traced: bool = False,

@@ -10,13 +10,18 @@ import builtins
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_hwqueue.devices.lease import keep
 from pytest_hwqueue.errors import NotProven, on_one_line
-from pytest_hwqueue.plugin.noise import ItemNoise
+from pytest_hwqueue.noise.neighbours import open_noise
+from pytest_hwqueue.noise.running import RunningNoise, running
+from pytest_hwqueue.plugin.noise import noise_places
 from pytest_hwqueue.plugin.ranks import workload_of
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
@@ -26,7 +31,7 @@ from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.remote import answer_to
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
+    from pytest_hwqueue.plugin.session import MeasuringSession
     from pytest_hwqueue.records.cell import Cell, RunRecord, Status
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.reports.progress import Progress
@@ -96,7 +101,7 @@ class ItemRun(SessionCalls):
     def __init__(
         self,
         item: pytest.Item,
-        session: MeasuringSession | ApartSession,
+        session: MeasuringSession,
         progress: Progress,
         run: int,
         report: Callable[[pytest.TestReport], None] | None,
@@ -114,7 +119,9 @@ class ItemRun(SessionCalls):
 
         """
         self.cut_short = False
-        self._noise = ItemNoise(item.config, session.folder)
+        self._noise: RunningNoise | None = None
+        self._noise_round: RunningNoise | None = None
+        self._noises = ExitStack()
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -139,10 +146,8 @@ class ItemRun(SessionCalls):
             NotProven: if a service that its scheduler needs has ended.
 
         """
-        try:
+        with self._noises:
             return self._follow(child, services)
-        finally:
-            self._noise.close()
 
     def _follow(self, child: Worker, services: SchedulerServices) -> bool:
         self._child, self._services = child, services
@@ -263,20 +268,33 @@ class ItemRun(SessionCalls):
 
     def begin_noise(self, name: str, seconds: int) -> None:
         """Start it for the worker; raises NotProven."""
-        self._noise.begin(name, self._child.pid, seconds)
+        config = self._item.config
+        if hasattr(config, "workerinput"):
+            # Other processes of the session would be disturbed as well, and measure.
+            raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
+        logs = mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._session.folder)
+        noise = open_noise(name, noise_places(config))
+        self._noise = self._noises.enter_context(
+            running(noise, self._child.pid, Path(logs), seconds)
+        )
         self._restart_clock()
 
     def end_noise(self) -> NoiseRound:
         """End it."""
-        return self._noise.end()
+        assert self._noise is not None
+        found, self._noise = self._noise.end_round(), None
+        self._noises.close()
+        return found
 
     def begin_noise_round(self) -> None:
-        """Begin a round of its own."""
-        self._noise.begin_round()
+        """Begin a round of its own, with the same load."""
+        assert self._noise is not None
+        self._noise_round = self._noise.another_round()
 
     def end_noise_round(self) -> NoiseRound:
         """End that round."""
-        return self._noise.end_round()
+        assert self._noise_round is not None
+        return self._noise_round.end_round()
 
     def _restart_clock(self) -> None:
         self._began = time.monotonic()
