@@ -152,19 +152,15 @@ def which_settings(
     scenario: Scenario, file: Path, given: dict[str, Any], folder: str
 ) -> WhichSettings:
     """Return how runs are measured; records go to this folder in --dir."""
-    from pytest_hwqueue.devices.kinds import choose_devices
-    from pytest_hwqueue.plugin.cells import resolve_size
+    from pytest_hwqueue.plugin.cells import only_device, resolve_size
     from pytest_hwqueue.records.noise import provenance_of
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
     from pytest_hwqueue.schedulers.syntax import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
 
-    devices = choose_devices(parsed_setting("device", given["device"]))
-    if len(devices) > 1:
-        labels = ", ".join(device.label for device in devices)
-        raise BadOption("--device", "all", f"tenants share one device; choose from {labels}")
+    device = only_device(parsed_setting("device", given["device"]))
     size = parsed_setting("size", given["size"])
-    duration_s = scenario.duration_s(resolve_size(size, devices[0].kind))
+    duration_s = scenario.duration_s(resolve_size(size, device.kind))
     if given.get("duration") is not None:
         duration_s = seconds("--duration", given["duration"])
     here = Path.cwd()
@@ -178,7 +174,7 @@ def which_settings(
     with refused_as("--commit", commit):
         provenance = provenance_of(file.absolute().parent, commit)
     return WhichSettings(
-        device=devices[0].label,
+        device=device.label,
         size=size,
         duration_s=duration_s,
         seed=parsed_setting("seed", given["seed"]),

@@ -13,7 +13,7 @@ import pytest
 from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import noise_id
-from pytest_hwqueue.plugin.ranks import ranks_of, workload_of
+from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.settings.options import Settings
@@ -136,11 +136,8 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
 
     """
     parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
-    launched = launched_rank(os.environ)
-    ranks = 1 if launched is None else launched.size
-    if launched is None and workload is not None:
-        ranks = ranks_of(workload, device, settings.ranks)
-    if launched is not None or ranks > 1:
+    ranks = ranks_together(workload, device, settings.ranks)
+    if launched_rank(os.environ) is not None or ranks > 1:
         parts.append(f"{ranks}ranks")
     if workload is not None:
         kind = device.partition(":")[0]
@@ -226,9 +223,8 @@ def auto_dispatch(workload: Declaration | None, device: str, ranks: int | None) 
     """
     if workload is None or not capabilities_of(device).graphs_by_default:
         return "eager"
-    launched = launched_rank(os.environ)
-    size = ranks_of(workload, device, ranks) if launched is None else launched.size
-    return "eager" if workload.graph_refusal(size) else "graph"
+    refused = workload.graph_refusal(ranks_together(workload, device, ranks))
+    return "eager" if refused else "graph"
 
 
 @cache

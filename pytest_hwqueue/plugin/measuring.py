@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -22,7 +23,15 @@ from pytest_hwqueue.plugin.session import (
     records_of,
     report_session,
 )
-from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
+from pytest_hwqueue.plugin.state import (
+    ASSIGNMENT,
+    REFUSED,
+    SETTINGS,
+    SINK,
+    Assignment,
+    is_scenario,
+    isolates,
+)
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
@@ -127,7 +136,7 @@ class Measuring:
                 config, self._settings, self.session.folder, self.session.records, progress.show
             )
             self._regression.check(possible)
-            config.stash[PLANNED] = self._regression.planned_samples()
+            config.stash[ASSIGNMENT] = Assignment(planned=self._regression.planned_samples())
         runs = self._settings.runs or 1
         if self._regression is not None:
             runs = self._regression.first_runs
@@ -210,11 +219,12 @@ class Measuring:
         self._tails_explained = True
         cells = regression.failing_tails()
         if cells and self._budget.allows_causes():
-            from pytest_hwqueue.plugin.session_reports import TracedRuns
+            from pytest_hwqueue.plugin.session_reports import causes_of
 
-            runs = TracedRuns(self._config, self.session, self._items, self._progress)
-            regression.explain_tails(runs.causes_of(cells))
-            self._interrupted = runs.interrupted
+            lines, self._interrupted = causes_of(
+                cells, self._config, self.session, self._items, self._progress
+            )
+            regression.explain_tails(lines)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
@@ -274,7 +284,7 @@ class Measuring:
         else:
             text = render(
                 records, width=width, colour=colour, changes=changes,
-                scaling=self._config.pluginmanager.has_plugin("hwqueue-sweeping"),
+                scaling=self._config.pluginmanager.has_plugin("pytest_hwqueue.plugin.session_reports"),
             )  # fmt: skip
         terminalreporter.write(text.rstrip("\n") + "\n")
         if any(record.noise is not None for record in records):
@@ -318,9 +328,7 @@ class Measuring:
     def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Tear down what an earlier test in this process kept for one run in the worker."""
 
-        def tear_down() -> None:
-            item.session._setupstate.teardown_exact(nextitem)
-
+        tear_down = partial(item.session._setupstate.teardown_exact, nextitem)
         call = pytest.CallInfo.from_call(tear_down, when="teardown")
         if call.excinfo is not None:
             report = pytest.TestReport.from_item_and_call(item, call)

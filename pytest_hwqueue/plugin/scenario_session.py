@@ -12,9 +12,9 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
-from pytest_hwqueue.plugin.selection import refusal_of_scenario, weights_folder
+from pytest_hwqueue.plugin.checks import refusal_of_scenario, weights_folder
 from pytest_hwqueue.plugin.session import command_line, provenance
-from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario, wrong_usage
+from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, wrong_usage
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
@@ -60,6 +60,7 @@ class ScenarioSession:
         self._config = config
         self._settings = config.stash[SETTINGS]
         self._goals: list[tuple[str, str]] = []
+        self._tenant_server: ForkServer | None = None
         # Of scenarios with noises, each tenant's of each round.
         self._under_noise: list[RunRecord] = []
 
@@ -93,7 +94,7 @@ class ScenarioSession:
 
                 planned = planned_looks(round(plan.duration_s * 1e9), number, round(1 / share))
                 looks = Looks(planned, decides)
-            record = measure(plan, self._config, self._folder(), number, looks=looks)
+            record = self._measure(plan, self._folder(), number, looks=looks)
             if record.noise is not None:
                 from pytest_hwqueue.tenancy.cells import tenant_records
 
@@ -109,9 +110,55 @@ class ScenarioSession:
             run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
         ) -> ColocationRecord:
             plan = self._plan(scenario, folder, run, peaks_per_s, self._at_most(duration_s), 1)
-            return measure(plan, self._config, self._folder() / "traced", 1, traced=True)
+            return self._measure(plan, self._folder() / "traced", 1, traced=True)
 
         return trace
+
+    def _measure(
+        self, plan: Colocation, folder: Path, number: int, *, traced: bool = False,
+        looks: Looks | None = None,
+    ) -> ColocationRecord:  # fmt: skip
+        """Run a plan on its device; on return its record is in ``folder``."""
+        from pytest_hwqueue.noise.neighbours import open_noise
+        from pytest_hwqueue.plugin.noise import noise_places
+        from pytest_hwqueue.schedulers.syntax import opened_or_not
+        from pytest_hwqueue.tenancy.colocation import colocate
+        from pytest_hwqueue.tenancy.tenant_processes import Limits
+
+        config, settings = self._config, self._settings
+        progress = Progress(config)
+        try:
+            return colocate(
+                plan,
+                opened_or_not(
+                    plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)
+                ),
+                lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
+                folder,
+                limits=Limits(settings.timeout, settings.timeout),
+                noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
+                command=command_line(config),
+                provenance=provenance(config),
+                run=number,
+                traced=traced,
+                server=self._server(plan),
+                looks=looks,
+            )
+        finally:
+            progress.clear()
+
+    def _server(self, plan: Colocation) -> ForkServer | None:
+        """Return the fork server of the session's device, or None if it forks no tenants."""
+        if not capabilities_of(plan.device).tenant_processes:
+            return None
+        from pytest_hwqueue.tenancy.tenant_processes import tenant_server
+
+        if self._tenant_server is None:
+            workloads = [each.workload for each in plan.tenants if each.workload is not None]
+            models = [each.model for each in plan.tenants if each.model is not None]
+            self._tenant_server = tenant_server(plan.device, workloads, models)
+            self._config.add_cleanup(self._tenant_server.close)
+        return self._tenant_server
 
     def _at_most(self, duration_s: float) -> float:
         if is_given(self._config, "max-time"):
@@ -154,9 +201,7 @@ class ScenarioSession:
     ) -> None:
         """Select by --hwq-scheduler; leave scenarios out of sessions about cells."""
         about_cells = self._about_cells()
-        asked = None
-        if is_given(config, "scheduler"):
-            asked = self._settings.scheduler
+        asked = self._settings.scheduler if is_given(config, "scheduler") else None
         found = _scenario_items(items)
         left_out = [
             item
@@ -233,10 +278,7 @@ class ScenarioSession:
 
     def _about_cells(self) -> str:
         """Return an option that makes this a session about cells, or an empty string."""
-        for name in _FOR_CELLS:
-            if getattr(self._settings, name) not in ("", None, ()):
-                return name
-        return ""
+        return next((name for name in _FOR_CELLS if getattr(self._settings, name)), "")
 
     @property
     def _session(self) -> MeasuringSession:
@@ -251,58 +293,6 @@ class ScenarioSession:
         folder = session.folder / ("scenarios" if worker is None else f"scenarios-{worker}")
         session.scenario_folders.add(folder)
         return folder
-
-
-def measure(
-    plan: Colocation,
-    config: pytest.Config,
-    folder: Path,
-    number: int,
-    *,
-    traced: bool = False,
-    looks: Looks | None = None,
-) -> ColocationRecord:
-    """Run a plan on its device; on return its record is in ``folder``."""
-    from pytest_hwqueue.noise.neighbours import open_noise
-    from pytest_hwqueue.plugin.noise import noise_places
-    from pytest_hwqueue.schedulers.syntax import opened_or_not
-    from pytest_hwqueue.tenancy.colocation import colocate
-    from pytest_hwqueue.tenancy.tenant_processes import Limits
-
-    progress = Progress(config)
-    settings = config.stash[SETTINGS]
-    try:
-        return colocate(
-            plan,
-            opened_or_not(plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)),
-            lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
-            folder,
-            limits=Limits(settings.timeout, settings.timeout),
-            noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
-            command=command_line(config),
-            provenance=provenance(config),
-            run=number,
-            traced=traced,
-            server=_server(plan, config),
-            looks=looks,
-        )
-    finally:
-        progress.clear()
-
-
-def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
-    """Return the fork server for tenants on the plan's device, or None if none can be forked."""
-    if not capabilities_of(plan.device).tenant_processes:
-        return None
-    from pytest_hwqueue.tenancy.tenant_processes import tenant_server
-
-    servers = config.stash.setdefault(TENANT_SERVERS, {})
-    if plan.device not in servers:
-        workloads = [each.workload for each in plan.tenants if each.workload is not None]
-        models = [each.model for each in plan.tenants if each.model is not None]
-        servers[plan.device] = tenant_server(plan.device, workloads, models)
-        config.add_cleanup(servers[plan.device].close)
-    return servers[plan.device]
 
 
 def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:

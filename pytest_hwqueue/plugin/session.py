@@ -299,20 +299,24 @@ class RecordSink:
             RecordError: if it could not be written.
 
         """
-        try:
-            self._keep({"path": str(write_record(self.folder, record))})
-        except RecordError:
-            self._keep({"record": record.model_dump(mode="json")})
-            raise
-
-    def _keep(self, entry: dict[str, Any]) -> None:
+        entry, error = stored(self.folder, record)
         self._entries.append(entry)
         self.session.measured(entry)
+        if error is not None:
+            raise error
 
     def take(self) -> list[dict[str, Any]]:
         """Return the records kept since the last call."""
         entries, self._entries = self._entries, []
         return entries
+
+
+def stored(folder: Path, record: RunRecord) -> tuple[dict[str, Any], RecordError | None]:
+    """Write a record; return what a report carries: its file, or itself and why it has none."""
+    try:
+        return {"path": str(write_record(folder, record))}, None
+    except RecordError as error:
+        return {"record": record.model_dump(mode="json")}, error
 
 
 def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> None:

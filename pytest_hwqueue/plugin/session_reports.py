@@ -10,7 +10,7 @@ import pytest
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.plugin.session import records_of
-from pytest_hwqueue.plugin.state import SETTINGS, WORKER_KEY, is_scenario
+from pytest_hwqueue.plugin.state import SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
 from pytest_hwqueue.records.cell import RunRecord
@@ -85,30 +85,20 @@ _FOLDER = "sweep"
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """Register in the session itself, not in its worker processes."""
-    if WORKER_KEY not in getattr(config, "workerinput", {}):
-        config.pluginmanager.register(Sweeping(), "hwqueue-sweeping")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where `hwq sweep` loads this module as a plugin, write scaling tables and plots."""
+    measuring = terminalreporter.config.pluginmanager.get_plugin("hwqueue-measuring")
+    # A worker process has none.
+    if measuring is None or not measuring.session.records:
+        return
+    from pytest_hwqueue.reports.scaling import write_scaling
 
-
-class Sweeping:
-    """One session of a sweep."""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the scaling tables and plots next to the records, and print where they are."""
-        measuring = terminalreporter.config.pluginmanager.get_plugin("hwqueue-measuring")
-        session = None if measuring is None else measuring.session
-        if session is None or not session.records:
-            return
-        from pytest_hwqueue.reports.scaling import write_scaling
-
-        try:
-            lines = write_scaling(session.folder / _FOLDER, session.records)
-        except RecordError as error:
-            lines = [str(error)]
-        for line in lines:
-            terminalreporter.write_line(line)
+    try:
+        lines = write_scaling(measuring.session.folder / _FOLDER, measuring.session.records)
+    except RecordError as error:
+        lines = [str(error)]
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 FOLDER = "causes"
@@ -124,64 +114,49 @@ _NOT_SOUGHT = (
 )
 
 
-class TracedRuns:
-    """Runs tests once more, each only for its traced pass.
+def causes_of(
+    cells: Mapping[str, str], config: pytest.Config, session: MeasuringSession,
+    tests: Mapping[str, pytest.Item], progress: Progress,
+) -> tuple[dict[str, str], bool]:  # fmt: skip
+    """Run tests once more, each only for its traced pass, to see why cells' tails are long.
 
-    Attributes:
-        interrupted: whether Ctrl-C ended the runs; causes not found by then stay unknown.
+    Args:
+        cells: ids of cells, with the node ids of their tests; only the first few are run.
+        config: of the session.
+        session: that of the cells; these runs are none of its own.
+        tests: by node id.
+        progress: shows how far they are.
+
+    Returns:
+        for each cell a line on the causes of its tail, or on why there are none; and whether
+        Ctrl-C ended the runs: causes not found by then stay unknown.
 
     """
-
-    def __init__(
-        self,
-        config: pytest.Config,
-        session: MeasuringSession,
-        items: Mapping[str, pytest.Item],
-        progress: Progress,
-    ) -> None:
-        self._config = config
-        self._session = session
-        self._items = items
-        self._progress = progress
-        self.interrupted = False
-
-    def causes_of(self, cells: Mapping[str, str]) -> dict[str, str]:
-        """Return for each cell a line on the causes of its tail, or on why there are none.
-
-        Args:
-            cells: ids of cells, with the node ids of their tests; only the first few are run.
-
-        """
-        lines = dict.fromkeys(cells, _UNKNOWN + _INTERRUPTED)
-        items: list[pytest.Item] = []
-        for nodeid in dict.fromkeys(cells.values()):
-            item = self._items[nodeid]
-            if is_scenario(item):
-                lines |= {
-                    cell: _UNKNOWN + "tenants are not traced for a comparison"
-                    for cell, of in cells.items()
-                    if of == nodeid
-                }
-            elif len(items) < _MOST_EXPLAINED:
-                items.append(item)
-            else:
-                lines |= {cell: _NOT_SOUGHT for cell, of in cells.items() if of == nodeid}
-        if not items:
-            return lines
-        apart = self._session.apart(FOLDER)
-        items = grouped(items)
-        isolation = Isolation(self._config, apart, items, self._progress, only_traced=True)
-        try:
-            for item in items:
-                reports: list[pytest.TestReport] = []
-                isolation.run(item, reports.append)
-                wanted = [cell for cell, nodeid in cells.items() if nodeid == item.nodeid]
-                lines |= lines_of(wanted, reports)
-        except KeyboardInterrupt:
-            self.interrupted = True
-        finally:
-            isolation.close()
-        return lines
+    lines = dict.fromkeys(cells, _UNKNOWN + _INTERRUPTED)
+    items: list[pytest.Item] = []
+    for nodeid in dict.fromkeys(cells.values()):
+        if is_scenario(tests[nodeid]):
+            why = _UNKNOWN + "tenants are not traced for a comparison"
+        elif len(items) < _MOST_EXPLAINED:
+            items.append(tests[nodeid])
+            continue
+        else:
+            why = _NOT_SOUGHT
+        lines |= {cell: why for cell, of in cells.items() if of == nodeid}
+    if not items:
+        return lines, False
+    items = grouped(items)
+    isolation = Isolation(config, session.apart(FOLDER), items, progress, only_traced=True)
+    try:
+        for item in items:
+            reports: list[pytest.TestReport] = []
+            isolation.run(item, reports.append)
+            lines |= lines_of([cell for cell, of in cells.items() if of == item.nodeid], reports)
+    except KeyboardInterrupt:
+        return lines, True
+    finally:
+        isolation.close()
+    return lines, False
 
 
 def lines_of(cells: list[str], reports: list[pytest.TestReport]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.interference import priority_effect
-from pytest_hwqueue.plugin import selection
+from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
@@ -369,7 +369,7 @@ def test_what_would_measure_nothing_is_refused(
     empty = run(SOLO, *SIMULATED, "--hwq-weights=weights", "-x")
     assert empty.status == pytest.ExitCode.TESTS_FAILED
     assert "config.json cannot be read" in empty.output
-    monkeypatch.setattr(selection, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     alone = run(SOLO, *SIMULATED)
     both = run(SOLO, "test_other.py", "-rs")
     assert (alone.status, both.status) == (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.OK)

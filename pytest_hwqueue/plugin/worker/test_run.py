@@ -23,7 +23,7 @@ from pytest_hwqueue.noise.neighbours import open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.plugin.noise import noise_places
 from pytest_hwqueue.plugin.ranks import workload_of
-from pytest_hwqueue.plugin.session import attach_records
+from pytest_hwqueue.plugin.session import attach_records, stored
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
@@ -169,7 +169,8 @@ class ItemRun(SessionCalls):
                 if answer is not None:
                     child.send("answer", **answer)
             elif message["kind"] == "missing":
-                self._report("the worker process did not collect this test; see its log", "")
+                why = "the worker process did not collect this test; see its log"
+                self._emit(self._failed_report(why, ""))
                 return False
             else:
                 return bool(message["retire"])
@@ -185,7 +186,10 @@ class ItemRun(SessionCalls):
         entries = self._measured
         if self._cell is not None:
             record = self._record(self._cell, status, reason)
-            entries.append(self._saved(record))
+            entry, error = stored(self._session.folder, record)
+            entries.append(entry)
+            if error is not None:
+                warnings.warn(str(error), stacklevel=2)
         elif self._where() != _SET_UP and self._where() not in reason:
             reason = f"{reason} in {self._where()}"
         report = self._failed_report(f"{reason}: {self._name()}", detail)
@@ -336,20 +340,6 @@ class ItemRun(SessionCalls):
             command=self._session.command,
             **self._session.provenance.fields(),
         )
-
-    def _saved(self, record: RunRecord) -> dict[str, Any]:
-        """Write the record, and return what the test's report carries: its file, or itself."""
-        from pytest_hwqueue.errors import RecordError
-        from pytest_hwqueue.records.cell import write_record
-
-        try:
-            return {"path": str(write_record(self._session.folder, record))}
-        except RecordError as error:
-            warnings.warn(str(error), stacklevel=2)
-            return {"record": record.model_dump(mode="json")}
-
-    def _report(self, text: str, detail: str) -> None:
-        self._emit(self._failed_report(text, detail))
 
     def _to_pytest(self, report: pytest.TestReport) -> None:
         self._item.ihook.pytest_runtest_logreport(report=report)
