@@ -17,7 +17,7 @@ from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.registry import Declaration
+from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, workload_class
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
@@ -106,7 +106,6 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
         BadInput: naming the parameter, its value and what is valid.
 
     """
-    from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
     from pytest_hwqueue.workloads.workload import parameters_for
 
     for name, value in settings.param:
@@ -144,8 +143,6 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
         size = resolve_size(settings.size, kind)
         parts += [] if size == default_size(kind) else [size]
         if settings.param:
-            from pytest_hwqueue.workloads.registry import workload_class
-
             given = given_parameters(settings, workload_class(workload.name))
             parts += [f"{name}={value}" for name, value in given.items()]
     return "".join(f"-{part}" for part in parts)

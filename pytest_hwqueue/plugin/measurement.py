@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.errors import NotApplicable, RecordError
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.cells import (
     default_size,
@@ -24,12 +25,12 @@ from pytest_hwqueue.plugin.ranks import ranks_together
 from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.records.cell import Cell, RunRecord
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pytest_hwqueue.devices.protocol import Device, Stream
-    from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.schedulers.syntax import Scheduler
     from pytest_hwqueue.workloads.own_function import FunctionWorkload, MakeStep
@@ -80,7 +81,6 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.errors import NotApplicable
         from pytest_hwqueue.workloads.registry import workload_class
         from pytest_hwqueue.workloads.workload import Where, parameters_for
 
@@ -188,8 +188,6 @@ class Hwq:
     def _cell(
         self, name: str, streams: int, size: str | None, parameters: dict[str, Any], variant: str
     ) -> Cell:
-        from pytest_hwqueue.records.cell import Cell
-
         launched = launched_rank(os.environ)
         ranks = "" if launched is None else f"{launched.size}ranks"
         own = self._request.node.stash.get(NOISE, None)
@@ -218,7 +216,6 @@ class Hwq:
         mark: str | None,
     ) -> RunRecord:
         from pytest_hwqueue.causes.traced_cell import find_causes
-        from pytest_hwqueue.errors import RecordError
         from pytest_hwqueue.harness.cell import CellRequest
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRunner

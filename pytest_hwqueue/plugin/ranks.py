@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of, visible_accelerators
 from pytest_hwqueue.plugin.state import SETTINGS, parameters_of, wrong_usage
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank
-from pytest_hwqueue.workloads.registry import declaration
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.workloads.registry import Declaration
-
+from pytest_hwqueue.workloads.registry import Declaration, declaration
 
 _FINISHED = "finished"
 # How long rank 0 may take to end after another one, in seconds: its last test may have waited.

@@ -17,16 +17,14 @@ from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
-from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
-from pytest_hwqueue.scenarios.runs import ScenarioRuns
+from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
+from pytest_hwqueue.scenarios.runs import Decides, ScenarioRuns
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.isolation import Isolation
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.goals import GoalResult
-    from pytest_hwqueue.scenarios.planned_runs import PlannedRun
-    from pytest_hwqueue.scenarios.runs import Decides
     from pytest_hwqueue.scenarios.traced import Trace
 
 

@@ -13,7 +13,7 @@ import pytest
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
 from pytest_hwqueue.plugin.checks import refusal_of_scenario, weights_folder
-from pytest_hwqueue.plugin.session import command_line, provenance
+from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, wrong_usage
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
@@ -24,7 +24,6 @@ from pytest_hwqueue.tenancy import TENANTS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
-    from pytest_hwqueue.plugin.session import MeasuringSession
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.plugin.session import records_of
+from pytest_hwqueue.plugin.session import MeasuringSession, records_of
 from pytest_hwqueue.plugin.state import SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
@@ -18,7 +18,6 @@ from pytest_hwqueue.records.noise import causes_line
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.runs import CellBaseline
-    from pytest_hwqueue.plugin.session import MeasuringSession
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.verdicts.judging import Judgement
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_hwqueue.errors import INTERRUPTED, BadInput, NotProven, on_one_line
 from pytest_hwqueue.plugin.ranks import ranks_needed
-from pytest_hwqueue.plugin.session import provenance
+from pytest_hwqueue.plugin.session import MeasuringSession, provenance
 from pytest_hwqueue.plugin.state import ASSIGNMENT, FORK_SERVER, SETTINGS, Assignment, item_key
 from pytest_hwqueue.plugin.worker.local_ranks import (
     MAIN,
@@ -26,7 +26,6 @@ from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.session import MeasuringSession
     from pytest_hwqueue.processes.channel import Message
     from pytest_hwqueue.reports.progress import Progress
 

@@ -23,16 +23,15 @@ from pytest_hwqueue.noise.neighbours import open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.plugin.noise import noise_places
 from pytest_hwqueue.plugin.ranks import workload_of
-from pytest_hwqueue.plugin.session import attach_records, stored
+from pytest_hwqueue.plugin.session import MeasuringSession, attach_records, stored
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.remote import answer_to
+from pytest_hwqueue.records.cell import Cell, RunRecord, Status, now
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.session import MeasuringSession
-    from pytest_hwqueue.records.cell import Cell, RunRecord, Status
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.reports.progress import Progress
 
@@ -319,8 +318,6 @@ class ItemRun(SessionCalls):
         return _TEARDOWN if self._cell is None and "call" in self._reported else self._stage
 
     def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
-        from pytest_hwqueue.records.cell import RunRecord, now
-
         # So that its record stands in the family's table.
         workload = workload_of(self._item)
         return RunRecord(
