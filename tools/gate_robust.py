@@ -5,9 +5,6 @@ python tools/gate_robust.py power      one changed cell of 100: outliers, half o
 python tools/gate_robust.py sessions   sessions that differ, and nobody vouches for by how much
 
 OLD=20 CELLS=16 python tools/gate_robust.py ...   other numbers of baseline runs and of cells
-
-`gate_rates.py` measures rates and power on 35 models of well-behaved runs, `gate_timed.py` what
-happens to runs that end by time.
 """
 
 from __future__ import annotations
@@ -115,10 +112,9 @@ def upper_bound(count: int, total: int) -> float:
 # ------------------------------------------------------------------ commands
 def unchanged(options: argparse.Namespace) -> None:
     """The whole gate on unchanged suites of 100 cells."""
-    total_bad = total_suites = 0
+    total_bad, suites = 0, options.cells // SUITE_CELLS
     for name, draw in MODELS.items():
         rng = np.random.default_rng(options.seed)
-        suites = options.cells // SUITE_CELLS
         bad = alarms = spent = 0
         states: Counter[str] = Counter()
         for suite in range(suites):
@@ -133,19 +129,14 @@ def unchanged(options: argparse.Namespace) -> None:
         seen = sum(states.values())
         undecided = sum(states[r] for r in ("blind", "likely-worse", "unstable")) / seen
         cells = suites * SUITE_CELLS
-        print(
-            f"{name:28s} {cells} cells: alarms in {bad} of {suites} suites (95 % upper bound "
-            f"{upper_bound(bad, suites):.2%}), {alarms / cells:.1e} a cell; "
-            f"blind {states['blind'] / seen:.2%}, inconclusive in all {undecided:.2%}; new runs a "
-            f"cell {spent / cells:.2f}",
-            flush=True,
-        )
+        print(f"{name:28s} {cells} cells: alarms in {bad} of {suites} suites (95 % upper bound "
+              f"{upper_bound(bad, suites):.2%}), {alarms / cells:.1e} a cell; "
+              f"blind {states['blind'] / seen:.2%}, inconclusive in all {undecided:.2%}; new runs "
+              f"a cell {spent / cells:.2f}", flush=True)  # fmt: skip
         total_bad += bad
-        total_suites += suites
-    print(
-        f"all: {total_bad} of {total_suites} suites = {total_bad / total_suites:.2%}, upper bound "
-        f"{upper_bound(total_bad, total_suites):.2%}"
-    )
+    total_suites = suites * len(MODELS)
+    print(f"all: {total_bad} of {total_suites} suites = {total_bad / total_suites:.2%}, upper "
+          f"bound {upper_bound(total_bad, total_suites):.2%}")  # fmt: skip
 
 
 def changed(rise: float, noise: Draw) -> Draw:
@@ -180,15 +171,11 @@ def half_slower(rng: np.random.Generator, cells: int) -> Floats:
 
 def power(options: argparse.Namespace) -> None:
     """What becomes of one changed cell of 100."""
+    between = {0.02: (0.005, 0.01, 0.02, 0.03, 0.05), 0.05: (0.03,), 0.10: (0.02, 0.03, 0.05),
+               0.20: (0.03, 0.05, 0.10, 0.15), 0.50: (0.10, 0.15)}  # fmt: skip
     rows: dict[str, Draw] = {
         f"+{rise:.0%}, {sd:.1%} between runs": changed(rise, normal(sd))
-        for rise, sds in (
-            (0.02, (0.005, 0.01, 0.02, 0.03, 0.05)),
-            (0.05, (0.03,)),
-            (0.10, (0.02, 0.03, 0.05)),
-            (0.20, (0.03, 0.05, 0.10, 0.15)),
-            (0.50, (0.10, 0.15)),
-        )
+        for rise, sds in between.items()
         for sd in sds
     }
     rows |= {
@@ -208,19 +195,17 @@ def power(options: argparse.Namespace) -> None:
     rows |= {f"unchanged, {sd:.0%}": normal(sd) for sd in (0.01, 0.03, 0.05, 0.10, 0.15, 0.40)}
     for name, draw in rows.items():
         rng = np.random.default_rng(options.seed)
-        judged = [judge(row) for row in draw(rng, options.power_cells)]
-        bound = SETTINGS.rate / SUITE_CELLS
-        verdicts = [conclude(cell, cell.p <= bound) for cell in judged]
+        judged = map(judge, draw(rng, options.power_cells))
+        verdicts = [conclude(cell, cell.p <= SETTINGS.rate / SUITE_CELLS) for cell in judged]
         states = Counter(verdict.state for verdict in verdicts)
         blind = sum(verdict.reason == "blind" for verdict in verdicts) / len(verdicts)
-        shares = {state: states[state] / len(verdicts) for state in states}
         runs = sum(len(verdict.new) for verdict in verdicts) / len(verdicts)
-        print(
-            f"{name:42s} regression {shares.get('regression', 0):.3f}  inconclusive "
-            f"{shares.get('inconclusive', 0):.3f} (blind {blind:.3f})  pass "
-            f"{shares.get('pass', 0):.3f}  new runs {runs:.1f}",
-            flush=True,
+        regression, inconclusive, good = (
+            states[state] / len(verdicts) for state in ("regression", "inconclusive", "pass")
         )
+        print(f"{name:42s} regression {regression:.3f}  inconclusive {inconclusive:.3f} "
+              f"(blind {blind:.3f})  pass {good:.3f}  new runs {runs:.1f}",
+              flush=True)  # fmt: skip
 
 
 SHAPES = (5, 4), (5, 2), (10, 1), (2, 5), (1, 10)
@@ -298,9 +283,7 @@ def sessions(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run one measurement."""
     commands = {f.__name__: f for f in (unchanged, power, sessions)}
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=commands)
     parser.add_argument("--cells", type=int, default=200_000, help="unchanged cells per model")
     parser.add_argument("--power-cells", type=int, default=2000, help="changed cells per row")

@@ -58,7 +58,8 @@ def main() -> None:
         tail, _ = tail_figure(by_noise)
         head = [each.format(tail=tail) for each in _COUNTED]
         notes = Notes()
-        _print(head, _counted_rows(by_noise, notes), notes)
+        rows = _counted_rows(by_noise, notes)
+        print_table(head, rows, notes.lines(len(rows)))
         won = remedy_lines([record for records in by_noise.values() for record in records])
         if won:
             print("", *(f"- {plain(line)}" for line in won), sep="\n")
@@ -66,14 +67,14 @@ def main() -> None:
         traced = _traced_rows(traced_cells.get(cell, {}), notes)
         if traced:
             print()
-            _print(_TRACED, traced, notes)
+            print_table(_TRACED, traced, notes.lines(len(traced)))
 
 
-def _print(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Notes) -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
+    """Print a table, and its notes below it."""
     print(markdown_table(head, rows))
-    lines = notes.lines(len(rows))
-    if lines:
-        print("", *(f"- {plain(line)}" for line in lines), sep="\n")
+    if notes:
+        print("", *(f"- {plain(line)}" for line in notes), sep="\n")
 
 
 def _by_cell(folder: Path) -> dict[str, dict[str, list[RunRecord]]]:
@@ -112,14 +113,8 @@ def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> 
                 noise,
                 f"{len(known)} of {len(records)}",
                 str(figure(statistics.geometric_mean(known))) if known else "—",
-                *(
-                    ("", "")
-                    if noise == NONE
-                    else (
-                        _loss("lost", lost, noise, notes),
-                        _loss(f"{tail_name} longer", longer, noise, notes),
-                    )
-                ),
+                "" if noise == NONE else _loss("lost", lost, noise, notes),
+                "" if noise == NONE else _loss(f"{tail_name} longer", longer, noise, notes),
                 _middle(_switches(one) for one in rates_of),
                 _middle(_sum(one.system_softirqs) for one in rates_of),
                 _middle(_sum(one.system_interrupts) for one in rates_of),
@@ -162,7 +157,7 @@ def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> l
             if tail is None and name in causes.refused:
                 notes.refuse(f"slowest {slowest}", causes.refused[name], noise)
             row.append("—" if tail is None else tail.words)
-        rows.append([*row])
+        rows.append(row)
     return rows
 
 

@@ -26,11 +26,11 @@ from pytest_hwqueue.gate.verdict import THROUGHPUT, GateSettings
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import counted, figure, percent, printed, rate, times
-from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdicts import mean_value
 from pytest_hwqueue.verdicts.figures import GatedFigure
 from pytest_hwqueue.verdicts.figures import figure as gated_figure
+from tools.noise_table import print_table
 
 _HEAD = (
     "workload", "latency of a", "streams", "dispatch", "runs", "sessions", "n", "P50 ms [95 %]",
@@ -51,12 +51,12 @@ def main() -> None:
     device, _, name = given.name.rpartition("/")
     cells = sorted(Store(given.baselines).read(name, device).cells.values(), key=_place)
     notes = Notes()
-    _print(_HEAD, [row_of(cell, notes) for cell in cells], notes.lines(len(cells)))
+    print_table(_HEAD, [row_of(cell, notes) for cell in cells], notes.lines(len(cells)))
     notes = Notes()
     ratios = [row for cell in cells for row in ratio_rows(cell, notes)]
     if ratios:
         print()
-        _print(_RATIOS_HEAD, ratios, notes.lines(len(cells)))
+        print_table(_RATIOS_HEAD, ratios, notes.lines(len(cells)))
     print(f"\nMeasured {conditions(cells)}.")
 
 
@@ -65,15 +65,9 @@ def row_of(cell: CellBaseline, notes: Notes) -> list[str]:
     what, sample, runs = cell.header.cell, cell.header.sample, cell.runs
     p99 = _gated("p99", runs)
     return [
-        what.name,
-        sample.primary,
-        str(what.streams),
-        what.dispatch,
-        str(len(runs)),
-        str(len({run.session for run in runs})),
-        str(min(run.n for run in runs)),
-        _time("p50", cell, notes),
-        _time("p99", cell, notes),
+        what.name, sample.primary, str(what.streams), what.dispatch, str(len(runs)),
+        str(len({run.session for run in runs})), str(min(run.n for run in runs)),
+        _time("p50", cell, notes), _time("p99", cell, notes),
         _NONE if p99 is None or len(p99) < 2 else str(percent(stdev(_logs(p99)))),
         _time("iteration_time", cell, notes),
         " · ".join(
@@ -82,7 +76,7 @@ def row_of(cell: CellBaseline, notes: Notes) -> list[str]:
             if (value := mean_value(of_unit := _rates(unit, runs))) is not None
         ),
         sample.tags,
-    ]
+    ]  # fmt: skip
 
 
 def ratio_rows(cell: CellBaseline, notes: Notes) -> list[list[str]]:
@@ -122,12 +116,9 @@ def conditions(cells: Sequence[CellBaseline]) -> str:
 
 def interval(runs: Sequence[ProcessRun]) -> Interval | None:
     """Return the interval of the runs' geometric mean; None for a single run or two sessions."""
-    logs = _session_means(runs)
-    if len(logs) == 1:
-        logs = _logs(runs)
-    elif len(logs) == 2:
-        return None
-    if len(logs) < 2:
+    means = _session_means(runs)
+    logs = _logs(runs) if len(means) == 1 else means
+    if len(logs) < 2 or len(means) == 2:
         return None
     spread = MeanDifference(
         mean=fmean(logs), sd=max(stdev(logs), GateSettings().floor), freedom=len(logs) - 1,
@@ -151,12 +142,6 @@ def _with_means(words: str, runs: Sequence[ProcessRun], unit: float = 1.0) -> st
         return words
     first, second = (figure(math.exp(mean) / unit) for mean in means)
     return f"{words} ({first}, {second})"
-
-
-def _print(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
-    print(markdown_table(head, rows))
-    if notes:
-        print("", *(f"- {plain(line)}" for line in notes), sep="\n")
 
 
 def _place(cell: CellBaseline) -> tuple[str, int, str]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +24,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.cli.options import (
+    PASSED_ON,
     UNDECIDED,
     OwnStatus,
-    as_typed,
+    PassesOn,
     comparison_status,
     gate_settings,
     gated_figures,
     parsed_setting,
+    policies,
+    say,
+    verdicts_text,
     with_options,
 )
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.settings.options import BY_NAME
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.gate.verdict import GateSettings
     from pytest_hwqueue.interleaved.bisection import BisectState
     from pytest_hwqueue.interleaved.variants import SideVariant
 
@@ -45,23 +52,25 @@ NOT_HERE = (
     "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
     "markdown", "report", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
 )  # fmt: skip
-EXTRA = "pytest_hwqueue.cli.ab.extra"
 # With 3 pairs normal theory can decide; with fewer nothing can.
 LEAST_PAIRS = 3
 
 
-class Comparing(OwnStatus):
-    """A command that passes arguments after ``--`` to pytest."""
+class Comparing(PassesOn, OwnStatus):
+    """A command that measures two versions in turn."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep what follows ``--`` for pytest."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[EXTRA] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
 
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Show that arguments may follow ``--``."""
-        return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
+@contextmanager
+def _interruptible(ctx: click.Context, more: str = "") -> Iterator[None]:
+    """Let a signal end the command with that signal's status."""
+    from pytest_hwqueue.processes.reaper import signals_interrupt
+
+    try:
+        with signals_interrupt():
+            yield
+    except KeyboardInterrupt as interrupt:
+        click.echo(f"interrupted{more}", err=True)
+        ctx.exit(128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT))
 
 
 @with_options(without=NOT_HERE)
@@ -102,15 +111,8 @@ def ab(
     Exit status: 1 after a regression, 2 if something cannot be compared or the input is wrong,
     3 if a verdict listed in an --on-... option is set to fail, and 0 otherwise.
     """
-    from pytest_hwqueue.processes.reaper import signals_interrupt
-
-    try:
-        with signals_interrupt():
-            status = _compare(ctx, places, (variant_a, variant_b), pairs, setup, given)
-    except KeyboardInterrupt as interrupt:
-        click.echo("interrupted", err=True)
-        status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
-    ctx.exit(status)
+    with _interruptible(ctx):
+        ctx.exit(_compare(ctx, places, (variant_a, variant_b), pairs, setup, given))
 
 
 def _compare(
@@ -119,35 +121,25 @@ def _compare(
 ) -> int:  # fmt: skip
     from pytest_hwqueue.interleaved.judge import InterleavedJudging
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
-    from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides, with_median
+    from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides
     from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
-    from pytest_hwqueue.reports.grid import make_console
-    from pytest_hwqueue.reports.verdicts import render_judgement
 
     if len(places) not in (0, 2) or not (places or any(variants)):
         raise BadOption(
             "REF_OR_PATH", " ".join(places),
             "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
         )  # fmt: skip
-    common = SideVariant(measuring_options(given), {}, ctx.meta[EXTRA])
+    common = SideVariant(measuring_options(given), {}, ctx.meta[PASSED_ON])
     own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
     varied = varied_fields(own[0], own[1])
     a, b = (
         SideRequest(name, places[number] if places else None, own[number].over(common), text)
         for number, (name, text) in enumerate(zip("AB", variants, strict=True))
     )
-    policies = {name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
-                for name in POLICIES}  # fmt: skip
-    settings = replace(gate_settings(given), pairs=pairs, tau=0.0)
-    figures = with_median(gated_figures(given))
-    allow = parsed_setting("allow-env", given["allow_env"])
+    settings, figures, allow = _judged_by(given, pairs)
     here = Path.cwd()
     folder = session_folder(here / parsed_setting("dir", given["dir"]))
-    click.echo(f"hwq ab: what is measured is kept in {folder}", err=True)
-
-    def say(text: str) -> None:
-        click.echo(f"hwq ab: {text}", err=True)
-
+    say(f"what is measured is kept in {folder}")
     judging = InterleavedJudging(
         figures, settings, (a.label, b.label), folder.name, varied=varied, allow_environment=allow
     )
@@ -164,11 +156,19 @@ def _compare(
             interrupted = False
         finally:
             measure.describe(sides, interrupted=interrupted)
-    console = make_console()
-    text = render_judgement(judgement, console.width, console.color_system is not None)
     click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
-    click.echo(as_typed(text))
-    return comparison_status(judgement, policies)
+    click.echo(verdicts_text(judgement))
+    return comparison_status(judgement, policies(given, POLICIES))
+
+
+def _judged_by(given: dict[str, Any], pairs: int) -> tuple[GateSettings, tuple[str, ...], bool]:
+    """Return the gate's settings, the figures, and whether --allow-env is given."""
+    from pytest_hwqueue.interleaved.sides import with_median
+
+    settings = replace(gate_settings(given), pairs=pairs, tau=0.0)
+    return (
+        settings, with_median(gated_figures(given)), parsed_setting("allow-env", given["allow_env"])
+    )  # fmt: skip
 
 
 def measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -222,15 +222,8 @@ def bisect(
     Exit status: 0 one commit is named, 1 several remain because those between cannot be measured,
     2 wrong usage or input, 3 BAD is not shown to be worse or the commit found is not confirmed.
     """
-    from pytest_hwqueue.processes.reaper import signals_interrupt
-
-    try:
-        with signals_interrupt():
-            status = _bisect(ctx, name, good, bad, pairs, setup, given)
-    except KeyboardInterrupt as interrupt:
-        click.echo("interrupted: the same command continues", err=True)
-        status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
-    ctx.exit(status)
+    with _interruptible(ctx, ": the same command continues"):
+        ctx.exit(_bisect(ctx, name, good, bad, pairs, setup, given))
 
 
 def _bisect(
@@ -240,12 +233,10 @@ def _bisect(
     from pytest_hwqueue.interleaved.bisection import STATE_FILE, read_state, write_state
     from pytest_hwqueue.interleaved.bisection import bisect as search
     from pytest_hwqueue.interleaved.session import CommitComparison
-    from pytest_hwqueue.interleaved.sides import with_median
 
     here = Path.cwd()
-    settings = replace(gate_settings(given), pairs=pairs, tau=0.0)
-    figures = with_median(gated_figures(given))
-    variant = _variant(name, here, given, ctx.meta[EXTRA])
+    settings, figures, allow = _judged_by(given, pairs)
+    variant = _variant(name, here, given, ctx.meta[PASSED_ON])
     state = _planned(here, name, good, bad, settings.rate)
     # The same command finds its folder again, and another one, of other settings, another folder.
     asked = [state.good, state.commits[-1].commit, name, str(here), setup, figures,
@@ -254,10 +245,6 @@ def _bisect(
     folder = here / parsed_setting("dir", given["dir"]) / f"bisect-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / STATE_FILE
-
-    def say(text: str) -> None:
-        click.echo(f"hwq bisect: {text}", err=True)
-
     if file.exists():
         state = read_state(file)
         done = len(state.comparisons)
@@ -267,8 +254,7 @@ def _bisect(
         say(f"{len(state.commits)} commits; what is measured is kept in {folder}")
     made = sum(each.is_dir() for each in folder.iterdir())
     compare = CommitComparison(
-        here, folder, variant, setup, figures, settings,
-        parsed_setting("allow-env", given["allow_env"]), say, made=made,
+        here, folder, variant, setup, figures, settings, allow, say, made=made,
     )  # fmt: skip
     found = search(state, compare, pairs, lambda state: write_state(file, state), say)
     click.echo(found.sentence)

@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,12 +22,15 @@ from pytest_hwqueue.cli.options import (
     GATE,
     SOURCE,
     OwnStatus,
-    as_typed,
     comparison_status,
     gate_settings,
     gated_figures,
     open_store,
+    out_file,
+    output,
     parsed_setting,
+    policies,
+    verdicts_text,
     with_options,
 )
 from pytest_hwqueue.errors import HwqError
@@ -56,12 +58,11 @@ def baseline() -> None:
 def list_baselines(baselines: str | None) -> None:
     """List the stored baselines of all devices."""
     from pytest_hwqueue.reports.baselines import baselines_document
-    from pytest_hwqueue.reports.grid import print_document
 
     store = open_store(baselines)
     document = baselines_document(store)
     if document is not None:
-        print_document(document)
+        output(document)
     else:
         click.echo(f"no baseline in {store.root}: `hwq run --save NAME` stores one")
 
@@ -73,17 +74,14 @@ def list_baselines(baselines: str | None) -> None:
 def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> None:
     """Show a baseline's cells and what they can detect; with CELL, its runs."""
     from pytest_hwqueue.reports.baselines import cells_document, runs_document
-    from pytest_hwqueue.reports.grid import print_document
 
     settings, figures = gate_settings(given), gated_figures(given)
-    store = open_store(baselines)
-    device, name = _find(store, name)
+    store, device, name, label = _opened(name, baselines)
     cells = store.read(name, device).cells
-    label = f"{device}/{name}"
     if cell is None:
-        print_document(cells_document(label, cells, figures, settings))
+        output(cells_document(label, cells, figures, settings))
     else:
-        print_document(runs_document(label, _chosen(cells, (cell,), label)[cell]))
+        output(runs_document(label, _chosen(cells, (cell,), label)[cell]))
 
 
 @with_options(only=("baselines",))
@@ -92,13 +90,11 @@ def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> No
 def history(name: str, baselines: str | None) -> None:
     """Show when and why a baseline was moved, and how far in total."""
     from pytest_hwqueue.reports.baselines import moves_document
-    from pytest_hwqueue.reports.grid import print_document
 
-    store = open_store(baselines)
-    device, name = _find(store, name)
+    store, device, name, label = _opened(name, baselines)
     anchor, cells = store.anchor(name, device).cells, store.read(name, device).cells
     moves = store.history(name, device)
-    print_document(moves_document(f"{device}/{name}", moves, anchor, cells))
+    output(moves_document(label, moves, anchor, cells))
 
 
 @with_options(only=("baselines",))
@@ -106,9 +102,7 @@ def history(name: str, baselines: str | None) -> None:
 @click.argument("name")
 @click.option("--from", "origin", metavar="SOURCE", required=True, help=f"the runs: {SOURCE}")
 @click.option("--reason", required=True, help="why this is the norm from now on")
-@click.option(
-    "--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable"
-)  # fmt: skip
+@click.option("--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable")
 def accept(
     name: str, origin: str, reason: str, chosen: tuple[str, ...], baselines: str | None
 ) -> None:
@@ -118,7 +112,6 @@ def accept(
     """
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.reports.baselines import move_document, too_few_runs
-    from pytest_hwqueue.reports.grid import print_document
 
     store = open_store(baselines)
     source = load_source(origin, store)
@@ -129,7 +122,7 @@ def accept(
     commits = {run.commit for cell in cells.values() for run in cell.runs}
     commit = commits.pop() if len(commits) == 1 else None
     move = store.accept(name, device, cells, reason, commit)
-    print_document(move_document(f"{device}/{name}", move))
+    output(move_document(f"{device}/{name}", move))
     for left in source.left_out:
         if not chosen or left.cell_id in chosen:
             click.echo(f"left out: {left.cell_id}: {left.status}: {left.reason}", err=True)
@@ -151,9 +144,7 @@ def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
 
     The first N runs become the anchor of a cell that has none.
     """
-    store = open_store(baselines)
-    device, name = _find(store, name)
-    label = f"{device}/{name}"
+    store, device, name, label = _opened(name, baselines)
     cells = store.read(name, device).cells.values()
     going = sum(max(0, len(cell.runs) - keep) for cell in cells)
     if not going:
@@ -175,7 +166,6 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     """
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.reports.baselines import calibration_document
-    from pytest_hwqueue.reports.grid import print_document
     from pytest_hwqueue.verdicts.stored import calibrate_sources
 
     store = open_store(baselines)
@@ -183,23 +173,23 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     figures = gated_figures(given)
     loaded = [load_source(text, store) for text in sources]
     found, left_out = calibrate_sources(loaded, figures, settings)
-    print_document(calibration_document(found, settings, left_out))
+    output(calibration_document(found, settings, left_out))
 
 
-def _find(store: Store, text: str) -> tuple[str, str]:
-    """Return device and name of the stored baseline that NAME or DEVICE/NAME refers to."""
+def _opened(text: str, baselines: str | None) -> tuple[Store, str, str, str]:
+    """Return the store, and device, name and DEVICE/NAME of what NAME or DEVICE/NAME refers to."""
+    store = open_store(baselines)
     device, _, name = text.rpartition("/")
-    if device:
-        return device, name
-    devices = [each for each in store.devices() if name in store.names(each)]
-    if len(devices) == 1:
-        return devices[0], name
-    if devices:
-        raise _ambiguous(f"{name!r} is a baseline of several devices", name, devices)
-    known = [f"{each}/{other}" for each in store.devices() for other in store.names(each)]
-    raise HwqError(
-        f"there is no baseline {name!r} in {store.root}: there are {', '.join(known) or 'none'}"
-    )
+    if not device:
+        devices = [each for each in store.devices() if name in store.names(each)]
+        if len(devices) > 1:
+            raise _ambiguous(f"{name!r} is a baseline of several devices", name, devices)
+        if not devices:
+            known = [f"{each}/{other}" for each in store.devices() for other in store.names(each)]
+            there = ", ".join(known) or "none"
+            raise HwqError(f"there is no baseline {name!r} in {store.root}: there are {there}")
+        device = devices[0]
+    return store, device, name, f"{device}/{name}"
 
 
 def _target(
@@ -234,9 +224,9 @@ def _ambiguous(what: str, name: str, devices: list[str]) -> HwqError:
     return HwqError(f"{what}: write {listed}")
 
 
+_POLICIES = ("on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing")
 _COMPARE = (
-    "baselines", "fail-on", *GATE, "sentinel", "allow-env", "markdown",
-    "on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing",
+    "baselines", "fail-on", *GATE, "sentinel", "allow-env", "markdown", *_POLICIES,
 )  # fmt: skip
 
 
@@ -245,10 +235,7 @@ _COMPARE = (
 @click.argument("sides", nargs=-1, metavar="A B")
 @click.option("--baseline", "a", metavar="A", help=f"the older runs: {SOURCE}")
 @click.option("--test", "b", metavar="B", help="the newer runs, likewise")
-@click.option(
-    "--json", "json_file", metavar="FILE",
-    help="also write the verdicts and their figures to FILE",
-)  # fmt: skip
+@out_file("json", "also write the verdicts and their figures to FILE")
 @click.pass_context
 def compare(
     ctx: click.Context, /, sides: tuple[str, ...], a: str | None, b: str | None, **given: Any
@@ -275,7 +262,6 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.reports.baselines import hard_differences, render_differences
     from pytest_hwqueue.reports.judgement_file import judgement_text
     from pytest_hwqueue.reports.outcome import write_markdown
-    from pytest_hwqueue.reports.verdicts import render_judgement
     from pytest_hwqueue.verdicts.judging import compare_sources
     from pytest_hwqueue.verdicts.stored import nothing_in_common
 
@@ -299,16 +285,16 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
-    status = comparison_status(judgement, _policies(given))
+    status = comparison_status(judgement, policies(given, _POLICIES))
     hard = hard_differences(old, new)
-    parts = [as_typed(render_judgement(judgement, *_terminal()))]
+    parts = [verdicts_text(judgement)]
     parts += filter(None, [render_differences(hard)])
     if not judgement.judged:
         parts.append("no cell was judged: that is an error, whatever --on-... says")
     # First of all, so that a file that cannot be written hides no verdict.
     _echo("\n".join(parts))
     if given["json_file"]:
-        write_text(Path(given["json_file"]), judgement_text(judgement, new.label, status, hard))
+        write_text(given["json_file"], judgement_text(judgement, new.label, status, hard))
     write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
     return status
 
@@ -327,19 +313,6 @@ def _no_collector() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def _policies(given: Mapping[str, Any]) -> dict[str, str]:
-    names = ("inconclusive", "no-baseline", "incomparable", "missing")
-    fields = {name: f"on_{name.replace('-', '_')}" for name in names}
-    return {name: parsed_setting(f"on-{name}", given[field]) for name, field in fields.items()}
-
-
-def _terminal() -> tuple[int, bool]:
-    from pytest_hwqueue.reports.grid import make_console
-
-    console = make_console()
-    return console.width, console.color_system is not None
 
 
 def _echo(text: str) -> None:

@@ -6,14 +6,11 @@ import json
 import os
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from pytest_hwqueue.cli.options import say
 from pytest_hwqueue.errors import BadInput, GitHubError, translated
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.pulls.comment import PullRequest
 
 
 @click.command()
@@ -94,7 +91,7 @@ def comment(
     Exit status: 0 if the comment is there, or cannot be because the pull request comes from a fork;
     1 if GitHub refuses or does not answer; 4 for wrong usage or input.
     """
-    from pytest_hwqueue.pulls.comment import comment_text, find_pull_request
+    from pytest_hwqueue.pulls.comment import GitHub, comment_text, find_pull_request, publish
 
     try:
         found = find_pull_request(os.environ, pull, repository)
@@ -102,12 +99,16 @@ def comment(
         if dry_run:
             click.echo(text, nl=False)
             return
-        url = _publish(found, name, text)
+        github = GitHub(
+            os.environ.get("GITHUB_API_URL") or "https://api.github.com",
+            os.environ.get("GITHUB_TOKEN", ""), os.environ.get("GITHUB_GRAPHQL_URL", ""),
+        )  # fmt: skip
+        url = publish(github, found, name, text)
     except GitHubError as error:
         if error.status == 403 and error.retry_s is None and found.fork:
             _warn(f"{_FORK} ({error})")
             return
-        click.echo(f"hwq comment: {error}", err=True)
+        say(str(error))
         ctx.exit(error.exit_status)
     click.echo(url)
 
@@ -120,23 +121,11 @@ def _read(file: Path, unfinished: bool) -> str | None:
         return file.read_text(encoding="utf-8")
 
 
-def _publish(pull: PullRequest, name: str, text: str) -> str:
-    from pytest_hwqueue.pulls.comment import GitHub, publish
-
-    given = os.environ
-    github = GitHub(
-        given.get("GITHUB_API_URL") or "https://api.github.com",
-        given.get("GITHUB_TOKEN", ""),
-        given.get("GITHUB_GRAPHQL_URL", ""),
-    )
-    return publish(github, pull, name, text)
-
-
 def _warn(text: str) -> None:
     """Print a warning; in a job of GitHub Actions it becomes an annotation, too."""
     from pytest_hwqueue.reports.outcome import annotation
 
-    click.echo(f"hwq comment: {text}", err=True)
+    say(text)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         click.echo(annotation("warning", "hwq comment", text))
 

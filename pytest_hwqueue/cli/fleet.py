@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.options import with_options
-from pytest_hwqueue.cli.scenario import INTERRUPTED, OUT_FILE
+from pytest_hwqueue.cli.options import INTERRUPTED, out_file, output, with_options
 from pytest_hwqueue.errors import HwqError
 
 _NAMED = 1
@@ -21,15 +20,12 @@ _NAMED = 1
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where verdicts go."""
     for add in (
-        click.option("--prometheus", metavar="FILE", type=OUT_FILE,
-                     help="also write FILE for node exporter's textfile collector"),
+        out_file("prometheus", "also write FILE for node exporter's textfile collector"),
         click.option("--drain", metavar="SYSTEM", type=click.Choice(("slurm", "kubernetes")),
                      help="also print the commands that drain the named nodes (slurm or "
                      "kubernetes); they are never run"),
-        click.option("--markdown", metavar="FILE", type=OUT_FILE,
-                     help="also write the table to FILE"),
-        click.option("--json", "json_file", metavar="FILE", type=OUT_FILE,
-                     help="also write every verdict and figure to FILE"),
+        out_file("markdown", "also write the table to FILE"),
+        out_file("json", "also write every verdict and figure to FILE"),
     ):  # fmt: skip
         command = add(command)
     return command
@@ -57,19 +53,12 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
     from pytest_hwqueue.fleet.outliers import judge_fleet
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.document import markdown
     from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
-    from pytest_hwqueue.reports.grid import print_document
 
     found = judge_fleet(collect(folders))
-    document = fleet_document(found)
-    print_document(document)
-    for name, text in (
-        ("json_file", fleet_json), ("markdown", lambda _: markdown(document)),
-        ("prometheus", prometheus_text),
-    ):  # fmt: skip
-        if given[name]:
-            write_text(Path(given[name]), text(found))
+    output(fleet_document(found), given, lambda: fleet_json(found))
+    if given["prometheus"]:
+        write_text(given["prometheus"], prometheus_text(found))
     if given["drain"]:
         for command in drain_commands(found, given["drain"]):
             click.echo(command)

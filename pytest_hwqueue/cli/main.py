@@ -16,7 +16,6 @@ import click
 from pytest_hwqueue import __version__
 from pytest_hwqueue.cli.ab import ab, bisect
 from pytest_hwqueue.cli.baselines import baseline, compare
-from pytest_hwqueue.cli.capacity import capacity
 from pytest_hwqueue.cli.ci import badge, comment, init
 from pytest_hwqueue.cli.fleet import fleet
 from pytest_hwqueue.cli.measuring import (
@@ -27,12 +26,21 @@ from pytest_hwqueue.cli.measuring import (
     sweep,
     with_parameters,
 )
-from pytest_hwqueue.cli.options import refusal, setting, with_options
+from pytest_hwqueue.cli.options import (
+    INTERRUPTED,
+    USAGE,
+    out_file,
+    output,
+    refusal,
+    say,
+    setting,
+    with_options,
+)
 from pytest_hwqueue.cli.report import history, report
 from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.trace import trace
-from pytest_hwqueue.cli.which import which
-from pytest_hwqueue.errors import HwqError, within
+from pytest_hwqueue.cli.which import capacity, which
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, PRIORITIES, TOPICS, Option
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
@@ -130,8 +138,6 @@ def _noises() -> dict[str, str]:
 _CHOICES: dict[str, Callable[[], dict[str, str]]] = {"scheduler": _modes, "noise": _noises}
 
 
-_USAGE = 4
-_INTERRUPTED = 2
 # Other names of commands, which the help does not list.
 _ALIASES = {"run-priority": "run", "diff": "compare", "info": "doctor", "profile": "trace"}
 
@@ -146,7 +152,7 @@ class _Commands(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.exit_code = _USAGE  # type: ignore[misc]
+            error.exit_code = USAGE  # type: ignore[misc]
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -155,14 +161,14 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             # click's own status would be 1, a regression's.
             click.echo("hwq: interrupted", err=True)
-            ctx.exit(_INTERRUPTED)
+            ctx.exit(INTERRUPTED)
         except click.UsageError as error:
-            error.exit_code = _USAGE  # type: ignore[misc]
+            error.exit_code = USAGE  # type: ignore[misc]
             raise
         except BrokenPipeError:
             raise  # click ends without a word
         except (HwqError, OSError) as error:
-            raise refusal(error, getattr(error, "exit_status", _USAGE)) from None
+            raise refusal(error, getattr(error, "exit_status", USAGE)) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -178,22 +184,17 @@ def main() -> None:
 
 
 @main.command("list")
-@click.option(
-    "--verbose",
-    "-v",
-    is_flag=True,
-    help="also show everything that each declares, with its parameters",
-)
+@click.option("--verbose", "-v", is_flag=True,
+              help="also show everything that each declares, with its parameters")  # fmt: skip
 def list_workloads(verbose: bool) -> None:
     """List the workloads: what they measure, and on how many streams.
 
     With --verbose, also show whether a workload needs several processes, what its ratios mean, and
     its parameters with types, bounds and defaults at each size.
     """
-    from pytest_hwqueue.reports.grid import print_document
     from pytest_hwqueue.reports.listing import workloads_document
 
-    print_document(workloads_document(verbose=verbose))
+    output(workloads_document(verbose=verbose))
 
 
 @with_options(without=("workload",))
@@ -218,38 +219,30 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
 
 @with_options(only=("device", "dir"))
 @main.command()
-@click.option(
-    "--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, writable=True),
-    help="also write all results to FILE",
-)  # fmt: skip
+@out_file("json", "also write all results to FILE")
 @click.option("--quick", is_flag=True, help="take fewer samples; refuse figures that need more")
 @click.pass_context
-def doctor(ctx: click.Context, /, json_file: str | None, quick: bool, **given: str | None) -> None:
+def doctor(ctx: click.Context, /, quick: bool, **given: Any) -> None:
     """Show versions and devices, check this machine, and measure its limits.
 
     Ends with exit status 1 if a check found a problem, and 0 otherwise.
     """
     from pytest_hwqueue.doctor import as_json, diagnose
     from pytest_hwqueue.doctor.checks import describe_machine
-    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.doctor import diagnosis_document, machine_document
-    from pytest_hwqueue.reports.grid import print_document
 
-    print_document(machine_document(describe_machine()))
+    output(machine_document(describe_machine()))
     try:
         diagnosis = diagnose(
             setting("device", given["device"]),
             Path(setting("dir", given["dir"])),
             quick=quick,
-            progress=lambda text: click.echo(f"hwq doctor: {text}", err=True),
+            progress=say,
         )
-        print_document(diagnosis_document(diagnosis))
-        if json_file is not None:
-            with within("--json"):
-                write_text(Path(json_file), as_json(diagnosis))
+        output(diagnosis_document(diagnosis), given, lambda: as_json(diagnosis))
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
-        ctx.exit(_INTERRUPTED)
+        ctx.exit(INTERRUPTED)
     ctx.exit(1 if diagnosis.has_problem else 0)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import with_options
+from pytest_hwqueue.cli.options import PASSED_ON, PassesOn, with_options
 from pytest_hwqueue.errors import meant, nearest
 from pytest_hwqueue.settings.options import OPTIONS, PRIORITIES
 from pytest_hwqueue.workloads.registry import WORKLOADS
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from pytest_hwqueue.workloads.workload import Workload
 
 
-_EXTRA = "pytest_hwqueue.cli.main.extra"
 _VERBOSE = "pytest_hwqueue.cli.main.verbose"
 
 
-class MeasuringCommand(click.Command):
+class MeasuringCommand(PassesOn):
     """A command that passes arguments after ``--`` to pytest, and ``-v``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -37,16 +36,6 @@ class MeasuringCommand(click.Command):
             help="print every figure, not one line for each cell",
         )  # fmt: skip
         self.params.append(verbose)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what comes before ``--``; keep the rest."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_EXTRA] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return the pieces of the usage line."""
-        return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
 
 
 def _note_verbose(ctx: click.Context, _: click.Parameter, verbose: bool) -> None:
@@ -98,7 +87,7 @@ def run_suite(
     """
     from pytest_hwqueue.suite import pytest_command, pytest_environment, run_pytest
 
-    extra = ctx.meta[_EXTRA]
+    extra = ctx.meta[PASSED_ON]
     shown = ["-v"] if ctx.meta[_VERBOSE] else []
     command = pytest_command([*arguments, *shown], extra)
     around = {**pytest_environment(plugins=bool(extra)), **(environment or {})}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +18,7 @@ from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
     from pytest_hwqueue.gate.verdict import GateSettings
+    from pytest_hwqueue.reports.document import Document
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
@@ -115,8 +118,66 @@ def refusal(error: Exception, status: int) -> click.ClickException:
 
 
 REGRESSION, REFUSED, UNDECIDED = 1, 2, 3
+INTERRUPTED, USAGE = 2, 4
 GATE = ("rate", "min-effect", "detect", "tau")
 SOURCE = "a baseline (NAME or DEVICE/NAME), a session's JSON file, or a folder of records"
+OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+PASSED_ON = "pytest_hwqueue.cli.passed_on"
+
+
+def out_file(option: str, text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Return an option that names a file to write."""
+    field = "json_file" if option == "json" else option
+    return click.option(f"--{option}", field, metavar="FILE", type=OUT_FILE, help=text)
+
+
+def say(text: str) -> None:
+    """Print a line of the running command's own to the standard error."""
+    click.echo(f"hwq {click.get_current_context().command.name}: {text}", err=True)
+
+
+def output(
+    document: Document, given: Mapping[str, Any] | None = None,
+    as_json: Callable[[], str] | None = None, *, kept: Path | None = None,
+    written: Document | None = None,
+) -> None:  # fmt: skip
+    """Print a document, and write it where --json and --markdown say.
+
+    Printing comes first, so that a file that cannot be written hides no figure.
+
+    Args:
+        document: is printed.
+        given: the command's options, if it has those two.
+        as_json: returns the text of --json.
+        kept: a file that gets this text in any case.
+        written: goes to --markdown in place of what is printed.
+
+    """
+    from pytest_hwqueue.records.files import write_text
+    from pytest_hwqueue.reports.document import markdown
+    from pytest_hwqueue.reports.grid import print_document
+
+    print_document(document)
+    given = given or {}
+    if as_json is not None:
+        for path in filter(None, (given["json_file"], kept)):
+            write_text(path, as_json())
+    if given.get("markdown") is not None:
+        write_text(given["markdown"], markdown(written or document))
+
+
+class PassesOn(click.Command):
+    """A command that passes arguments after ``--`` to pytest."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what comes before ``--``; keep the rest."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[PASSED_ON] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show that arguments may follow ``--``."""
+        return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
 
 
 class OwnStatus(click.Command):
@@ -128,28 +189,33 @@ class OwnStatus(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, and report errors here instead of in the group."""
-        try:
+        with _refusing(ctx):
             return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            error.show()
-            ctx.exit(REFUSED)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; wrong input and failures end with a refusal."""
-        try:
+        with _refusing(ctx):
             return super().invoke(ctx)
-        except click.UsageError as error:
-            error.show()
-        except (HwqError, OSError) as error:
-            raise refusal(error, REFUSED) from None
-        except (click.Abort, KeyboardInterrupt):
-            click.echo("aborted", err=True)
-        except (click.ClickException, click.exceptions.Exit):
-            raise
-        # A failure of ours would end with status 1, which says that something got worse.
-        except Exception:
-            traceback.print_exc()
-        ctx.exit(REFUSED)
+
+
+@contextmanager
+def _refusing(ctx: click.Context) -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        error.show()
+    except (HwqError, OSError) as error:
+        raise refusal(error, REFUSED) from None
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("aborted", err=True)
+    except (click.ClickException, click.exceptions.Exit):
+        raise
+    # A failure of ours would end with status 1, which says that something got worse.
+    except Exception:
+        traceback.print_exc()
+    else:
+        return
+    ctx.exit(REFUSED)
 
 
 def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
@@ -175,6 +241,23 @@ def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
         judgement.missing and "missing" in failing,
     ]
     return UNDECIDED if any(undecided) else 0
+
+
+def policies(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """Return what a command's --on-... options say, by the state that each is about."""
+    return {
+        name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
+        for name in names
+    }
+
+
+def verdicts_text(judgement: Judgement) -> str:
+    """Return a comparison's verdicts as the terminal shows them."""
+    from pytest_hwqueue.reports.grid import make_console
+    from pytest_hwqueue.reports.verdicts import render_judgement
+
+    console = make_console()
+    return as_typed(render_judgement(judgement, console.width, console.color_system is not None))
 
 
 def gated_figures(given: Mapping[str, Any]) -> tuple[str, ...]:

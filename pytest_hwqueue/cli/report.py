@@ -19,7 +19,10 @@ from pytest_hwqueue.cli.options import (
     gate_settings,
     gated_figures,
     open_store,
+    out_file,
+    output,
     parsed_setting,
+    say,
     setting,
     with_options,
 )
@@ -29,8 +32,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.sources import Source
     from pytest_hwqueue.baselines.store import Store
     from pytest_hwqueue.history.series import CommitLine
-    from pytest_hwqueue.reports.page.cells import Found
-    from pytest_hwqueue.verdicts.judging import Judgement
 
 
 _SESSION_FILES = ("session.json", "which.json")
@@ -42,13 +43,13 @@ _SESSION_FILES = ("session.json", "which.json")
     "paths", nargs=-1, metavar="[FOLDER|RECORD]...", type=click.Path(exists=True, path_type=Path)
 )
 @click.option(
-    "-o", "--output", metavar="FILE", default="report.html", show_default=True,
+    "-o", "--output", "file", metavar="FILE", default="report.html", show_default=True,
     type=click.Path(path_type=Path), help="the file to write",
 )  # fmt: skip
 @click.option("--baseline", metavar="A", help=f"compare with the older runs A: {SOURCE}")
 @click.pass_context
 def report(
-    ctx: click.Context, /, paths: tuple[Path, ...], output: Path, baseline: str | None, **given: Any
+    ctx: click.Context, /, paths: tuple[Path, ...], file: Path, baseline: str | None, **given: Any
 ) -> None:
     """Write an HTML report of stored records: one file that opens from disk without a network.
 
@@ -66,11 +67,11 @@ def report(
     """
     from pytest_hwqueue.reports.page.render import cannot_write
 
-    reason = cannot_write(output)
+    reason = cannot_write(file)
     if reason is not None:
         raise click.UsageError(reason, ctx)
-    _write(list(paths) or [_newest_session(ctx, given["dir"])], output, baseline, given)
-    click.echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+    _write(list(paths) or [_newest_session(ctx, given["dir"])], file, baseline, given)
+    click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _newest_session(ctx: click.Context, given: str | None) -> Path:
@@ -82,39 +83,31 @@ def _newest_session(ctx: click.Context, given: str | None) -> Path:
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
-def _write(paths: list[Path], output: Path, baseline: str | None, given: Mapping[str, Any]) -> None:
+def _write(paths: list[Path], file: Path, baseline: str | None, given: Mapping[str, Any]) -> None:
+    from pytest_hwqueue.baselines.sources import load_source, source_of
     from pytest_hwqueue.reports.page.cells import find_records
     from pytest_hwqueue.reports.page.render import page_of, write_page
+    from pytest_hwqueue.verdicts.judging import compare_sources
 
     found = find_records(paths)
     for line in found.damaged:
-        click.echo(f"hwq report: {line}", err=True)
+        say(line)
     if baseline is None:
-        write_page(output, page_of(found, output))
+        write_page(file, page_of(found, file))
         return
-    judgement, old = _compared(found, ", ".join(map(str, paths)), baseline, given)
-    page = page_of(
-        found, output, judgements=[judgement], baseline=old.cells, baseline_label=old.label
-    )
-    write_page(output, page)
-
-
-def _compared(
-    found: Found, label: str, baseline: str, given: Mapping[str, Any]
-) -> tuple[Judgement, Source]:
-    from pytest_hwqueue.baselines.sources import load_source, source_of
-    from pytest_hwqueue.verdicts.judging import compare_sources
-
     settings, figures = gate_settings(given), gated_figures(given)
     measured = sorted(found.cells, key=lambda stored: stored.record.started)
     records = [(stored.path.parent.resolve().name, stored.record) for stored in measured]
-    new = source_of(label, "records", records)
+    new = source_of(", ".join(map(str, paths)), "records", records)
     old = load_source(baseline, open_store(given["baselines"], packaged=True), of=new)
     judgement = compare_sources(
         old, new, figures, settings,
         allow_environment=parsed_setting("allow-env", given["allow_env"]),
     )  # fmt: skip
-    return judgement, old
+    page = page_of(
+        found, file, judgements=[judgement], baseline=old.cells, baseline_label=old.label
+    )
+    write_page(file, page)
 
 
 _FIGURES = ("p99", "p50", "iteration_time")
@@ -134,26 +127,18 @@ _MOST_RATE = 0.1
     "--rate", metavar="SHARE", default="1%", show_default=True,
     help="share of flat series that may have a change point",
 )  # fmt: skip
-@click.option(
-    "--pool-machines",
-    is_flag=True,
-    help="analyse the sessions of all devices and drivers of one model together",
-)
+@click.option("--pool-machines", is_flag=True,
+              help="analyse the sessions of all devices and drivers of one model "
+              "together")  # fmt: skip
 @click.option(
     "--repository", metavar="DIR", type=click.Path(exists=True, file_okay=False), default=".",
     help="where to look up the commits between two sessions (default: the current folder)",
 )  # fmt: skip
-@click.option(
-    "--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False),
-    help="also write all sessions and findings to FILE",
-)  # fmt: skip
-@click.option(
-    "--markdown", metavar="FILE", type=click.Path(dir_okay=False), help="also write Markdown"
-)
+@out_file("json", "also write all sessions and findings to FILE")
+@out_file("markdown", "also write Markdown")
 def history(
     name: str, more: tuple[str, ...], figures: tuple[str, ...], chosen: tuple[str, ...],
-    rate: str, pool_machines: bool, repository: str, json_file: str | None,
-    markdown: str | None, baselines: str | None, **given: Any,
+    rate: str, pool_machines: bool, repository: str, **given: Any,
 ) -> None:  # fmt: skip
     """Show a baseline's sessions over time: steps, with the commits between, drifts, two modes.
 
@@ -170,16 +155,12 @@ def history(
 
     Exit status: 0 whatever is found, 2 for wrong usage or input.
     """
-    from pytest_hwqueue.errors import HwqError
     from pytest_hwqueue.history.analysis import LEAST_P, analyse
     from pytest_hwqueue.history.series import arrange
-    from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.document import markdown as as_markdown
-    from pytest_hwqueue.reports.grid import print_document
     from pytest_hwqueue.reports.history import history_document
     from pytest_hwqueue.settings.values import share
 
-    store = open_store(baselines, packaged=True)
+    store = open_store(given["baselines"], packaged=True)
     settings = gate_settings(given)
     accepted = share(_MOST_RATE)("--rate", rate)
     if accepted < LEAST_P:
@@ -196,12 +177,7 @@ def history(
         series, labels, _lookup(Path(repository)), settings,
         rate=accepted, pool_machines=pool_machines,
     )  # fmt: skip
-    document = history_document(found)
-    print_document(document)
-    if json_file is not None:
-        write_text(Path(json_file), found.model_dump_json(by_alias=True) + "\n")
-    if markdown is not None:
-        write_text(Path(markdown), as_markdown(document))
+    output(history_document(found), given, lambda: found.model_dump_json(by_alias=True) + "\n")
 
 
 def _sources(text: str, store: Store) -> list[Source]:

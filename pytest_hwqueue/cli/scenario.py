@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from pytest_hwqueue.cli.options import parsed_setting
+from pytest_hwqueue.cli.options import parsed_setting, say
 from pytest_hwqueue.errors import BadOption, HwqError, refused_as, within
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ MEASURING_OPTIONS = (
     "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
     "preloads", "weights",
 )  # fmt: skip
-INTERRUPTED, USAGE, _NOTHING_SELECTED = 2, 4, 5
-OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_NOTHING_SELECTED = 5
 
 
 def wanted_cases(
@@ -178,35 +177,26 @@ def interrupts() -> Iterator[list[bool]]:
         happened.append(True)
 
 
-def session_devices(
-    command: str, folder: Path, given: dict[str, Any]
-) -> AbstractContextManager[None]:
+def session_devices(folder: Path, given: dict[str, Any]) -> AbstractContextManager[None]:
     """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
     from pytest_hwqueue.devices.lease import session_leases
 
-    timeout_s = parsed_setting("lease-timeout", given["lease_timeout"])
-    return session_leases(
-        folder.name, lambda text: click.echo(f"hwq {command}: {text}", err=True), timeout_s
-    )
+    return session_leases(folder.name, say, parsed_setting("lease-timeout", given["lease_timeout"]))
 
 
 def which_settings(
     scenario: Scenario, file: Path, given: dict[str, Any], folder: str
 ) -> WhichSettings:
     """Return how runs are measured; records go to this folder in --dir."""
-    from pytest_hwqueue.devices.kinds import choose_devices
-    from pytest_hwqueue.plugin.cells import resolve_size
+    from pytest_hwqueue.plugin.cells import only_device, resolve_size
     from pytest_hwqueue.records.noise import provenance_of
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
     from pytest_hwqueue.schedulers.syntax import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
 
-    devices = choose_devices(parsed_setting("device", given["device"]))
-    if len(devices) > 1:
-        labels = ", ".join(device.label for device in devices)
-        raise BadOption("--device", "all", f"tenants share one device; choose from {labels}")
+    device = only_device(parsed_setting("device", given["device"]))
     size = parsed_setting("size", given["size"])
-    duration_s = scenario.duration_s(resolve_size(size, devices[0].kind))
+    duration_s = scenario.duration_s(resolve_size(size, device.kind))
     if given.get("duration") is not None:
         duration_s = seconds("--duration", given["duration"])
     here = Path.cwd()
@@ -220,7 +210,7 @@ def which_settings(
     with refused_as("--commit", commit):
         provenance = provenance_of(file.absolute().parent, commit)
     return WhichSettings(
-        device=devices[0].label,
+        device=device.label,
         size=size,
         duration_s=duration_s,
         seed=parsed_setting("seed", given["seed"]),

@@ -16,7 +16,6 @@ from pytest_hwqueue.plugin.state import (
     SCENARIO,
     SCENARIOS_LEFT_OUT,
     SETTINGS,
-    WORKER_KEY,
     hwq,
     hwq_beside,
     hwq_device,
@@ -25,6 +24,7 @@ from pytest_hwqueue.plugin.state import (
     hwq_scheduler,
     hwq_streams,
     is_scenario,
+    is_worker,
     isolates,
     wrong_usage,
 )
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
     from pytest_hwqueue.ranks.launched import LaunchedRank
     from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.settings.options import Settings
     from pytest_hwqueue.verdicts.judging import Judgement
 
 __all__ = [
@@ -133,7 +132,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _launched(config: pytest.Config) -> LaunchedRank | None:
     """Return this session's rank if a launcher started several, or None."""
-    if "RANK" not in os.environ or _is_worker(config):
+    if "RANK" not in os.environ or is_worker(config):
         return None
     from pytest_hwqueue.ranks.launched import launched_rank
 
@@ -150,15 +149,17 @@ class _LateMeasuring:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Load the measuring parts of the plugin, and give them this report as their first."""
-        has_records = getattr(report, "hwq_records", None)
-        if has_records and not self._manager.has_plugin("hwqueue-measuring"):
+        of_scenario = getattr(report, "hwq_scenarios", None)
+        if not (of_scenario or getattr(report, "hwq_records", None)):
+            return
+        if not self._manager.has_plugin("hwqueue-measuring"):
             from pytest_hwqueue.plugin.budget import Budget
             from pytest_hwqueue.plugin.measuring import Measuring
 
             measuring = Measuring(self._config, [], Budget(self._config, []))
             self._manager.register(measuring, "hwqueue-measuring")
             measuring.pytest_runtest_logreport(report)
-        if getattr(report, "hwq_scenarios", None):
+        if of_scenario:
             from pytest_hwqueue.plugin.scenario_session import scenario_session
 
             if not self._manager.has_plugin("hwqueue-scenarios"):
@@ -246,10 +247,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         select(config, items, measuring)
 
 
-def _counts_runs(settings: Settings) -> bool:
-    return bool(settings.save or settings.compare) or (settings.runs or 1) > 1
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, None]:
     """Refuse a session that would measure nothing; then open the measuring session."""
@@ -266,9 +263,10 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, N
     yield
     items = [item for item in session.items if measures(item)]
     either = [item for item in session.items if measures(item) or is_scenario(item)]
-    if not either or config.option.collectonly or _is_worker(config):
+    if not either or config.option.collectonly or is_worker(config):
         return
     from pytest_hwqueue.plugin.budget import Budget
+    from pytest_hwqueue.plugin.measuring import Measuring
     from pytest_hwqueue.plugin.selection import AskedFor
     from pytest_hwqueue.plugin.session import keep_devices
 
@@ -276,11 +274,10 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, N
     config.pluginmanager.register(AskedFor(config, either), "hwqueue-asked")
     budget = Budget(config, either)
     # Where runs count, a scenario's tenants are cells, measured and held against baselines.
-    items = either if _counts_runs(config.stash[SETTINGS]) else items
-    if items:
-        from pytest_hwqueue.plugin.measuring import Measuring
-
-        config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
+    settings = config.stash[SETTINGS]
+    counted = settings.save or settings.compare or (settings.runs or 1) > 1
+    items = either if counted else items
+    config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
     # Registered last, it is asked first whether a test may begin.
     config.pluginmanager.register(budget, "hwqueue-budget")
 
@@ -301,15 +298,11 @@ def _refuse(session: pytest.Session) -> None:
     if only_shows or failed or any(map(is_scenario, session.items)):
         return None
     asked = needs_measuring(config, config.stash[SETTINGS])
-    if asked and not _is_worker(config):
+    if asked and not is_worker(config):
         from pytest_hwqueue.plugin.selection import refuse_unmeasured
 
         refuse_unmeasured(config, asked)
     return None
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    return WORKER_KEY in getattr(config, "workerinput", {})
 
 
 @pytest.hookimpl(tryfirst=True)

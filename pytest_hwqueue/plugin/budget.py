@@ -293,12 +293,9 @@ class Budget:
         return text if left_s is None else f"{text}, about {duration(left_s)} left"
 
     def _session_folder(self) -> Path | None:
-        for name in ("hwqueue-measuring", "hwqueue-scenarios"):
-            plugin = self._config.pluginmanager.get_plugin(name)
-            folder: Path | None = getattr(getattr(plugin, "session", None), "folder", None)
-            if folder is not None and folder.is_dir():
-                return folder
-        return None
+        plugin = self._config.pluginmanager.get_plugin("hwqueue-measuring")
+        folder: Path | None = getattr(getattr(plugin, "session", None), "folder", None)
+        return folder if folder is not None and folder.is_dir() else None
 
     def _read(self) -> dict[str, float]:
         """Return how long each test took when an earlier session of this folder last ran it.

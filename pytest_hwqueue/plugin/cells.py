@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,11 @@ import pytest
 from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import noise_id
-from pytest_hwqueue.plugin.ranks import ranks_of, workload_of
-from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario
+from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
+from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.registry import Declaration
+from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, workload_class
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
@@ -106,7 +106,6 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
         BadInput: naming the parameter, its value and what is valid.
 
     """
-    from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
     from pytest_hwqueue.workloads.workload import parameters_for
 
     for name, value in settings.param:
@@ -136,19 +135,14 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
 
     """
     parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
-    launched = launched_rank(os.environ)
-    ranks = 1 if launched is None else launched.size
-    if launched is None and workload is not None:
-        ranks = ranks_of(workload, device, settings.ranks)
-    if launched is not None or ranks > 1:
+    ranks = ranks_together(workload, device, settings.ranks)
+    if launched_rank(os.environ) is not None or ranks > 1:
         parts.append(f"{ranks}ranks")
     if workload is not None:
         kind = device.partition(":")[0]
         size = resolve_size(settings.size, kind)
         parts += [] if size == default_size(kind) else [size]
         if settings.param:
-            from pytest_hwqueue.workloads.registry import workload_class
-
             given = given_parameters(settings, workload_class(workload.name))
             parts += [f"{name}={value}" for name, value in given.items()]
     return "".join(f"-{part}" for part in parts)
@@ -226,9 +220,8 @@ def auto_dispatch(workload: Declaration | None, device: str, ranks: int | None) 
     """
     if workload is None or not capabilities_of(device).graphs_by_default:
         return "eager"
-    launched = launched_rank(os.environ)
-    size = ranks_of(workload, device, ranks) if launched is None else launched.size
-    return "eager" if workload.graph_refusal(size) else "graph"
+    refused = workload.graph_refusal(ranks_together(workload, device, ranks))
+    return "eager" if refused else "graph"
 
 
 @cache
@@ -283,7 +276,7 @@ def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedC
         return None
     planned = []
     for item in items:
-        parameters: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        parameters = parameters_of(item)
         dispatch = parameters.get("hwq_dispatch")
         known = PlannedCell(
             device=parameters.get("hwq_device"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.errors import NotApplicable, RecordError
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.cells import (
     default_size,
@@ -20,21 +21,18 @@ from pytest_hwqueue.plugin.cells import (
     trace_plan,
 )
 from pytest_hwqueue.plugin.noise import under_noise
+from pytest_hwqueue.plugin.ranks import ranks_together
 from pytest_hwqueue.plugin.session import provenance
-from pytest_hwqueue.plugin.state import NOISE, NOTES, ONLY_TRACED, PLANNED, RUN
+from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.records.cell import Cell, RunRecord
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pytest_hwqueue.devices.protocol import Device, Stream
-    from pytest_hwqueue.harness.cell import OpenCell
-    from pytest_hwqueue.harness.program import Program
-    from pytest_hwqueue.plugin.session import RecordSink
-    from pytest_hwqueue.records.cell import Cell, RunRecord
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.schedulers.syntax import Scheduler
-    from pytest_hwqueue.settings.options import Settings
     from pytest_hwqueue.workloads.own_function import FunctionWorkload, MakeStep
     from pytest_hwqueue.workloads.workload import Workload
 
@@ -54,22 +52,22 @@ class Hwq:
     def __init__(
         self,
         request: pytest.FixtureRequest,
-        settings: Settings,
         device: Device,
         streams: int,
         scheduler: Scheduler,
         dispatch: str,
         noise: str,
-        sink: RecordSink,
     ) -> None:
+        stash = request.config.stash
         self._request = request
-        self._settings = settings
+        self._settings = stash[SETTINGS]
+        self._assignment = stash.get(ASSIGNMENT, Assignment())
         self._device = device
         self._streams = streams
         self._scheduler = scheduler
         self._dispatch = dispatch
         self._noise = noise
-        self._sink = sink
+        self._sink = stash[SINK]
         self.records: list[RunRecord] = []
 
     def run(self, workload: str | None = None, **parameters: Any) -> RunRecord:
@@ -83,7 +81,6 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.errors import NotApplicable
         from pytest_hwqueue.workloads.registry import workload_class
         from pytest_hwqueue.workloads.workload import Where, parameters_for
 
@@ -106,8 +103,7 @@ class Hwq:
         cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))
         urgency = found.urgency(self._streams)
         made = make({})
-        launched = launched_rank(os.environ)
-        ranks = 1 if launched is None else launched.size
+        ranks = ranks_together(None, self._device.label, None)
         try:
             made.require_applicable(Where(self._device.kind, self._streams, ranks, self._dispatch))
         except NotApplicable as error:
@@ -192,8 +188,6 @@ class Hwq:
     def _cell(
         self, name: str, streams: int, size: str | None, parameters: dict[str, Any], variant: str
     ) -> Cell:
-        from pytest_hwqueue.records.cell import Cell
-
         launched = launched_rank(os.environ)
         ranks = "" if launched is None else f"{launched.size}ranks"
         own = self._request.node.stash.get(NOISE, None)
@@ -221,22 +215,22 @@ class Hwq:
         family: str | None,
         mark: str | None,
     ) -> RunRecord:
-        from pytest_hwqueue.errors import RecordError
+        from pytest_hwqueue.causes.traced_cell import find_causes
         from pytest_hwqueue.harness.cell import CellRequest
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRunner
         from pytest_hwqueue.ranks.cell import measure_cell
         from pytest_hwqueue.schedulers.syntax import impossible_split, unavailable_for_cell
 
-        settings = self._settings
-        only_traced = self._request.config.stash.get(ONLY_TRACED, False)
-        planned = self._request.config.stash.get(PLANNED, {}).get(cell.id)
+        settings, assignment = self._settings, self._assignment
+        only_traced, planned = assignment.only_traced, assignment.planned.get(cell.id)
         stretch = 1 if planned is None else COMPARED_TIME_STRETCH
         refused = unavailable_for_cell(
             self._scheduler, self._device.kind, urgency
         ) or impossible_split(self._scheduler, self._device, urgency)
         if refused:
             pytest.skip(refused)
+        plan = trace_plan(settings, only_traced)
         nodeid, launched = self._request.node.nodeid, launched_rank(os.environ)
         request = CellRequest(
             cell=cell,
@@ -258,14 +252,14 @@ class Hwq:
             trace_folder=settings.profile_dir if settings.profile else None,
             record_folder=self._sink.folder if launched is None or launched.rank == 0 else None,
             samples=None if only_traced or settings.iterations else planned or settings.samples,
-            run=self._request.config.stash.get(RUN, 1),
-            notes=self._request.config.stash.get(NOTES, ()),
+            run=assignment.run,
+            notes=tuple(assignment.notes),
             faults=settings.fault,
             noise=self._noise_runner(),
-            find_causes=self._find_causes(only_traced),
+            find_causes=None if plan is None else partial(find_causes, plan),
             only_traced=only_traced,
             throughput_pass=measures_throughput(settings),
-            lean=lean(settings, workload, self._request.config.stash.get(RUN, 1)),
+            lean=lean(settings, workload, assignment.run),
         )
         sink, session = self._sink, self._sink.session
         session.cell_begins(cell)
@@ -301,12 +295,6 @@ class Hwq:
         if not self._settings.noise:
             return None
         return partial(under_noise, self._sink.session, self._noise)
-
-    def _find_causes(self, only_traced: bool) -> Callable[[OpenCell, Program], None] | None:
-        from pytest_hwqueue.causes.traced_cell import find_causes
-
-        plan = trace_plan(self._settings, only_traced)
-        return None if plan is None else partial(find_causes, plan)
 
     def _note_properties(self, record: RunRecord) -> None:
         """Expose the figures to JUnit and other reporters."""

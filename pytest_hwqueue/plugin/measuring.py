@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import pytest
@@ -19,9 +20,18 @@ from pytest_hwqueue.plugin.session import (
     MeasuringSession,
     RecordSink,
     attach_records,
+    records_of,
     report_session,
 )
-from pytest_hwqueue.plugin.state import PLANNED, REFUSED, SETTINGS, SINK, is_scenario, isolates
+from pytest_hwqueue.plugin.state import (
+    ASSIGNMENT,
+    REFUSED,
+    SETTINGS,
+    SINK,
+    Assignment,
+    is_scenario,
+    isolates,
+)
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
@@ -36,24 +46,11 @@ if TYPE_CHECKING:
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
-class Judge(Protocol):
-    """Decides from the reports so far which tests need further runs."""
-
-    def taken(self, report: pytest.TestReport) -> None:
-        """Take a run's report, with its records."""
-
-    def wanted(self) -> Sequence[str]:
-        """Node ids of tests to run once more, in order; empty once all are decided."""
-
-    def outcome(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Change the reports of one run of a test to the outcome of all its runs."""
-
-
 class Replication:
     """Runs of all tests, measured at the first test's turn."""
 
     def __init__(
-        self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Judge,
+        self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Measuring,
         budget: Budget,
     ) -> None:  # fmt: skip
         self._runner = runner
@@ -139,14 +136,14 @@ class Measuring:
                 config, self._settings, self.session.folder, self.session.records, progress.show
             )
             self._regression.check(possible)
-            config.stash[PLANNED] = self._regression.planned_samples()
+            config.stash[ASSIGNMENT] = Assignment(planned=self._regression.planned_samples())
         runs = self._settings.runs or 1
         if self._regression is not None:
             runs = self._regression.first_runs
         if self._isolation is not None and (runs > 1 or self._regression is not None):
-            from pytest_hwqueue.plugin.scenario_items import EachInItsWay, ScenarioRounds
+            from pytest_hwqueue.plugin.scenario_items import Runner
 
-            runner = EachInItsWay(self._isolation, ScenarioRounds(self._sink()))
+            runner = Runner(self._isolation, self._sink())
             self._replication = Replication(runner, possible, runs, self, budget)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -222,11 +219,12 @@ class Measuring:
         self._tails_explained = True
         cells = regression.failing_tails()
         if cells and self._budget.allows_causes():
-            from pytest_hwqueue.plugin.session_reports import TracedRuns
+            from pytest_hwqueue.plugin.session_reports import causes_of
 
-            runs = TracedRuns(self._config, self.session, self._items, self._progress)
-            regression.explain_tails(runs.causes_of(cells))
-            self._interrupted = runs.interrupted
+            lines, self._interrupted = causes_of(
+                cells, self._config, self.session, self._items, self._progress
+            )
+            regression.explain_tails(lines)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
@@ -235,7 +233,7 @@ class Measuring:
         item = self._items.get(report.nodeid)
         if item is None or not asks_for_benchmark(self._config):
             return
-        for record in self.session.records_of(report):
+        for _, record in records_of(report, []):
             try:
                 mirror(item, record)
             except ValueError as error:
@@ -259,12 +257,10 @@ class Measuring:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the tables."""
-        records = self.session.records
-        if records:
+        if self.session.records:
             self._write_tables(terminalreporter)
-        if self.session.problems:
-            for problem in self.session.problems:
-                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+        for problem in self.session.problems:
+            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_hwqueue.reports.outcome import annotate, stored_lines
@@ -288,7 +284,7 @@ class Measuring:
         else:
             text = render(
                 records, width=width, colour=colour, changes=changes,
-                scaling=self._config.pluginmanager.has_plugin("hwqueue-sweeping"),
+                scaling=self._config.pluginmanager.has_plugin("pytest_hwqueue.plugin.session_reports"),
             )  # fmt: skip
         terminalreporter.write(text.rstrip("\n") + "\n")
         if any(record.noise is not None for record in records):
@@ -332,9 +328,7 @@ class Measuring:
     def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Tear down what an earlier test in this process kept for one run in the worker."""
 
-        def tear_down() -> None:
-            item.session._setupstate.teardown_exact(nextitem)
-
+        tear_down = partial(item.session._setupstate.teardown_exact, nextitem)
         call = pytest.CallInfo.from_call(tear_down, when="teardown")
         if call.excinfo is not None:
             report = pytest.TestReport.from_item_and_call(item, call)

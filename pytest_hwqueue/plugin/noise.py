@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path, PurePath
-from tempfile import mkdtemp
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
-from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.plugin.state import SETTINGS, SINK, WORKER_KEY, wrong_usage
+from pytest_hwqueue.plugin.state import SETTINGS, SINK, is_worker, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.candidate import Candidate
     from pytest_hwqueue.plugin.worker.calls import SessionCalls
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.settings.options import Settings
@@ -37,56 +32,6 @@ def noise_places(config: pytest.Config) -> NoisePlaces:
     return NoisePlaces(place, settings.noise_size)
 
 
-class ItemNoise:
-    """The background noise of one test; `close` ends whatever still runs."""
-
-    def __init__(self, config: pytest.Config, records: Path) -> None:
-        """Take the folders and sizes that noises need, and the folder for their logs."""
-        self._places = noise_places(config)
-        self._records = records
-        self._stack = ExitStack()
-        self._running: RunningNoise | None = None
-        self._round: RunningNoise | None = None
-        # Other processes of the session would be disturbed as well, and measure.
-        self._shared = hasattr(config, "workerinput")
-
-    def begin(self, name: str, pid: int, seconds: int) -> None:
-        """Start a noise for a process.
-
-        Raises:
-            NotProven: if it cannot be started.
-
-        """
-        if self._shared:
-            raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
-        logs = Path(mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._records))
-        noise = open_noise(name, self._places)
-        self._running = self._stack.enter_context(running(noise, pid, logs, seconds))
-
-    def end(self) -> NoiseRound:
-        """End it; return what it did."""
-        assert self._running is not None
-        found = self._running.end_round()
-        self.close()
-        return found
-
-    def begin_round(self) -> None:
-        """Begin another round with the same load, separate from the one that `end` reports."""
-        assert self._running is not None
-        self._round = self._running.another_round()
-
-    def end_round(self) -> NoiseRound:
-        """End that round and return what happened in it."""
-        assert self._round is not None
-        found, self._round = self._round.end_round(), None
-        return found
-
-    def close(self) -> None:
-        """End whatever still runs."""
-        self._running = self._round = None
-        self._stack.close()
-
-
 @contextmanager
 def under_noise(session: SessionCalls, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
     """Run a noise during the ``with`` block; the list then holds what it did.
@@ -96,22 +41,17 @@ def under_noise(session: SessionCalls, noise: str, seconds: int) -> Iterator[lis
 
     """
     session.begin_noise(noise, seconds)
-    rounds: list[NoiseRound] = []
-    try:
+    with _ended_by(session.end_noise) as rounds:
         yield rounds
-    finally:
-        rounds.append(session.end_noise())
 
 
 @contextmanager
-def _another_round(session: SessionCalls) -> Iterator[list[NoiseRound]]:
-    """Observe the running noise during the ``with`` block; the list then holds what it did."""
-    session.begin_noise_round()
+def _ended_by(end: Callable[[], NoiseRound]) -> Iterator[list[NoiseRound]]:
     rounds: list[NoiseRound] = []
     try:
         yield rounds
     finally:
-        rounds.append(session.end_noise_round())
+        rounds.append(end())
 
 
 class NoiseBlock:
@@ -190,7 +130,8 @@ class HwqNoise:
         session = self._request.config.stash[SINK].session
         if self.running == NONE:
             return under_noise(session, NONE, seconds)
-        return _another_round(session)
+        session.begin_noise_round()
+        return _ended_by(session.end_noise_round)
 
     def _refusal(self, name: str) -> str | None:
         """Return why a noise cannot run here, or None."""
@@ -200,33 +141,15 @@ class HwqNoise:
 
     def _impossible(self, name: str) -> str | None:
         """Return why this test cannot have background noise on any machine, or None."""
-        callspec = getattr(self._request.node, "callspec", None)
-        parameters = {} if callspec is None else callspec.params
-        device = str(parameters.get("hwq_device", self._settings.device))
+        device = str(parameters_of(self._request.node).get("hwq_device", self._settings.device))
         if reason := why_noise_is_impossible(name, device, launched_rank(os.environ) is not None):
             return reason
-        if WORKER_KEY in getattr(self._request.config, "workerinput", {}):
+        if is_worker(self._request.config):
             return None
         return (
             f"noise {name} needs a separate worker process: leave out --hwq-isolation=none, --pdb, "
             "--trace"
         )
-
-
-def refusal_of_noise(test: Candidate) -> str | None:
-    """Return why a test cannot have its background noise here, or None.
-
-    Raises:
-        pytest.UsageError: if there is no such noise.
-
-    """
-    if test.noise == NONE:
-        return None
-    reason = why_noise_is_impossible(test.noise, test.device, test.ranked)
-    if reason is not None or test.in_worker:
-        return reason
-    with wrong_usage("--hwq-noise"):
-        return open_noise(test.noise, noise_places(test.config)).unavailable()
 
 
 def why_noise_is_impossible(name: str, device: str, ranked: bool) -> str | None:

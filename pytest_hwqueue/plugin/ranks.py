@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of, visible_accelerators
 from pytest_hwqueue.plugin.state import SETTINGS, parameters_of, wrong_usage
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank
-from pytest_hwqueue.workloads.registry import declaration
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.candidate import Candidate
-    from pytest_hwqueue.workloads.registry import Declaration
-
+from pytest_hwqueue.workloads.registry import Declaration, declaration
 
 _FINISHED = "finished"
 # How long rank 0 may take to end after another one, in seconds: its last test may have waited.
@@ -88,6 +83,14 @@ def ranks_needed(item: pytest.Item) -> int:
     return ranks_of(found, device, item.config.stash[SETTINGS].ranks)
 
 
+def ranks_together(workload: Declaration | None, device: str, asked: int | None) -> int:
+    """Return how many ranks run a workload, whoever starts them; see `ranks_of`."""
+    launched = launched_rank(os.environ)
+    if launched is not None:
+        return launched.size
+    return 1 if workload is None else ranks_of(workload, device, asked)
+
+
 def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
     """Return how many ranks to start for a workload on a device; by default one per accelerator.
 
@@ -105,31 +108,6 @@ def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
     if can.host:
         return _ON_THE_HOST
     return max(1, visible_accelerators()[1]) if can.several_ranks else 1
-
-
-def refusal_of_ranks(test: Candidate) -> str | None:
-    """Return why a test cannot run on its ranks, or None."""
-    launched = test.launched
-    size = test.ranks if launched is None else launched.size
-    if size == 1:
-        return None
-    how = f"--hwq-ranks={size}" if launched is None else f"{size} ranks"
-    if not test.isolated and not test.in_worker:
-        return f"{how} need separate processes: leave out --hwq-isolation=none, --pdb, --trace"
-    if not test.capabilities.several_ranks:
-        return f"a simulated device has one rank, not {size}"
-    if test.device and not test.capabilities.host:
-        count = visible_accelerators()[1]
-        local = size if launched is None else launched.local_size
-        if test.device != test.kind:
-            return (
-                f"{how} take one device each, from the first: --hwq-device={test.kind}, not "
-                f"{test.device}"
-            )
-        # A launcher may let each rank see its own accelerator only.
-        if local > count and (launched is None or count != 1):
-            return f"{how} need as many accelerators, and {count} are visible"
-    return None
 
 
 def local_device(label: str) -> str:

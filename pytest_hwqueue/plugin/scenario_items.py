@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -17,16 +17,14 @@ from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
-from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
-from pytest_hwqueue.scenarios.runs import ScenarioRuns
+from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
+from pytest_hwqueue.scenarios.runs import Decides, ScenarioRuns
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.isolation import Isolation
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.goals import GoalResult
-    from pytest_hwqueue.scenarios.planned_runs import PlannedRun
-    from pytest_hwqueue.scenarios.runs import Decides
     from pytest_hwqueue.scenarios.traced import Trace
 
 
@@ -201,72 +199,42 @@ def _explained(record: ColocationRecord) -> str:
     return "\n".join(lines)
 
 
-Emit = Callable[[pytest.TestReport], None]
+class Runner:
+    """Runs scenario tests from this process, which starts their tenants, and others in workers."""
 
-
-class Runner(Protocol):
-    """Runs single tests on demand."""
-
-    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        """From now on, measure these tests once more, in fresh processes."""
-
-    def run(self, item: pytest.Item, report: Emit) -> None:
-        """Run a test and pass each of its reports to ``report``."""
-
-
-class ScenarioRounds:
-    """Runs scenario tests from this process: their tenants are fresh processes anyway."""
-
-    def __init__(self, sink: RecordSink) -> None:
+    def __init__(self, isolation: Isolation, sink: RecordSink) -> None:
+        self._isolation = isolation
         self._sink = sink
 
     def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        """From now on, measure these tests once more."""
-        for item in items:
-            assert isinstance(item, ScenarioItem)
+        """From now on, measure these tests once more, in fresh processes."""
+        scenarios = [item for item in items if isinstance(item, ScenarioItem)]
+        self._isolation.begin_round(run, [item for item in items if item not in scenarios])
+        for item in scenarios:
             item.begin_run(run)
 
-    def run(self, item: pytest.Item, report: Emit) -> None:
-        """Run a test; the report of its call carries a record for each tenant."""
-        assert isinstance(item, ScenarioItem)
-        phases: list[tuple[Literal["setup", "call", "teardown"], Callable[[], object]]] = [
-            ("setup", _nothing),
-            ("call", item.runtest),
-            ("teardown", _nothing),
-        ]
-        for when, phase in phases:
+    def run(self, item: pytest.Item, report: Callable[[pytest.TestReport], None]) -> None:
+        """Run a test and pass each of its reports to ``report``.
+
+        That of a scenario's call carries a record for each tenant.
+        """
+        if not isinstance(item, ScenarioItem):
+            return self._isolation.run(item, report)
+        # A worker has the device open, and may hold its lease.
+        self._isolation.close()
+        phases: tuple[Literal["setup", "call", "teardown"], ...] = ("setup", "call", "teardown")
+        for when in phases:
             call = pytest.CallInfo.from_call(
-                phase, when, reraise=(KeyboardInterrupt, pytest.exit.Exception)
-            )
+                item.runtest if when == "call" else _nothing, when,
+                reraise=(KeyboardInterrupt, pytest.exit.Exception),
+            )  # fmt: skip
             made = item.ihook.pytest_runtest_makereport(item=item, call=call)
             if when == "call":
                 for record in item.tenant_records():
                     self._sink.record(record)
                 attach_records(made, self._sink.take())
             report(made)
-
-
-class EachInItsWay:
-    """Gives scenario tests to one runner, and all others to the workers' runner."""
-
-    def __init__(self, isolation: Isolation, scenarios: ScenarioRounds) -> None:
-        self._isolation = isolation
-        self._scenarios = scenarios
-
-    def begin_round(self, run: int, items: Sequence[pytest.Item]) -> None:
-        """Begin a round with both runners."""
-        of_scenarios = [item for item in items if isinstance(item, ScenarioItem)]
-        self._isolation.begin_round(run, [item for item in items if item not in of_scenarios])
-        self._scenarios.begin_round(run, of_scenarios)
-
-    def run(self, item: pytest.Item, report: Emit) -> None:
-        """Run a test with the runner that it needs."""
-        if isinstance(item, ScenarioItem):
-            # A worker has the device open, and may hold its lease.
-            self._isolation.close()
-            self._scenarios.run(item, report)
-        else:
-            self._isolation.run(item, report)
+        return None
 
 
 def _nothing() -> None:

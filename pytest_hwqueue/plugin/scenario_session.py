@@ -12,9 +12,9 @@ import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
-from pytest_hwqueue.plugin.selection import ScenarioCandidate, refusal_of_scenario, weights_folder
-from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance, report_session
-from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, TENANT_SERVERS, is_scenario, wrong_usage
+from pytest_hwqueue.plugin.checks import refusal_of_scenario, weights_folder
+from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
+from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, wrong_usage
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
@@ -58,8 +58,8 @@ class ScenarioSession:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._settings = config.stash[SETTINGS]
-        self._own: MeasuringSession | None = None
         self._goals: list[tuple[str, str]] = []
+        self._tenant_server: ForkServer | None = None
         # Of scenarios with noises, each tenant's of each round.
         self._under_noise: list[RunRecord] = []
 
@@ -93,7 +93,7 @@ class ScenarioSession:
 
                 planned = planned_looks(round(plan.duration_s * 1e9), number, round(1 / share))
                 looks = Looks(planned, decides)
-            record = measure(plan, self._config, self._folder(), number, looks=looks)
+            record = self._measure(plan, self._folder(), number, looks=looks)
             if record.noise is not None:
                 from pytest_hwqueue.tenancy.cells import tenant_records
 
@@ -109,9 +109,55 @@ class ScenarioSession:
             run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
         ) -> ColocationRecord:
             plan = self._plan(scenario, folder, run, peaks_per_s, self._at_most(duration_s), 1)
-            return measure(plan, self._config, self._folder() / "traced", 1, traced=True)
+            return self._measure(plan, self._folder() / "traced", 1, traced=True)
 
         return trace
+
+    def _measure(
+        self, plan: Colocation, folder: Path, number: int, *, traced: bool = False,
+        looks: Looks | None = None,
+    ) -> ColocationRecord:  # fmt: skip
+        """Run a plan on its device; on return its record is in ``folder``."""
+        from pytest_hwqueue.noise.neighbours import open_noise
+        from pytest_hwqueue.plugin.noise import noise_places
+        from pytest_hwqueue.schedulers.syntax import opened_or_not
+        from pytest_hwqueue.tenancy.colocation import colocate
+        from pytest_hwqueue.tenancy.tenant_processes import Limits
+
+        config, settings = self._config, self._settings
+        progress = Progress(config)
+        try:
+            return colocate(
+                plan,
+                opened_or_not(
+                    plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)
+                ),
+                lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
+                folder,
+                limits=Limits(settings.timeout, settings.timeout),
+                noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
+                command=command_line(config),
+                provenance=provenance(config),
+                run=number,
+                traced=traced,
+                server=self._server(plan),
+                looks=looks,
+            )
+        finally:
+            progress.clear()
+
+    def _server(self, plan: Colocation) -> ForkServer | None:
+        """Return the fork server of the session's device, or None if it forks no tenants."""
+        if not capabilities_of(plan.device).tenant_processes:
+            return None
+        from pytest_hwqueue.tenancy.tenant_processes import tenant_server
+
+        if self._tenant_server is None:
+            workloads = [each.workload for each in plan.tenants if each.workload is not None]
+            models = [each.model for each in plan.tenants if each.model is not None]
+            self._tenant_server = tenant_server(plan.device, workloads, models)
+            self._config.add_cleanup(self._tenant_server.close)
+        return self._tenant_server
 
     def _at_most(self, duration_s: float) -> float:
         if is_given(self._config, "max-time"):
@@ -154,9 +200,7 @@ class ScenarioSession:
     ) -> None:
         """Select by --hwq-scheduler; leave scenarios out of sessions about cells."""
         about_cells = self._about_cells()
-        asked = None
-        if is_given(config, "scheduler"):
-            asked = self._settings.scheduler
+        asked = self._settings.scheduler if is_given(config, "scheduler") else None
         found = _scenario_items(items)
         left_out = [
             item
@@ -182,22 +226,13 @@ class ScenarioSession:
             with wrong_usage():
                 check_functions(scenario, file)
         for item in items:
-            test = ScenarioCandidate(self._config, item.scenario, item.case, item.path.parent)
-            reason = refusal_of_scenario(test)
+            reason = refusal_of_scenario(item)
             if reason is not None:
                 item.stash[REFUSED] = reason
                 item.add_marker(pytest.mark.skip(reason=reason))
         if all(REFUSED in item.stash for item in session.items):
             reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
             raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Check that records can be written, before anything is measured."""
-        items = _scenario_items(session.items)
-        if items and not session.config.option.collectonly and self._measuring() is None:
-            self.session.prepare()
-        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -214,128 +249,49 @@ class ScenarioSession:
         folder = getattr(report, "hwq_scenarios", None)
         if folder is None:
             return
-        self.session.scenario_folders.add(Path(folder))
+        self._session.scenario_folders.add(Path(folder))
         if report.when == "call":
             for name, text in report.user_properties:
                 if name in (GOAL, CAUSES):
                     self._goals.append((report.nodeid, str(text)))
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Write the session file, unless the plugin's part for cells does."""
-        if self._own is not None:
-            if self._measuring() is None:
-                self._own.finish(session)
-                report_session(self._config, self._own, [])
-            else:
-                # xdist's controller hears of cells when the first has been measured.
-                self.session.scenario_folders |= self._own.scenario_folders
-        return (yield)
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """List each goal's outcome: tests pass with undecided ones, but not silently."""
+        if not self._config.pluginmanager.has_plugin("hwqueue-measuring"):
+            return
+        from pytest_hwqueue.reports.noise_losses import noise_lines
+
+        session = self._session
         if self._goals:
             simulated = capabilities_of(self._settings.device).simulated
             label = f" (simulated: {self._settings.device})" if simulated else ""
             terminalreporter.write_sep("=", f"goals of scenarios{label}")
         for nodeid, text in self._goals:
             terminalreporter.write_line(f"{nodeid}: {text}")
-        for line in self._losses():
-            terminalreporter.write_line(line)
-        if self._own is not None and self._measuring() is None:
-            terminalreporter.write_line(f"records: {self._own.folder}")
-            for problem in self._own.problems:
-                terminalreporter.write_line(f"hwqueue: {problem}", red=True)
-
-    def _losses(self) -> list[str]:
-        """Print what noises cost tenants, unless they are among the session's cells."""
-        from pytest_hwqueue.reports.noise_losses import noise_lines
-
-        cells = [] if self._measuring() is None else self._measuring().session.records
-        return (
-            [] if any(each.family == TENANTS for each in cells) else noise_lines(self._under_noise)
-        )
+        # What noises cost tenants, unless they are among the session's cells.
+        if not any(record.family == TENANTS for record in session.records):
+            for line in noise_lines(self._under_noise):
+                terminalreporter.write_line(line)
+        if session.scenario_folders and not session.records:
+            terminalreporter.write_line(f"records: {session.folder}")
 
     def _about_cells(self) -> str:
         """Return an option that makes this a session about cells, or an empty string."""
-        for name in _FOR_CELLS:
-            if getattr(self._settings, name) not in ("", None, ()):
-                return name
-        return ""
-
-    def _measuring(self) -> Any:
-        return self._config.pluginmanager.get_plugin("hwqueue-measuring")
+        return next((name for name in _FOR_CELLS if getattr(self._settings, name)), "")
 
     @property
-    def session(self) -> MeasuringSession:
-        """The session of the cells, if there are any, else one for scenarios alone."""
-        measuring = self._measuring()
-        if measuring is not None:
-            of_cells: MeasuringSession = measuring.session
-            return of_cells
-        if self._own is None:
-            self._own = MeasuringSession(self._config, self._settings)
-        return self._own
+    def _session(self) -> MeasuringSession:
+        measuring: Any = self._config.pluginmanager.get_plugin("hwqueue-measuring")
+        session: MeasuringSession = measuring.session
+        return session
 
     def _folder(self) -> Path:
         """Folder of the records; under xdist each worker has its own, so names cannot clash."""
         worker = os.environ.get("PYTEST_XDIST_WORKER")
-        session = self.session
+        session = self._session
         folder = session.folder / ("scenarios" if worker is None else f"scenarios-{worker}")
         session.scenario_folders.add(folder)
         return folder
-
-
-def measure(
-    plan: Colocation,
-    config: pytest.Config,
-    folder: Path,
-    number: int,
-    *,
-    traced: bool = False,
-    looks: Looks | None = None,
-) -> ColocationRecord:
-    """Run a plan on its device; on return its record is in ``folder``."""
-    from pytest_hwqueue.noise.neighbours import open_noise
-    from pytest_hwqueue.plugin.noise import noise_places
-    from pytest_hwqueue.schedulers.syntax import opened_or_not
-    from pytest_hwqueue.tenancy.colocation import colocate
-    from pytest_hwqueue.tenancy.tenant_processes import Limits
-
-    progress = Progress(config)
-    settings = config.stash[SETTINGS]
-    try:
-        return colocate(
-            plan,
-            opened_or_not(plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)),
-            lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
-            folder,
-            limits=Limits(settings.timeout, settings.timeout),
-            noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
-            command=command_line(config),
-            provenance=provenance(config),
-            run=number,
-            traced=traced,
-            server=_server(plan, config),
-            looks=looks,
-        )
-    finally:
-        progress.clear()
-
-
-def _server(plan: Colocation, config: pytest.Config) -> ForkServer | None:
-    """Return the fork server for tenants on the plan's device, or None if none can be forked."""
-    if not capabilities_of(plan.device).tenant_processes:
-        return None
-    from pytest_hwqueue.tenancy.tenant_processes import tenant_server
-
-    servers = config.stash.setdefault(TENANT_SERVERS, {})
-    if plan.device not in servers:
-        workloads = [each.workload for each in plan.tenants if each.workload is not None]
-        models = [each.model for each in plan.tenants if each.model is not None]
-        servers[plan.device] = tenant_server(plan.device, workloads, models)
-        config.add_cleanup(servers[plan.device].close)
-    return servers[plan.device]
 
 
 def _scenario_items(items: Sequence[pytest.Item]) -> list[ScenarioItem]:

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from copy import copy
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,23 @@ import pytest
 from pytest_hwqueue.errors import BadInput, HwqError, RecordError
 from pytest_hwqueue.extensions import load, origin
 from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, wrong_usage
+from pytest_hwqueue.records.cell import (
+    RunRecord,
+    SessionInfo,
+    SweepScaling,
+    now,
+    read_record,
+    session_text,
+    write_record,
+)
+from pytest_hwqueue.records.files import make_session_folder, write_text
+from pytest_hwqueue.records.noise import Provenance, provenance_of
+from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
+from pytest_hwqueue.records.tenants import read_colocation
 from pytest_hwqueue.settings.options import Settings
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.calls import SessionCalls
-    from pytest_hwqueue.records.cell import RunRecord, SessionInfo, SweepScaling
-    from pytest_hwqueue.records.noise import Provenance
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
@@ -84,9 +96,6 @@ class MeasuringSession:
     """Folder, records and session file of one pytest session."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
-        from pytest_hwqueue.records.cell import now
-        from pytest_hwqueue.records.stored import StoredRecords
-
         self.settings = settings
         self._config = config
         self.started = now()
@@ -101,6 +110,20 @@ class MeasuringSession:
         self._left_out: list[str] = config.stash.setdefault(LEFT_OUT, [])
         self._json = settings.json and config.invocation_params.dir / settings.json
 
+    def apart(self, folder: str) -> MeasuringSession:
+        """Return a session like this one for runs that are not its own, such as traced ones.
+
+        Args:
+            folder: within this one's, for their records, which this session does not have.
+
+        """
+        other = copy(self)
+        other.folder = self.folder / folder
+        other.folder.mkdir(parents=True, exist_ok=True)
+        other.problems = []
+        other.records = StoredRecords(other.problems)
+        return other
+
     def prepare(self) -> None:
         """Create the folders and the session file, so that nothing is measured in vain.
 
@@ -109,8 +132,6 @@ class MeasuringSession:
                 package whose report cannot be used.
 
         """
-        from pytest_hwqueue.records.files import make_session_folder, write_text
-
         with wrong_usage():
             add_reports(self._config)
         with wrong_usage("--hwq-dir: cannot write records", OSError):
@@ -123,37 +144,13 @@ class MeasuringSession:
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take a report's records and return them; the session keeps only where they are."""
         taken = []
-        for kept, record in self._read(report, self.problems):
+        for kept, record in records_of(report, self.problems):
             self.records.add(kept)
             taken.append(record)
         return taken
 
-    def records_of(self, report: pytest.TestReport) -> list[RunRecord]:
-        """Return the records of a report that was collected, which said what is unreadable."""
-        return [record for _, record in self._read(report, [])]
-
-    def _read(
-        self, report: pytest.TestReport, problems: list[str]
-    ) -> Iterator[tuple[Path | RunRecord, RunRecord]]:
-        from pytest_hwqueue.records.cell import RunRecord, read_record
-
-        for entry in getattr(report, REPORT_ATTRIBUTE, []):
-            try:
-                if "path" in entry:
-                    path = Path(entry["path"])
-                    yield path, read_record(path)
-                else:
-                    record = RunRecord.model_validate(entry["record"])
-                    yield record, record
-            except (RecordError, ValueError) as error:
-                # One unreadable record must not cost the session the others.
-                problems.append(f"{report.nodeid}: {error}")
-
     def finish(self, session: pytest.Session, verdicts: Sequence[dict[str, Any]] = ()) -> None:
         """Write the session file; a failure is added to `problems`, and fails pytest's session."""
-        from pytest_hwqueue.records.cell import now
-        from pytest_hwqueue.records.files import write_text
-
         info = self._info(now(), session.exitstatus == pytest.ExitCode.INTERRUPTED)
         scaled = self._scaled()
         texts = {self.folder / "session.json": self._files}
@@ -172,8 +169,6 @@ class MeasuringSession:
 
     def _scaled(self) -> list[SweepScaling]:
         from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
-        from pytest_hwqueue.records.cell import SweepScaling
-        from pytest_hwqueue.records.stored import gather
 
         scaled = []
         for sweep in find_sweeps([cell.middle for cell in gather(self.records)]):
@@ -191,8 +186,6 @@ class MeasuringSession:
         verdicts: Sequence[dict[str, Any]] = (),
     ) -> str:
         """Return the text of ``session.json``."""
-        from pytest_hwqueue.records.stored import SessionFiles
-
         names = [os.path.relpath(path, self.folder) for path in self.records.files()]
         without = [record.model_dump(mode="json") for record in self.records.without_file()]
         tenants = [os.path.relpath(path, self.folder) for path in self._colocation_files()]
@@ -213,8 +206,6 @@ class MeasuringSession:
         verdicts: Sequence[dict[str, Any]] = (),
     ) -> str:
         """Return the text of --hwq-json."""
-        from pytest_hwqueue.records.cell import session_text
-
         return session_text(info, self.records, list(scaled), self._colocations(), verdicts)
 
     def _colocation_files(self) -> list[Path]:
@@ -222,8 +213,6 @@ class MeasuringSession:
 
     def _colocations(self) -> list[dict[str, Any]]:
         """Read the scenarios' records from their folders, oldest first."""
-        from pytest_hwqueue.records.tenants import read_colocation
-
         found = []
         for path in self._colocation_files():
             try:
@@ -234,8 +223,6 @@ class MeasuringSession:
         return [record.model_dump(mode="json") for record in found]
 
     def _info(self, finished: str | None, interrupted: bool) -> SessionInfo:
-        from pytest_hwqueue.records.cell import SessionInfo
-
         settings = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in self.settings.as_dict().items()
@@ -252,27 +239,23 @@ class MeasuringSession:
         )
 
 
-class ApartSession:
-    """Stands in for the session in runs that are not its own, such as traced ones.
+def records_of(
+    report: pytest.TestReport, problems: list[str]
+) -> Iterator[tuple[Path | RunRecord, RunRecord]]:
+    """Read the records that a report carries: each by its file if it has one, and itself.
 
-    Attributes:
-        settings: the session's.
-        command: the session's.
-        provenance: the session's.
-        folder: separate folder for the records of these runs, which nothing collects.
-
+    One that cannot be read is added to ``problems``: it must not cost the session the others.
     """
-
-    def __init__(self, session: MeasuringSession, folder: str) -> None:
-        self.settings = session.settings
-        self.command = session.command
-        self.provenance = session.provenance
-        self.folder = session.folder / folder
-        self.folder.mkdir(parents=True, exist_ok=True)
-
-    def collect(self, report: pytest.TestReport) -> list[RunRecord]:
-        """Do nothing."""
-        return []
+    for entry in getattr(report, REPORT_ATTRIBUTE, []):
+        try:
+            if "path" in entry:
+                path = Path(entry["path"])
+                yield path, read_record(path)
+            else:
+                record = RunRecord.model_validate(entry["record"])
+                yield record, record
+        except (RecordError, ValueError) as error:
+            problems.append(f"{report.nodeid}: {error}")
 
 
 class RecordSink:
@@ -302,8 +285,6 @@ class RecordSink:
             RecordError: if one could not be written.
 
         """
-        from pytest_hwqueue.records.cell import write_record
-
         for rank, own in enumerate(records):
             # Rank 0's timelines are the cell's, and next to its record.
             record = own.model_copy(update={"timelines": None})
@@ -318,22 +299,24 @@ class RecordSink:
             RecordError: if it could not be written.
 
         """
-        from pytest_hwqueue.records.cell import write_record
-
-        try:
-            self._keep({"path": str(write_record(self.folder, record))})
-        except RecordError:
-            self._keep({"record": record.model_dump(mode="json")})
-            raise
-
-    def _keep(self, entry: dict[str, Any]) -> None:
+        entry, error = stored(self.folder, record)
         self._entries.append(entry)
         self.session.measured(entry)
+        if error is not None:
+            raise error
 
     def take(self) -> list[dict[str, Any]]:
         """Return the records kept since the last call."""
         entries, self._entries = self._entries, []
         return entries
+
+
+def stored(folder: Path, record: RunRecord) -> tuple[dict[str, Any], RecordError | None]:
+    """Write a record; return what a report carries: its file, or itself and why it has none."""
+    try:
+        return {"path": str(write_record(folder, record))}, None
+    except RecordError as error:
+        return {"record": record.model_dump(mode="json")}, error
 
 
 def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> None:
@@ -345,7 +328,6 @@ def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> 
 def keep_devices(config: pytest.Config) -> None:
     """Have this session keep each device that it measures on, until it ends."""
     from pytest_hwqueue.devices.lease import session_leases
-    from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.reports.progress import Progress
 
     kept = ExitStack()
@@ -371,8 +353,6 @@ def provenance(config: pytest.Config) -> Provenance:
         pytest.UsageError: if the commit that the user states is not the one checked out.
 
     """
-    from pytest_hwqueue.records.noise import provenance_of
-
     if PROVENANCE not in config.stash:
         with wrong_usage("--hwq-commit"):
             config.stash[PROVENANCE] = provenance_of(config.rootpath, config.stash[SETTINGS].commit)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.plugin.session import REPORT_ATTRIBUTE, ApartSession
-from pytest_hwqueue.plugin.state import SETTINGS, WORKER_KEY, is_scenario
+from pytest_hwqueue.plugin.session import MeasuringSession, records_of
+from pytest_hwqueue.plugin.state import SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
-from pytest_hwqueue.records.cell import RunRecord, read_record
+from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.noise import causes_line
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.runs import CellBaseline
-    from pytest_hwqueue.plugin.session import MeasuringSession
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.verdicts.judging import Judgement
 
@@ -66,7 +65,6 @@ def _stored(config: pytest.Config, judgements: Sequence[Judgement]) -> dict[str,
     from pytest_hwqueue.baselines.folders import packaged_folder
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.baselines.store import Store
-    from pytest_hwqueue.errors import RecordError
 
     settings = config.stash[SETTINGS]
     cells: dict[str, CellBaseline] = {}
@@ -86,30 +84,20 @@ _FOLDER = "sweep"
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """Register in the session itself, not in its worker processes."""
-    if WORKER_KEY not in getattr(config, "workerinput", {}):
-        config.pluginmanager.register(Sweeping(), "hwqueue-sweeping")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where `hwq sweep` loads this module as a plugin, write scaling tables and plots."""
+    measuring = terminalreporter.config.pluginmanager.get_plugin("hwqueue-measuring")
+    # A worker process has none.
+    if measuring is None or not measuring.session.records:
+        return
+    from pytest_hwqueue.reports.scaling import write_scaling
 
-
-class Sweeping:
-    """One session of a sweep."""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the scaling tables and plots next to the records, and print where they are."""
-        measuring = terminalreporter.config.pluginmanager.get_plugin("hwqueue-measuring")
-        session = None if measuring is None else measuring.session
-        if session is None or not session.records:
-            return
-        from pytest_hwqueue.reports.scaling import write_scaling
-
-        try:
-            lines = write_scaling(session.folder / _FOLDER, session.records)
-        except RecordError as error:
-            lines = [str(error)]
-        for line in lines:
-            terminalreporter.write_line(line)
+    try:
+        lines = write_scaling(measuring.session.folder / _FOLDER, measuring.session.records)
+    except RecordError as error:
+        lines = [str(error)]
+    for line in lines:
+        terminalreporter.write_line(line)
 
 
 FOLDER = "causes"
@@ -125,93 +113,65 @@ _NOT_SOUGHT = (
 )
 
 
-class TracedRuns:
-    """Runs tests once more, each only for its traced pass.
+def causes_of(
+    cells: Mapping[str, str], config: pytest.Config, session: MeasuringSession,
+    tests: Mapping[str, pytest.Item], progress: Progress,
+) -> tuple[dict[str, str], bool]:  # fmt: skip
+    """Run tests once more, each only for its traced pass, to see why cells' tails are long.
 
-    Attributes:
-        interrupted: whether Ctrl-C ended the runs; causes not found by then stay unknown.
+    Args:
+        cells: ids of cells, with the node ids of their tests; only the first few are run.
+        config: of the session.
+        session: that of the cells; these runs are none of its own.
+        tests: by node id.
+        progress: shows how far they are.
+
+    Returns:
+        for each cell a line on the causes of its tail, or on why there are none; and whether
+        Ctrl-C ended the runs: causes not found by then stay unknown.
 
     """
-
-    def __init__(
-        self,
-        config: pytest.Config,
-        session: MeasuringSession,
-        items: Mapping[str, pytest.Item],
-        progress: Progress,
-    ) -> None:
-        self._config = config
-        self._session = session
-        self._items = items
-        self._progress = progress
-        self.interrupted = False
-
-    def causes_of(self, cells: Mapping[str, str]) -> dict[str, str]:
-        """Return for each cell a line on the causes of its tail, or on why there are none.
-
-        Args:
-            cells: ids of cells, with the node ids of their tests; only the first few are run.
-
-        """
-        lines = dict.fromkeys(cells, _UNKNOWN + _INTERRUPTED)
-        items: list[pytest.Item] = []
-        for nodeid in dict.fromkeys(cells.values()):
-            item = self._items[nodeid]
-            if is_scenario(item):
-                lines |= {
-                    cell: _UNKNOWN + "tenants are not traced for a comparison"
-                    for cell, of in cells.items()
-                    if of == nodeid
-                }
-            elif len(items) < _MOST_EXPLAINED:
-                items.append(item)
-            else:
-                lines |= {cell: _NOT_SOUGHT for cell, of in cells.items() if of == nodeid}
-        if not items:
-            return lines
-        apart = ApartSession(self._session, FOLDER)
-        items = grouped(items)
-        isolation = Isolation(self._config, apart, items, self._progress, only_traced=True)
-        try:
-            for item in items:
-                reports: list[pytest.TestReport] = []
-                isolation.run(item, reports.append)
-                wanted = [cell for cell, nodeid in cells.items() if nodeid == item.nodeid]
-                lines |= lines_of(wanted, reports)
-        except KeyboardInterrupt:
-            self.interrupted = True
-        finally:
-            isolation.close()
-        return lines
+    lines = dict.fromkeys(cells, _UNKNOWN + _INTERRUPTED)
+    items: list[pytest.Item] = []
+    for nodeid in dict.fromkeys(cells.values()):
+        if is_scenario(tests[nodeid]):
+            why = _UNKNOWN + "tenants are not traced for a comparison"
+        elif len(items) < _MOST_EXPLAINED:
+            items.append(tests[nodeid])
+            continue
+        else:
+            why = _NOT_SOUGHT
+        lines |= {cell: why for cell, of in cells.items() if of == nodeid}
+    if not items:
+        return lines, False
+    items = grouped(items)
+    isolation = Isolation(config, session.apart(FOLDER), items, progress, only_traced=True)
+    try:
+        for item in items:
+            reports: list[pytest.TestReport] = []
+            isolation.run(item, reports.append)
+            lines |= lines_of([cell for cell, of in cells.items() if of == item.nodeid], reports)
+    except KeyboardInterrupt:
+        return lines, True
+    finally:
+        isolation.close()
+    return lines, False
 
 
 def lines_of(cells: list[str], reports: list[pytest.TestReport]) -> dict[str, str]:
     """Return one line for each of a test's cells, from the reports of its traced run."""
+    problems = ["the traced run measured another cell"]
     records: dict[str, RunRecord] = {}
-    problem = "the traced run measured another cell"
     for report in reports:
         if report.failed:
-            problem = f"the traced run failed: {report.longreprtext.splitlines()[-1]}"
-        for entry in getattr(report, REPORT_ATTRIBUTE, []):
-            try:
-                record = _read(entry)
-            except (RecordError, ValueError) as error:
-                problem = str(error)
-            else:
-                records[record.cell_id] = record
+            problems.append(f"the traced run failed: {report.longreprtext.splitlines()[-1]}")
+        records |= {record.cell_id: record for _, record in records_of(report, problems)}
     lines = {}
     for cell in cells:
         found = records.get(cell)
-        if found is None:
-            lines[cell] = _UNKNOWN + problem
-        elif found.causes is None:
-            lines[cell] = _UNKNOWN + (found.reason or found.metrics.refused.get("causes", problem))
-        else:
+        if found is not None and found.causes is not None:
             lines[cell] = causes_line(found.causes)
+        else:
+            known = found and (found.reason or found.metrics.refused.get("causes"))
+            lines[cell] = _UNKNOWN + (known or problems[-1])
     return lines
-
-
-def _read(entry: Mapping[str, object]) -> RunRecord:
-    if "path" in entry:
-        return read_record(Path(str(entry["path"])))
-    return RunRecord.model_validate(entry["record"])

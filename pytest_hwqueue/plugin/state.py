@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from pytest_hwqueue.errors import HwqError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pytest_hwqueue.devices.protocol import Device
@@ -64,33 +65,44 @@ LEFT_OUT = pytest.StashKey[list[str]]()
 # Scenario files that were found and not asked for.
 SCENARIOS_LEFT_OUT: pytest.StashKey[list[Path]] = pytest.StashKey()
 
-# What the worker's session has to say in each record.
-NOTES = pytest.StashKey[tuple[str, ...]]()
 
-# Set where nothing is wanted but the causes of slow iterations, apart from every measured run.
-ONLY_TRACED = pytest.StashKey[bool]()
+class Assignment(NamedTuple):
+    """What a session asks of the processes that measure for it.
 
-# Samples that the baseline's runs of a cell have, by cell id: what its runs are measured to.
-PLANNED = pytest.StashKey[dict[str, int]]()
+    Attributes:
+        run: number of the run, from 1, where cells are measured in several fresh processes.
+        notes: what is said in each record.
+        only_traced: whether nothing is wanted but the causes of slow iterations, apart from every
+            measured run.
+        planned: samples that the baseline's runs of a cell have, by cell id: what its runs are
+            measured to.
+
+    """
+
+    run: int = 1
+    notes: Sequence[str] = ()
+    only_traced: bool = False
+    planned: Mapping[str, int] = MappingProxyType({})
+
+
+ASSIGNMENT = pytest.StashKey[Assignment]()
 
 # Determined once by the session, which tells its worker.
 PROVENANCE: pytest.StashKey[Provenance] = pytest.StashKey()
 
-# Number of the run, from 1, where cells are measured in several fresh processes.
-RUN = pytest.StashKey[int]()
-
 # Forks the processes that measure; only where they are started from this process.
 FORK_SERVER: pytest.StashKey[ForkServer] = pytest.StashKey()
 
-# Likewise the tenants of scenarios, by the device that they share.
-TENANT_SERVERS: pytest.StashKey[dict[str, ForkServer]] = pytest.StashKey()
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker that measures for a session."""
+    return WORKER_KEY in getattr(config, "workerinput", {})
 
 
 def isolates(config: pytest.Config) -> bool:
     """Whether this session hands measuring tests to a worker process."""
-    is_worker = WORKER_KEY in getattr(config, "workerinput", {})
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    return config.stash[SETTINGS].isolation == "process" and not debugged and not is_worker
+    return config.stash[SETTINGS].isolation == "process" and not debugged and not is_worker(config)
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:
@@ -126,7 +138,7 @@ def hwq_device(request: pytest.FixtureRequest) -> Device:
     device = open_device(local_device(request.param), request.param)
     if device.model is not None:
         settings = stash[SETTINGS]
-        of = f"{request.node.nodeid}/{stash.get(RUN, 1)}"
+        of = f"{request.node.nodeid}/{stash.get(ASSIGNMENT, Assignment()).run}"
         device.model.vary(settings.sim_noise, settings.seed, of)
     return device
 
@@ -186,14 +198,4 @@ def hwq(
     """Measure a workload of the suite (``hwq.run``) or your own code (``hwq.measure``)."""
     from pytest_hwqueue.plugin.measurement import Hwq
 
-    stash = request.config.stash
-    return Hwq(
-        request,
-        stash[SETTINGS],
-        hwq_device,
-        hwq_streams,
-        hwq_scheduler,
-        hwq_dispatch,
-        hwq_beside,
-        stash[SINK],
-    )
+    return Hwq(request, hwq_device, hwq_streams, hwq_scheduler, hwq_dispatch, hwq_beside)

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.interference import priority_effect
-from pytest_hwqueue.plugin import selection
+from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
@@ -369,7 +369,7 @@ def test_what_would_measure_nothing_is_refused(
     empty = run(SOLO, *SIMULATED, "--hwq-weights=weights", "-x")
     assert empty.status == pytest.ExitCode.TESTS_FAILED
     assert "config.json cannot be read" in empty.output
-    monkeypatch.setattr(selection, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     alone = run(SOLO, *SIMULATED)
     both = run(SOLO, "test_other.py", "-rs")
     assert (alone.status, both.status) == (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.OK)
@@ -580,8 +580,13 @@ def test_what_has_no_server_needs_no_aiohttp(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     for device in ("cpu", "sim:h200"):
-        run = [sys.executable, "-m", "pytest", "-p", plugin_name(), file, f"--hwq-device={device}"]
+        run = [sys.executable, "-m", "pytest", "-p", plugin_name(), str(file)]
         ended = subprocess.run(
-            run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            [*run, f"--hwq-device={device}"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert ended.returncode == 0, ended.stdout

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.plugin import selection
+from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.servers.spec import MISSING_AIOHTTP
 
 from .test_scenarios import HOST, Run, _own_leases, run
@@ -109,7 +109,7 @@ def test_what_cannot_be_measured_is_skipped_with_the_reason(
         session = run(file, *arguments)
         assert session.status == pytest.ExitCode.USAGE_ERROR
         assert reason in session.output
-    monkeypatch.setattr(selection, "missing_client", lambda: MISSING_AIOHTTP)
+    monkeypatch.setattr(checks, "missing_client", lambda: MISSING_AIOHTTP)
     session = run(file, *HOST)
     assert session.status == pytest.ExitCode.USAGE_ERROR
     assert "pip install 'pytest-hwqueue[server]'" in session.output

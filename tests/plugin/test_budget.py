@@ -73,7 +73,7 @@ def measured(
         patch.setattr(budget, "time", clock)
         kept = Budget(config, items)
         patch.setattr(kept, "_earlier_s", earlier_s)
-        runner = Measures(clock, took_s)
+        runner: Any = Measures(clock, took_s)
         Replication(runner, items, runs, runner, kept).reports(items[0])
     return runner, kept.left_out
 

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.plugin import cells as parameters
-from pytest_hwqueue.plugin import ranks as ranks_needed
-from pytest_hwqueue.plugin import selection
-from pytest_hwqueue.plugin.candidate import Candidate
+from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import auto_dispatch
 from pytest_hwqueue.plugin.state import SETTINGS
 from pytest_hwqueue.ranks.launched import LaunchedRank
@@ -21,13 +19,13 @@ from pytest_hwqueue.workloads.registry import WORKLOADS
 RANK_1_OF_2 = LaunchedRank(1, 2, 1, 2, "node-a", 29500, store_exists=True)
 
 
-def candidate(**changes: Any) -> Candidate:
+def candidate(**changes: Any) -> checks.Candidate:
     """A test on the CPU against which nothing speaks."""
     settings = SimpleNamespace(device="cpu", fault=(), sim_noise="", places=lambda folder: None)
     config: Any = SimpleNamespace(
         stash={SETTINGS: settings}, invocation_params=SimpleNamespace(dir=Path())
     )
-    plain = Candidate(
+    plain = checks.Candidate(
         config=config, workload=WORKLOADS["hetero_kernels"], device="cpu", streams=2,
         scheduler="native", dispatch="eager", noise="none", ranks=1, launched=None, isolated=True,
         in_worker=False,
@@ -35,8 +33,8 @@ def candidate(**changes: Any) -> Candidate:
     return replace(plain, **changes)
 
 
-def reason(test: Candidate) -> str | None:
-    return next((found for check in selection.CHECKS if (found := check(test))), None)
+def reason(test: checks.Candidate) -> str | None:
+    return next((found for check in checks.CHECKS if (found := check(test))), None)
 
 
 def test_nothing_speaks_against_a_plain_test() -> None:
@@ -75,7 +73,7 @@ def test_noise_of_a_model_is_for_simulated_devices() -> None:
 
 def test_the_first_reason_stands() -> None:
     test = candidate(streams=1, dispatch="graph", ranks=2, isolated=False)
-    found = [check(test) for check in selection.CHECKS]
+    found = [check(test) for check in checks.CHECKS]
     assert [text is not None for text in found] == [
         False, True, False, True, False, True, False, False
     ]  # fmt: skip
@@ -87,10 +85,8 @@ def test_tenants_share_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "chosen_devices", lambda specification: devices)
     plain = candidate()
     plain.settings.__dict__["device"] = "all"
-    scenario: Any = SimpleNamespace(tenants_of=lambda variant: [])
-    case: Any = SimpleNamespace(noise="none", variant=None)
-    test = selection.ScenarioCandidate(plain.config, scenario, case, Path())
-    assert selection.refusal_of_scenario(test) == (
+    test: Any = SimpleNamespace(config=plain.config)
+    assert checks.refusal_of_scenario(test) == (
         "--hwq-device: 'all' is not valid; a scenario's tenants share one device: choose from "
         "cuda, cuda:1"
     )
@@ -115,7 +111,7 @@ def test_a_worker_leaves_what_is_outside_of_it_to_its_session() -> None:
 def test_each_rank_needs_an_accelerator(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], expected: str | None
 ) -> None:
-    monkeypatch.setattr(ranks_needed, "visible_accelerators", lambda: ("cuda", 2))
+    monkeypatch.setattr(checks, "visible_accelerators", lambda: ("cuda", 2))
     assert reason(candidate(**{"device": "cuda", **changes})) == expected
 
 

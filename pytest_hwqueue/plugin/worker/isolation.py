@@ -10,13 +10,14 @@ import pytest
 
 from pytest_hwqueue.errors import INTERRUPTED, BadInput, NotProven, on_one_line
 from pytest_hwqueue.plugin.ranks import ranks_needed
-from pytest_hwqueue.plugin.state import FORK_SERVER, SETTINGS, item_key
+from pytest_hwqueue.plugin.session import MeasuringSession, provenance
+from pytest_hwqueue.plugin.state import ASSIGNMENT, FORK_SERVER, SETTINGS, Assignment, item_key
 from pytest_hwqueue.plugin.worker.local_ranks import (
     MAIN,
     STARTING_S,
     LocalRanks,
     have_collect,
-    start_message,
+    worker_input,
 )
 from pytest_hwqueue.plugin.worker.services import SchedulerServices, mode_of_worker, worker_of
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, problem_of
@@ -25,8 +26,12 @@ from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
+    from pytest_hwqueue.processes.channel import Message
     from pytest_hwqueue.reports.progress import Progress
+
+# The worker is this package before it is a pytest session, so its asserts are never rewritten;
+# where warnings are errors, pytest's word about it would end every worker.
+_ALREADY_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 
 
 class Isolation:
@@ -39,7 +44,7 @@ class Isolation:
     def __init__(
         self,
         config: pytest.Config,
-        session: MeasuringSession | ApartSession,
+        session: MeasuringSession,
         items: Sequence[pytest.Item],
         progress: Progress,
         only_traced: bool = False,
@@ -145,10 +150,7 @@ class Isolation:
             folder, environment = self._session.folder, worker_environment(os.environ)
             log = folder / f"worker-{self._started}.log"
             environment.update(services.environment)
-            start = start_message(
-                self._config, self._files, folder, self._session.command, self._started, self._run,
-                services.notes, self._only_traced,
-            )  # fmt: skip
+            start = self._start_message(services.notes)
             server = self._config.stash.get(FORK_SERVER, None)
             if ranks == 1:
                 self._child = MeasuredProcess.start(server, MAIN, environment, log)
@@ -157,6 +159,28 @@ class Isolation:
                 self._child = LocalRanks(server, environment, log, ranks)
                 self._child.have_collect(start)
         return self._child
+
+    def _start_message(self, notes: Sequence[str]) -> Message:
+        """Return what a worker must collect, and what its records say about this session."""
+        config = self._config
+        # Captured at Python's level only: what a dying process writes below it stays in the log.
+        more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
+        if config.pluginmanager.hasplugin("pytest_cov"):
+            more.append("--no-cov")
+        basetemp = config.getoption("basetemp", None)
+        planned = config.stash.get(ASSIGNMENT, Assignment()).planned
+        return {
+            "environment": {},
+            "arguments": [*map(str, config.invocation_params.args), *more],
+            "folder": str(config.invocation_params.dir),
+            "files": self._files,
+            "records": str(self._session.folder),
+            "command": self._session.command,
+            "assignment": Assignment(self._run, notes, self._only_traced, dict(planned)),
+            "provenance": provenance(config).to_json(),
+            "workerinput": worker_input(config),
+            "basetemp": f"{basetemp}-hwq-{os.getpid()}-{self._started}" if basetemp else None,
+        }
 
     def _told(self, test: str) -> Callable[[str, str], None]:
         """Return a function that informs the other ranks of this rank's failure."""

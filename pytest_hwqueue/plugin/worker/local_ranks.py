@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
 import time
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.plugin.session import provenance
-from pytest_hwqueue.plugin.state import PLANNED
 from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
 from pytest_hwqueue.ranks.launched import place_on_this_host
 
@@ -28,46 +25,8 @@ if TYPE_CHECKING:
 MAIN: Main = "pytest_hwqueue.plugin.worker.process"
 STARTING_S = 180.0
 
-# The worker is this package before it is a pytest session, so its asserts are never rewritten;
-# where warnings are errors, pytest's word about it would end every worker.
-_ALREADY_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 
-
-def start_message(
-    config: pytest.Config,
-    files: Sequence[str],
-    records: Path,
-    command: str,
-    number: int,
-    run: int,
-    notes: Sequence[str],
-    only_traced: bool,
-) -> Message:
-    """Return what a worker must collect, and what its records say about this session."""
-    # Captured at Python's level only: what a dying process writes below it stays in the log.
-    more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
-    if config.pluginmanager.hasplugin("pytest_cov"):
-        more.append("--no-cov")
-    basetemp = config.getoption("basetemp", None)
-    return {
-        "environment": {},
-        "arguments": [str(argument) for argument in config.invocation_params.args],
-        "more_arguments": more,
-        "folder": str(config.invocation_params.dir),
-        "files": list(files),
-        "records": str(records),
-        "command": command,
-        "run": run,
-        "notes": list(notes),
-        "only_traced": only_traced,
-        "provenance": provenance(config).to_json(),
-        "planned": config.stash.get(PLANNED, {}),
-        "workerinput": _worker_input(config),
-        "basetemp": f"{basetemp}-hwq-{os.getpid()}-{number}" if basetemp else None,
-    }
-
-
-def _worker_input(config: pytest.Config) -> dict[str, Any]:
+def worker_input(config: pytest.Config) -> dict[str, Any]:
     """Return what other plugins hand to a worker of xdist, which this worker looks like to them.
 
     Plugins know a worker from the session by its ``workerinput``, and leave to the session what

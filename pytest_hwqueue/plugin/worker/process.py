@@ -24,13 +24,11 @@ from _pytest.config import _prepareconfig
 
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import (
-    NOTES,
-    ONLY_TRACED,
-    PLANNED,
+    ASSIGNMENT,
     PROVENANCE,
-    RUN,
     SINK,
     WORKER_KEY,
+    Assignment,
     item_key,
 )
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
@@ -122,12 +120,13 @@ class WorkerPlugin:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
         """Look at what a test leaves of its captured output."""
-        yield from self._looked_at()
+        try:
+            yield
+        finally:
+            self._fitness.look_at_output()
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
-        """Look at what its teardown leaves, likewise."""
-        yield from self._looked_at()
+    # Likewise what its teardown leaves.
+    pytest_runtest_teardown = pytest_runtest_call
 
     def _forget_reports(self) -> None:
         """Drop what this process's reporter has kept: the session has it, and prints it."""
@@ -136,12 +135,6 @@ class WorkerPlugin:
 
     def _reporter(self) -> Any:
         return self._config.pluginmanager.get_plugin("terminalreporter")
-
-    def _looked_at(self) -> Generator[None, None, None]:
-        try:
-            yield
-        finally:
-            self._fitness.look_at_output()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send a report in pytest's serialised form."""
@@ -172,10 +165,7 @@ class WorkerPlugin:
         """Keep the config; let the fixtures find the sink and what records say of this process."""
         self._config = config
         config.stash[SINK] = self._sink
-        config.stash[RUN] = self._start["run"]
-        config.stash[NOTES] = tuple(self._start["notes"])
-        config.stash[ONLY_TRACED] = self._start["only_traced"]
-        config.stash[PLANNED] = self._start["planned"]
+        config.stash[ASSIGNMENT] = Assignment(*self._start["assignment"])
         config.stash[PROVENANCE] = Provenance(**self._start["provenance"])
 
 
@@ -211,7 +201,7 @@ def _serve(channel: Channel) -> None:
     os.environ.update(start["environment"])
     os.chdir(start["folder"])
     plugin = WorkerPlugin(channel, start)
-    config = _prepareconfig([*start["arguments"], *start["more_arguments"]], [plugin])
+    config = _prepareconfig(start["arguments"], [plugin])
     _configure(config, start)
     status = config.hook.pytest_cmdline_main(config=config)
     distributed = sys.modules.get("torch.distributed")
@@ -226,30 +216,15 @@ def _configure(config: pytest.Config, start: Message) -> None:
     """Undo the configuration that belongs only to the session that the worker works for."""
     config.args = start["files"]
     overrides: dict[str, Any] = {
-        "maxfail": 0,
-        "usepdb": False,
-        "trace": False,
-        "collectonly": False,
-        "basetemp": start["basetemp"],
-        "xmlpath": None,
-        # xdist
-        "numprocesses": None,
-        "maxprocesses": None,
-        "dist": "no",
-        "tx": [],
-        "distload": False,
-        "looponfail": False,
+        "maxfail": 0, "dist": "no", "tx": [], "basetemp": start["basetemp"],
+        **dict.fromkeys(("usepdb", "trace", "collectonly", "distload", "looponfail"), False),
+        **dict.fromkeys(("xmlpath", "numprocesses", "maxprocesses"), None),
         # pytest-benchmark: the samples are mirrored by the session itself
+        **dict.fromkeys((f"benchmark_{name}" for name in ("enable", "only", "skip")), False),
+        **dict.fromkeys((f"benchmark_{name}" for name in (
+            "json", "save", "autosave", "compare", "histogram")), None),
         "benchmark_disable": True,
-        "benchmark_enable": False,
-        "benchmark_only": False,
-        "benchmark_skip": False,
-        "benchmark_json": None,
-        "benchmark_save": None,
-        "benchmark_autosave": None,
-        "benchmark_compare": None,
-        "benchmark_histogram": None,
-    }
+    }  # fmt: skip
     for name, value in overrides.items():
         if hasattr(config.option, name):
             setattr(config.option, name, value)

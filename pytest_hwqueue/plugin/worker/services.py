@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,20 +23,15 @@ import pytest
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import parameters_of
 from pytest_hwqueue.processes.channel import standard_streams
-from pytest_hwqueue.schedulers.declaration import NATIVE
 from pytest_hwqueue.schedulers.syntax import (
     CELL,
     SchedulerPaths,
     needs_environment,
     open_scheduler,
-    unavailable_for_cell,
-    unavailable_for_process,
-    unopened,
 )
-from pytest_hwqueue.workloads.registry import workload_class
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.candidate import Candidate
+    pass
 
 
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns",
@@ -188,50 +182,3 @@ def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         groups.setdefault(worker_of(item), []).append(item)
     return [item for group in groups.values() for item in group]
-
-
-def refusal_of_services(test: Candidate) -> str | None:
-    """Return why a test cannot have the services and the process that its mode needs, or None.
-
-    A mode that cannot be opened fails its own cells, when their turn comes; others run.
-
-    Raises:
-        pytest.UsageError: if none of the session's modes can be opened.
-
-    """
-    if not test.needs_services:
-        return None
-    if test.ranked:
-        return f"{test.scheduler} serves a process alone: give --hwq-ranks=1, and no torchrun"
-    if test.in_worker:
-        # The session has judged before it started what runs around this process.
-        return None
-    if not test.isolated:
-        return f"{test.scheduler} needs a process started for it: leave out --hwq-isolation=none"
-    paths = test.settings.scheduler_paths(test.config.invocation_params.dir)
-    if test.scheduler in (bad := _unopened((*test.settings.scheduler, test.scheduler), paths)):
-        if set(test.settings.scheduler) <= bad.keys():
-            raise pytest.UsageError(f"--hwq-scheduler: {bad[test.scheduler]}")
-        return None
-    return _unavailable(test.scheduler, paths, test.kind)
-
-
-def refusal_of_scheduler(test: Candidate) -> str | None:
-    """Return why an environment-free mode cannot schedule a workload's streams, or None."""
-    if test.needs_services or test.workload is None or test.streams is None:
-        return None
-    if test.scheduler == NATIVE.name:
-        return None
-    # What its streams deserve is for the class to say; an instance is needed only for values.
-    urgency = workload_class(test.workload.name).urgency(test.streams)
-    return unavailable_for_cell(open_scheduler(test.scheduler), test.kind, urgency)
-
-
-@cache
-def _unopened(modes: tuple[str, ...], paths: SchedulerPaths) -> dict[str, str]:
-    return unopened(modes, paths)
-
-
-@cache
-def _unavailable(text: str, paths: SchedulerPaths, kind: str) -> str | None:
-    return unavailable_for_process(open_scheduler(text, paths), kind)

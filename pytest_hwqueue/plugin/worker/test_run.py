@@ -10,24 +10,28 @@ import builtins
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_hwqueue.devices.lease import keep
 from pytest_hwqueue.errors import NotProven, on_one_line
-from pytest_hwqueue.plugin.noise import ItemNoise
+from pytest_hwqueue.noise.neighbours import open_noise
+from pytest_hwqueue.noise.running import RunningNoise, running
+from pytest_hwqueue.plugin.noise import noise_places
 from pytest_hwqueue.plugin.ranks import workload_of
-from pytest_hwqueue.plugin.session import attach_records
+from pytest_hwqueue.plugin.session import MeasuringSession, attach_records, stored
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.remote import answer_to
+from pytest_hwqueue.records.cell import Cell, RunRecord, Status, now
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.plugin.session import ApartSession, MeasuringSession
-    from pytest_hwqueue.records.cell import Cell, RunRecord, Status
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.reports.progress import Progress
 
@@ -96,7 +100,7 @@ class ItemRun(SessionCalls):
     def __init__(
         self,
         item: pytest.Item,
-        session: MeasuringSession | ApartSession,
+        session: MeasuringSession,
         progress: Progress,
         run: int,
         report: Callable[[pytest.TestReport], None] | None,
@@ -114,7 +118,9 @@ class ItemRun(SessionCalls):
 
         """
         self.cut_short = False
-        self._noise = ItemNoise(item.config, session.folder)
+        self._noise: RunningNoise | None = None
+        self._noise_round: RunningNoise | None = None
+        self._noises = ExitStack()
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
@@ -139,10 +145,8 @@ class ItemRun(SessionCalls):
             NotProven: if a service that its scheduler needs has ended.
 
         """
-        try:
+        with self._noises:
             return self._follow(child, services)
-        finally:
-            self._noise.close()
 
     def _follow(self, child: Worker, services: SchedulerServices) -> bool:
         self._child, self._services = child, services
@@ -164,7 +168,8 @@ class ItemRun(SessionCalls):
                 if answer is not None:
                     child.send("answer", **answer)
             elif message["kind"] == "missing":
-                self._report("the worker process did not collect this test; see its log", "")
+                why = "the worker process did not collect this test; see its log"
+                self._emit(self._failed_report(why, ""))
                 return False
             else:
                 return bool(message["retire"])
@@ -180,7 +185,10 @@ class ItemRun(SessionCalls):
         entries = self._measured
         if self._cell is not None:
             record = self._record(self._cell, status, reason)
-            entries.append(self._saved(record))
+            entry, error = stored(self._session.folder, record)
+            entries.append(entry)
+            if error is not None:
+                warnings.warn(str(error), stacklevel=2)
         elif self._where() != _SET_UP and self._where() not in reason:
             reason = f"{reason} in {self._where()}"
         report = self._failed_report(f"{reason}: {self._name()}", detail)
@@ -263,20 +271,33 @@ class ItemRun(SessionCalls):
 
     def begin_noise(self, name: str, seconds: int) -> None:
         """Start it for the worker; raises NotProven."""
-        self._noise.begin(name, self._child.pid, seconds)
+        config = self._item.config
+        if hasattr(config, "workerinput"):
+            # Other processes of the session would be disturbed as well, and measure.
+            raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
+        logs = mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._session.folder)
+        noise = open_noise(name, noise_places(config))
+        self._noise = self._noises.enter_context(
+            running(noise, self._child.pid, Path(logs), seconds)
+        )
         self._restart_clock()
 
     def end_noise(self) -> NoiseRound:
         """End it."""
-        return self._noise.end()
+        assert self._noise is not None
+        found, self._noise = self._noise.end_round(), None
+        self._noises.close()
+        return found
 
     def begin_noise_round(self) -> None:
-        """Begin a round of its own."""
-        self._noise.begin_round()
+        """Begin a round of its own, with the same load."""
+        assert self._noise is not None
+        self._noise_round = self._noise.another_round()
 
     def end_noise_round(self) -> NoiseRound:
         """End that round."""
-        return self._noise.end_round()
+        assert self._noise_round is not None
+        return self._noise_round.end_round()
 
     def _restart_clock(self) -> None:
         self._began = time.monotonic()
@@ -297,8 +318,6 @@ class ItemRun(SessionCalls):
         return _TEARDOWN if self._cell is None and "call" in self._reported else self._stage
 
     def _record(self, cell: Cell, status: Status, reason: str) -> RunRecord:
-        from pytest_hwqueue.records.cell import RunRecord, now
-
         # So that its record stands in the family's table.
         workload = workload_of(self._item)
         return RunRecord(
@@ -318,20 +337,6 @@ class ItemRun(SessionCalls):
             command=self._session.command,
             **self._session.provenance.fields(),
         )
-
-    def _saved(self, record: RunRecord) -> dict[str, Any]:
-        """Write the record, and return what the test's report carries: its file, or itself."""
-        from pytest_hwqueue.errors import RecordError
-        from pytest_hwqueue.records.cell import write_record
-
-        try:
-            return {"path": str(write_record(self._session.folder, record))}
-        except RecordError as error:
-            warnings.warn(str(error), stacklevel=2)
-            return {"record": record.model_dump(mode="json")}
-
-    def _report(self, text: str, detail: str) -> None:
-        self._emit(self._failed_report(text, detail))
 
     def _to_pytest(self, report: pytest.TestReport) -> None:
         self._item.ihook.pytest_runtest_logreport(report=report)
