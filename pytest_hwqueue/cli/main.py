@@ -217,6 +217,32 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     ctx.exit(run_suite(ctx, plugin_arguments({**given, kind: ",".join(names)})))
 
 
+@baseline.command(context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("measured", nargs=-1, required=True, type=click.UNPROCESSED,
+                metavar="NAME|P0... [OPTIONS OF hwq run]")  # fmt: skip
+@click.option("--sessions", metavar="N", type=click.IntRange(min=1), default=5, show_default=True,
+              help="sessions to record, one after the other")  # fmt: skip
+@click.pass_context
+def record(ctx: click.Context, /, name: str, measured: tuple[str, ...], sessions: int) -> None:
+    """Record the baseline NAME in several sessions: `hwq run ... --save NAME` for each.
+
+    A single session cannot show how much sessions differ; spread over days or boots, they show
+    more: repeat the command then. Each cell runs twice in a session unless you give --runs.
+
+        hwq baseline record main P0 --streams 8
+
+    Exit status: that of the first session that fails, which ends the recording; what was stored
+    stays.
+    """
+    runs = () if any(each.startswith("--runs") for each in measured) else ("--runs=2",)
+    for number in range(1, sessions + 1):
+        say(f"session {number} of {sessions}")
+        status = run.main([*measured, *runs, f"--save={name}"], "hwq run", standalone_mode=False)
+        if status:
+            ctx.exit(status)
+
+
 @with_options(only=("device", "dir"))
 @main.command()
 @out_file("json", "also write all results to FILE")

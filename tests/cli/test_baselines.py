@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from pytest_hwqueue.baselines.store import Store
-from tests.cli.conftest import hwq
+from tests.cli.conftest import Launched, hwq
 from tests.cli.stored import DEVICE, cell_id, noisy, put, session_file
 from tests.conftest import make_record
 from tests.reports.stored_texts import assert_as_stored
@@ -159,3 +159,22 @@ def test_calibrate_joins_sources_and_leaves_out_what_tells_nothing() -> None:
     assert (joined.exit_code, one.exit_code) == (0, 0), joined.output + one.output
     assert rows(joined)[0][:3] == [cell_id("a"), "6", "2"]
     assert_as_stored(__file__, "calibrate.txt", f"{joined.output}\n=====\n\n{one.output}")
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "sessions", "runs"),
+    [
+        (("--sessions=3", "--streams", "8"), 0, 3, "2"),
+        (("--runs=4",), 0, 5, "4"),
+        (("--runs=4",), 1, 1, "4"),
+    ],
+)
+def test_a_baseline_is_recorded_in_sessions_until_one_fails(
+    launched: Launched, given: tuple[str, ...], status: int, sessions: int, runs: str
+) -> None:
+    launched.status = status
+    assert hwq("baseline", "record", "main", "P0", *given).exit_code == status
+    assert len(launched.commands) == sessions
+    options = {"--hwq-save=main", "--hwq-priority=P0", f"--hwq-runs={runs}"}
+    assert options <= set(launched.plugin_options)
+    assert ("--hwq-streams=8" in launched.plugin_options) == ("--streams" in given)
