@@ -92,7 +92,7 @@ def ab(
     ctx: click.Context, /, places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int,
     setup: str | None, **given: Any,
 ) -> None:  # fmt: skip
-    """Measure two versions or variants in turn, and judge whether the second is worse.
+    """Measure two versions or variants in turn: is the second worse?
 
     A side is a commit, branch or tag, checked out into a worktree, or a folder as it is; by default
     both are the current folder. VARIANT is written as in a shell: NAME=VALUE words set environment

@@ -46,7 +46,7 @@ class _Baselines(OwnStatus, click.Group):
 
 @click.group(cls=_Baselines)
 def baseline() -> None:
-    """List, show, move and prune stored baselines; estimate a machine's noise.
+    """Record, list, show, move and prune stored baselines.
 
     NAME is a baseline's name, or DEVICE/NAME if several devices have one of that name. The
     option --save of `hwq run` stores them.

@@ -22,11 +22,11 @@ from pytest_hwqueue.errors import BadInput, GitHubError, translated
     help="the file to write, instead of the standard output",
 )  # fmt: skip
 def badge(file: Path, output: Path | None) -> None:
-    """Write the verdict as a badge: the JSON for an endpoint badge of shields.io.
+    """Write the verdict as a badge.
 
-    FILE is a session's JSON file (--hwq-json) or one that `hwq compare --json` wrote. The badge is
-    red after a regression or a failed run, green only if every cell passed, and grey if nothing was
-    judged.
+    FILE is a session's JSON file (--hwq-json) or one that `hwq compare --json` wrote. The badge,
+    the JSON for an endpoint badge of shields.io, is red after a regression or a failed run, green
+    only if every cell passed, and grey if nothing was judged.
 
     \b
         hwq badge session.json -o badge.json
@@ -79,10 +79,11 @@ def comment(
     unfinished: bool,
     dry_run: bool,
 ) -> None:
-    """Post a session's Markdown (--hwq-markdown) as a comment on its pull request.
+    """Post a session's Markdown on its pull request.
 
-    There is one comment: the next run updates it. In a job of GitHub Actions, GITHUB_TOKEN is all
-    that it needs (`permissions: {pull-requests: write}`); elsewhere give --pull and --repository.
+    The Markdown is what --hwq-markdown wrote. There is one comment: the next run updates it. In a
+    job of GitHub Actions, GITHUB_TOKEN is all that it needs (`permissions: {pull-requests:
+    write}`); elsewhere give --pull and --repository.
 
     \b
         pytest --hwq-compare=main --hwq-markdown=hwqueue.md
@@ -157,10 +158,11 @@ Store a baseline, and compare with it:
 @click.option("--force", is_flag=True, help="overwrite files that are there")
 @click.pass_context
 def init(ctx: click.Context, /, folder: Path, ci: str, *, force: bool) -> None:
-    """Write a first test, a scenario and a workflow into the project in FOLDER [.].
+    """Write a first test, a scenario and a workflow.
 
-    The test measures a small step of torch, alone and beside a neighbour: put your own code in its
-    place. The workflow measures pull requests and comments on them (docs/pull-requests.md).
+    They go into the project in FOLDER [.]. The test measures a small step of torch, alone and
+    beside a neighbour: put your own code in its place. The workflow measures pull requests and
+    comments on them (docs/pull-requests.md).
 
     Exit status: 0; 4, and nothing is written, if a file is there already.
     """

@@ -57,7 +57,7 @@ _SHELLS = {
 @click.argument("subject", required=False, metavar="[TOPIC|OPTION|COMMAND]")
 @click.pass_context
 def help_command(ctx: click.Context, subject: str | None) -> None:
-    """Explain the options: all topics, or one topic, option or command in full."""
+    """Explain the options, by topic, or one option or command."""
     formatter = ctx.make_formatter()
     if subject is None:
         _overview(formatter)
@@ -142,8 +142,21 @@ _CHOICES: dict[str, Callable[[], dict[str, str]]] = {"scheduler": _modes, "noise
 _ALIASES = {"run-priority": "run", "diff": "compare", "info": "doctor", "profile": "trace"}
 
 
+# What most people come for, in the order in which they need it.
+_FRONT = ("doctor", "run", "ab", "compare", "baseline", "which", "capacity", "report")
+
+
 class _Commands(click.Group):
     """Gives wrong usage pytest's exit status: click's own, 2, is pytest's "interrupted"."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        more = [name for name in self.list_commands(ctx) if name not in _FRONT]
+        room = formatter.width - 6 - max(map(len, self.commands))
+        for title, names in (("Commands", _FRONT), ("More commands", more)):
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(room)) for name in names]
+                )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
@@ -204,10 +217,10 @@ def list_workloads(verbose: bool) -> None:
 )
 @click.pass_context
 def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
-    """Measure workloads by name (see `hwq list`), or all with a priority mark: P0 to P3.
+    """Measure workloads by name, or all of P0, P1, P2 or P3.
 
-    The parameters of a single workload are options too: `hwq run hetero_kernels --mm-dim 2048`
-    (`hwq run NAME --help` lists them).
+    `hwq list` names them. The parameters of a single workload are options too: `hwq run
+    hetero_kernels --mm-dim 2048` (`hwq run NAME --help` lists them).
     """
     marks = [name for name in names if name not in WORKLOADS]
     if marks and (len(marks) < len(names) or given["priority"]):
@@ -249,7 +262,9 @@ def record(ctx: click.Context, /, name: str, measured: tuple[str, ...], sessions
 @click.option("--quick", is_flag=True, help="take fewer samples; refuse figures that need more")
 @click.pass_context
 def doctor(ctx: click.Context, /, quick: bool, **given: Any) -> None:
-    """Show versions and devices, check this machine, and measure its limits.
+    """Check this machine, and measure its limits.
+
+    It begins with versions and devices.
 
     Ends with exit status 1 if a check found a problem, and 0 otherwise.
     """

@@ -271,7 +271,7 @@ _PYTEST = ("-p", "pytest_hwqueue.plugin.session_reports", "-rs", "--continue-on-
 @click.argument("name", type=WorkloadName(ALL), metavar="NAME|all")
 @click.pass_context
 def sweep(ctx: click.Context, /, name: str, **given: Any) -> None:
-    """Measure one or all workloads over several numbers of streams.
+    """Measure workloads over several numbers of streams.
 
     Numbers outside a workload's range are skipped, with the reason. A failing cell costs no other
     its result. Ends with a scaling table per workload, and a plot next to the records.

@@ -51,12 +51,12 @@ _SESSION_FILES = ("session.json", "which.json")
 def report(
     ctx: click.Context, /, paths: tuple[Path, ...], file: Path, baseline: str | None, **given: Any
 ) -> None:
-    """Write an HTML report of stored records: one file that opens from disk without a network.
+    """Write stored records as one HTML page.
 
-    It begins with the verdict in one sentence, then lists all cells; each opens into its
-    distributions, samples, timeline of streams, causes, scaling, proof, and the command to repeat
-    it. FOLDER is searched with its subfolders; the default is the newest session in --dir. A folder
-    of `hwq which` also shows modes against goals.
+    It opens from disk without a network, and begins with the verdict in one sentence, then lists
+    all cells; each opens into its distributions, samples, timeline of streams, causes, scaling,
+    proof, and the command to repeat it. FOLDER is searched with its subfolders; the default is the
+    newest session in --dir. A folder of `hwq which` also shows modes against goals.
 
     \b
         hwq report
@@ -140,7 +140,9 @@ def history(
     name: str, more: tuple[str, ...], figures: tuple[str, ...], chosen: tuple[str, ...],
     rate: str, pool_machines: bool, repository: str, **given: Any,
 ) -> None:  # fmt: skip
-    """Show a baseline's sessions over time: steps, with the commits between, drifts, two modes.
+    """Show a baseline's sessions over time, and what changed.
+
+    It finds steps, with the commits between, drifts, and cells with two modes.
 
     NAME is a baseline (NAME or DEVICE/NAME), or, like each SOURCE, a session's JSON file or a
     folder of records; the runs of all are taken together, and those of a baseline's anchor.

@@ -63,7 +63,9 @@ def _of_the_suite() -> dict[str, Path]:
 
 @click.group()
 def scenario() -> None:
-    """Inspect scenario files (*.hwq.yaml): tenants that share a device.
+    """Inspect scenario files (*.hwq.yaml).
+
+    A scenario is tenants that share a device.
 
     To measure one, pass its file to pytest.
     """

@@ -106,7 +106,7 @@ _TOOLS = {
 @click.option("--csv", is_flag=True, help="also write the events as CSV, next to the trace")
 @click.pass_context
 def trace(ctx: click.Context, /, name: str, tool: str, csv: bool, **given: Any) -> None:
-    """Trace one workload's iterations, and write everything seen to one file.
+    """Trace one workload's iterations into one file.
 
     NAME is a workload, or a CELL's id as in tables and records, such as 'moe[cpu-s8-native-eager]',
     which then sets the options. The file shows requests (one per --iterations), launches by

@@ -84,7 +84,7 @@ def _scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decor
 @click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
 @click.pass_context
 def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
-    """Compare schedulers on a scenario: which ones meet its goals, and what they cost others.
+    """Compare schedulers on a scenario: goals met, and the cost.
 
     Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn. A
     scheduler that is unavailable or cannot be opened, or under which a tenant dies, is listed with
@@ -277,12 +277,13 @@ _DEFAULTS: dict[str, Any] = {
 @_scenario_options("plot P99 and others' loss against the rate")
 @click.pass_context
 def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
-    """Find the greatest arrival rate at which all goals hold, under each scheduler.
+    """Find the greatest arrival rate at which all goals hold.
 
-    Changes the rate of one tenant of SCENARIO (*.hwq.yaml): begins at a quarter to half of what the
-    tenant serves alone, doubles or halves it until goals break or hold, then bisects. A rate is
-    judged after each of its windows, and left as soon as all goals are shown to be met, or one to
-    be missed. The time that a search usually takes is printed before the first rate.
+    Under each scheduler it changes the rate of one tenant of SCENARIO (*.hwq.yaml): begins at a
+    quarter to half of what the tenant serves alone, doubles or halves it until goals break or hold,
+    then bisects. A rate is judged after each of its windows, and left as soon as all goals are
+    shown to be met, or one to be missed. The time that a search usually takes is printed before the
+    first rate.
 
     Every window is kept in a folder below --dir, and the same command continues there.
 
