@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TREE = Path(__file__).parents[1]
-# Called by name: by pytest, pydantic, torch, urllib, a process that is started, a user.
+# Called by name: by pytest, pydantic, torch, urllib, click, a process that is started, a user.
 _CALLED = re.compile(
     r"pytest_\w+|__\w+__|main|teardown|reportinfo|redirect_request|get_seq_length"
-    r"|assert_p95"
+    r"|assert_p95|convert|format_commands"
 )
 _BY_OTHERS = {"_OneHost"}
 

@@ -573,7 +573,7 @@ def test_what_has_no_server_needs_no_aiohttp(tmp_path: Path) -> None:
     file = tmp_path / "mine.hwq.yaml"
     file.write_text(
         "name: mine\nduration: 1s\nwarmup: 100ms\nschedulers: [native]\n"
-        "tenants: [{name: high, workload: tiny_kernel_stress, arrival: 'constant: 20/s'}]\n"
+        "tenants: [{name: high, workload: tiny_kernel_stress}]\n"
         "goals: [high.p50 < 10s]\n"
     )
     script = "import sys; sys.modules['aiohttp'] = None\n"

@@ -316,7 +316,7 @@ def test_nothing_is_loaded_that_takes_longer_than_the_work(module: str, heavy: s
 def test_the_suites_scenarios_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
-        f"{ROOT / 'benchmarks/scenarios/solo.hwq.yaml'}: "
+        f"{suite.suite_path() / 'scenarios/solo.hwq.yaml'}: "
         in hwq("scenario", "check", "solo").output
     )
     refused = hwq("which", "high_lod")

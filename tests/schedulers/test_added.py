@@ -71,7 +71,7 @@ def test_it_is_read_refused_and_opened_by_its_declaration() -> None:
     for text, said in (
         ("fair:window=65", "fair: window: '65' is not valid; give a whole number from 1 to 64"),
         ("fair:widnow=4", "fair has no parameter 'widnow'; it has window"),
-        ("fiar", "there is no scheduler mode 'fiar'; there are native, .*, preload, fair"),
+        ("fiar", "no scheduler mode 'fiar'; did you mean fair. there are native, .*, fair"),
     ):
         with pytest.raises(BadInput, match=said):
             parse_scheduler(text)
