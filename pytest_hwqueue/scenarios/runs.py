@@ -153,9 +153,8 @@ class ScenarioRuns:
         """Return whether a run has decided all that is asked of it.
 
         Of a case's own: whether it misses a goal, or meets all, or hardly may in the time that is
-        left. Of a tenant alone whose requests
-        arrive: a bound on their P99, if the time is long enough. Of others: the figures that goals
-        are divided by, or else throughput, within 5 %.
+        left. Of a tenant alone whose requests arrive: a bound on their P99, if the time is long
+        enough. Of others: the figures that goals are divided by, or else throughput, within 5 %.
         """
         records = self._records.get(run.key)
         if not records or any(record.status != "ok" for record in records):
