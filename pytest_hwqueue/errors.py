@@ -219,11 +219,18 @@ def files(doing: str, path: object, *, remedy: str = "") -> Iterator[None]:
         raise RecordError(f"{said}; {remedy}" if remedy else said) from error
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean X? ``, or nothing if no known name is near."""
+def meant(name: str, known: Iterable[str], *, least_alike: float = 0.6) -> str:
+    """Return ``did you mean X? ``, or nothing if no known name is near.
+
+    Args:
+        name: that is not known.
+        known: the names there are.
+        least_alike: similarity of near names, from 0 to 1, as `difflib` has it.
+
+    """
     from difflib import get_close_matches
 
-    near = get_close_matches(name, list(known), 1)
+    near = get_close_matches(name, list(known), 1, least_alike)
     return f"did you mean {near[0]}? " if near else ""
 
 

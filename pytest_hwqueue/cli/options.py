@@ -159,9 +159,11 @@ def output(
 
     print_document(document)
     given = given or {}
-    if as_json is not None:
-        for path in filter(None, (given["json_file"], kept)):
-            write_text(path, as_json())
+    files = [path for path in (given.get("json_file"), kept) if path]
+    if as_json is not None and files:
+        text = as_json()
+        for path in files:
+            write_text(path, text)
     if given.get("markdown") is not None:
         write_text(given["markdown"], markdown(written or document))
 

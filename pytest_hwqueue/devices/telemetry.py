@@ -14,12 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError, RecordError
+from pytest_hwqueue.errors import HwqError, RecordError, meant
 from pytest_hwqueue.plugin.state import (
     FORK_SERVER,
     PARAMETERS,
@@ -80,17 +80,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_load_initial_conftests(args: list[str]) -> None:
     """Refuse a misspelt option by the one that was meant; pytest itself names only the former."""
-    from difflib import get_close_matches
-
-    known = [f"--hwq-{option.name}" for option in OPTIONS]
-    given = [each.partition("=")[0] for each in args if each.startswith("--hwq-")]
-    for name in given:
+    given = {each.partition("=")[0] for each in args if each.startswith("--hwq-")}
+    known = {option.command_line for option in OPTIONS}
+    for name in sorted(given - known):
         # Others may add options of this form, so that only a very near one is taken for ours.
-        near = [] if name in known else get_close_matches(name, known, 1, cutoff=0.85)
-        if near:
-            raise pytest.UsageError(
-                f"there is no option {name}; did you mean {near[0]}? `hwq help` explains all"
-            )
+        if near := meant(name, known, least_alike=0.85):
+            raise pytest.UsageError(f"there is no option {name}; {near}`hwq help` explains all")
 
 
 @pytest.hookimpl(tryfirst=True)

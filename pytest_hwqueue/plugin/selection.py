@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -29,10 +29,6 @@ from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.workloads.registry import declaration, workload_class
-
-if TYPE_CHECKING:
-    pass
-
 
 # These mean what the machine or the workload has, and name nothing.
 _NO_NAMES = ("auto", "all")

@@ -32,7 +32,6 @@ MOST_PASSES = 20
 """More passes than this are summarised in one line."""
 
 _NOUNS = ("regression", "improvement")
-_NOUNS = ("regression", "improvement")
 _AGAINST: dict[State, str] = {
     "regression": "is a regression against",
     "improvement": "is an improvement on",

@@ -88,7 +88,8 @@ def find(text: str, folder: Path) -> Path | None:
     file = Path(spec.origin)
     names = _names(text, file)
     if names is not None and attribute not in names:
-        hint = f"; {meant(attribute, names)}".rstrip("; ")
+        near = meant(attribute, names)
+        hint = f"; {near.rstrip()}" if near else ""
         raise BadInput(f"{text}: {file} has no {attribute!r} at its top level{hint}")
     return file
 

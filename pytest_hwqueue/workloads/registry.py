@@ -74,7 +74,7 @@ def _built_in(
     return Declaration(name, family, mark, StreamRange(*streams), place, **more)
 
 
-# What a class has too: of a built-in one from here, of another package's for here.
+# What a workload's class has too: a built-in one takes it from here, another package's gives it.
 OF_CLASS = ("name", "family", "mark", "stream_range", "collective", "no_graph")
 _DECLARED = (
     _built_in("hetero_kernels", "latency_sensitive", "P0", (2, 8, 128), "HeteroKernels"),

@@ -216,15 +216,30 @@ def _configure(config: pytest.Config, start: Message) -> None:
     """Undo the configuration that belongs only to the session that the worker works for."""
     config.args = start["files"]
     overrides: dict[str, Any] = {
-        "maxfail": 0, "dist": "no", "tx": [], "basetemp": start["basetemp"],
-        **dict.fromkeys(("usepdb", "trace", "collectonly", "distload", "looponfail"), False),
-        **dict.fromkeys(("xmlpath", "numprocesses", "maxprocesses"), None),
+        "maxfail": 0,
+        "usepdb": False,
+        "trace": False,
+        "collectonly": False,
+        "basetemp": start["basetemp"],
+        "xmlpath": None,
+        # xdist
+        "numprocesses": None,
+        "maxprocesses": None,
+        "dist": "no",
+        "tx": [],
+        "distload": False,
+        "looponfail": False,
         # pytest-benchmark: the samples are mirrored by the session itself
-        **dict.fromkeys((f"benchmark_{name}" for name in ("enable", "only", "skip")), False),
-        **dict.fromkeys((f"benchmark_{name}" for name in (
-            "json", "save", "autosave", "compare", "histogram")), None),
         "benchmark_disable": True,
-    }  # fmt: skip
+        "benchmark_enable": False,
+        "benchmark_only": False,
+        "benchmark_skip": False,
+        "benchmark_json": None,
+        "benchmark_save": None,
+        "benchmark_autosave": None,
+        "benchmark_compare": None,
+        "benchmark_histogram": None,
+    }
     for name, value in overrides.items():
         if hasattr(config.option, name):
             setattr(config.option, name, value)

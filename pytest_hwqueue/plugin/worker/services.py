@@ -16,7 +16,6 @@ import time
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,10 +28,6 @@ from pytest_hwqueue.schedulers.syntax import (
     needs_environment,
     open_scheduler,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns",
            "sleep")  # fmt: skip
