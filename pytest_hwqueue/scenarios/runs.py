@@ -160,7 +160,7 @@ class ScenarioRuns:
         if not records or any(record.status != "ok" for record in records):
             return False
         own = [case for case in cases if own_run(self._scenario, case).key == run.key]
-        if any(not self.settled(case) and self._may_be_settled(case) for case in own):
+        if not all(map(self.settled, own)):
             return False
 
         def estimated(name: str, estimator: Estimator) -> Estimate:
@@ -179,12 +179,13 @@ class ScenarioRuns:
         return all(_is_sharp(estimated(*each)) for each in compared)
 
     def settled(self, case: Case) -> bool:
-        """Whether a test's goals are decided: one is missed, or all are met."""
+        """Whether a test's goals are decided, one missed or all met, or hardly will be."""
         results = self.judge(case)
         sure = self.sure(case, results)
-        return "missed" in sure or (bool(sure) and sure == ["met"] * len(results))
+        decided = "missed" in sure or (bool(sure) and sure == ["met"] * len(results))
+        return decided or not self._may_be_decided(case, results)
 
-    def _may_be_settled(self, case: Case) -> bool:
+    def _may_be_decided(self, case: Case, results: Sequence[GoalResult]) -> bool:
         """Whether a test's goals may yet be decided in the time that is left.
 
         Until half of it is over, they may: figures are wanted of what is undecided, too.
@@ -200,7 +201,7 @@ class ScenarioRuns:
                     goal, result, self.windows(own, goal.tenant), CONFIDENCE,
                     within_of(own, goal.tenant, goals), longer,
                 )
-                for goal, result in zip(goals, self.judge(case), strict=True)
+                for goal, result in zip(goals, results, strict=True)
             ]
         )  # fmt: skip
 
