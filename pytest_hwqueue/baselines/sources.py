@@ -134,7 +134,7 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
     """
     device, _, name = text.rpartition("/")
     if is_name(name) and (is_device(device) or not device):
-        devices = [each for each in store.devices() if name in store.names(each)]
+        devices = store.devices_with(name)
         if device in devices:
             devices = [device]
         elif devices and of is not None and not device:
@@ -150,9 +150,9 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
         return _load_session(path)
     if text and path.is_dir():
         return _load_folder(path)
-    known = [f"{each}/{name}" for each in store.devices() for name in store.names(each)]
+    known = nearest(text, store.labels())
     raise RecordError(
-        f"{text!r} is neither a baseline nor a file nor a folder; {nearest(text, known)} in "
+        f"{text!r} is neither a baseline nor a file nor a folder; {known} in "
         f"{store.root} or brought by the package; files of sessions are written with --hwq-json"
     )
 

@@ -88,6 +88,14 @@ class Store:
         check_device(device)
         return sorted({name for root in self._roots() for name in _names(root / device)})
 
+    def devices_with(self, name: str) -> list[str]:
+        """Return the models of devices that have a baseline of this name."""
+        return [device for device in self.devices() if name in self.names(device)]
+
+    def labels(self) -> list[str]:
+        """Return all baselines as ``DEVICE/NAME``."""
+        return [f"{device}/{name}" for device in self.devices() for name in self.names(device)]
+
     def read(self, name: str, device: str) -> Baseline:
         """Read a baseline; samples stay encoded until `Run.samples_ns` asks for them."""
         return Baseline(name, device, read_folder(self._existing(name, device)))

@@ -33,7 +33,7 @@ from pytest_hwqueue.cli.options import (
     verdicts_text,
     with_options,
 )
-from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.errors import HwqError, nearest
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.runs import CellBaseline
@@ -181,13 +181,12 @@ def _opened(text: str, baselines: str | None) -> tuple[Store, str, str, str]:
     store = open_store(baselines)
     device, _, name = text.rpartition("/")
     if not device:
-        devices = [each for each in store.devices() if name in store.names(each)]
+        devices = store.devices_with(name)
         if len(devices) > 1:
             raise _ambiguous(f"{name!r} is a baseline of several devices", name, devices)
         if not devices:
-            known = [f"{each}/{other}" for each in store.devices() for other in store.names(each)]
-            there = ", ".join(known) or "none"
-            raise HwqError(f"there is no baseline {name!r} in {store.root}: there are {there}")
+            known = nearest(name, store.labels())
+            raise HwqError(f"there is no baseline {name!r} in {store.root}: {known}")
         device = devices[0]
     return store, device, name, f"{device}/{name}"
 

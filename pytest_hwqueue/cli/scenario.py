@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pytest_hwqueue.cli.options import parsed_setting, say
-from pytest_hwqueue.errors import BadOption, HwqError, refused_as, within
+from pytest_hwqueue.errors import BadOption, HwqError, meant, refused_as, within
 
 if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.file import Scenario
@@ -40,8 +40,8 @@ class ScenarioFile(click.Path):
         brought = _of_the_suite()
         if value not in brought:
             self.fail(
-                f"there is no file {value}, and the suite's scenarios are {', '.join(brought)}",
-                param, ctx,
+                f"{meant(value, brought)}there is no file {value}, and the suite's scenarios are "
+                f"{', '.join(brought)}", param, ctx,
             )  # fmt: skip
         return brought[value]
 

@@ -352,9 +352,7 @@ class Regression:
         name, settings = self._settings.compare, self._settings
         with wrong_usage("--hwq-compare"):
             gate_settings(settings)
-            if settings.save == name and not any(
-                name in self._store.names(each) for each in self._store.devices()
-            ):
+            if settings.save == name and not self._store.devices_with(name):
                 return None
             named = load_named(name, self._store)
         if len(named.sources) == 1:

@@ -348,7 +348,7 @@ def load_named(text: str, store: Store) -> NamedSources:
         RecordError: if there is no such thing, or it cannot be read.
 
     """
-    devices = [each for each in store.devices() if text in store.names(each)]
+    devices = store.devices_with(text)
     if devices:
         return NamedSources(
             text, {each: load_source(f"{each}/{text}", store) for each in devices}, None
