@@ -1,4 +1,4 @@
-"""``hwq scenario``, and the cases of a scenario that commands take.
+"""``hwq scenario``, and what commands that measure a scenario have in common.
 
 Exit status: 0; 1 if a file has errors; 4 for wrong usage.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from pytest_hwqueue.cli.options import parsed_setting, say
+from pytest_hwqueue.cli.options import out_file, parsed_setting, say
 from pytest_hwqueue.errors import BadOption, HwqError, meant, refused_as, within
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.session import WhichSettings
@@ -109,6 +112,54 @@ MEASURING_OPTIONS = (
     "preloads", "weights",
 )  # fmt: skip
 _NOTHING_SELECTED = 5
+
+
+def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Add the scenario, its cases, and the files to write; ``drawn`` says what --svg draws."""
+
+    def decorate(command: click.decorators.FC) -> click.decorators.FC:
+        for add in (
+            out_file("svg", f"also {drawn} to FILE; needs the extra report"),
+            out_file("markdown", "also write the tables to FILE"),
+            out_file("json", "also write every figure to FILE"),
+            click.option("--variant", metavar="NAME", help="only this variant of the scenario"),
+            click.option("--schedulers", metavar="MODE[,MODE...]",
+                         help="only these of the scenario's; a mode without parameters selects "
+                         "all its kinds"),
+            click.argument("file", metavar="SCENARIO", type=ScenarioFile()),
+        ):  # fmt: skip
+            command = add(command)
+        return command
+
+    return decorate
+
+
+def unopened_modes(wanted: Sequence[Case], settings: WhichSettings) -> list[str]:
+    """Return why modes cannot be opened; refuse a scenario of which no case can be measured."""
+    from pytest_hwqueue.schedulers.syntax import unopened
+
+    bad = unopened(dict.fromkeys(case.scheduler for case in wanted), settings.scheduler_paths)
+    if all(case.scheduler in bad for case in wanted):
+        raise HwqError("; ".join(bad.values()))
+    return list(bad.values())
+
+
+@contextmanager
+def tenants_server(scenario: Scenario, settings: WhichSettings) -> Iterator[ForkServer | None]:
+    """Run what forks the scenario's tenants during the ``with`` block, if anything does."""
+    from pytest_hwqueue.which.session import scenario_server
+
+    server = scenario_server(scenario, settings.device)
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.close()
+
+
+def figures_json(found: BaseModel) -> str:
+    """Return the text of --json."""
+    return found.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
 def wanted_cases(
