@@ -49,9 +49,10 @@ def test_cell_has_its_overlap_and_bandwidth(streams: int) -> None:
     assert bandwidth.bus.value is None
 
 
-def test_references_do_what_the_iteration_does_and_no_more() -> None:
+@pytest.mark.parametrize(("cut", "streams"), [("1", 4), (3, 4), (1, 2), (2, 9)])
+def test_references_do_what_the_iteration_does_and_no_more(cut: Any, streams: int) -> None:
     counts = Counts()
-    with Run(small(NAME), 9, counts.around) as run:
+    with Run(small(NAME, compute_streams=cut), streams, counts.around) as run:
         run.once()
         both = dict(counts.launches)
         workload: Any = run.workload

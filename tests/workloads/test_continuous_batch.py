@@ -63,6 +63,15 @@ def test_requests_go_on_in_the_next_iteration() -> None:
         assert any(each is not None for running in ends for each in running)
 
 
+def test_untagged_launches_move_requests_and_hand_tokens_on() -> None:
+    counts = Counts()
+    with Run(make(ContinuousBatch, BUSY), 8, counts.around) as run:
+        run.once()
+        workload: Any = run.workload
+    fed = sum(step.continues for step in workload._steps)
+    assert counts.of_tag(None) == 12 + fed
+
+
 @pytest.mark.parametrize("wrong", ["keys and values", "token", "slot", "staging"])
 def test_wrong_move_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     def move(self: Any, staged: Any, slot: Any, first: Any, given: Any) -> None:

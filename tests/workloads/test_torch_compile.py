@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.errors import HwqError, NotApplicable
 from pytest_hwqueue.workloads.pipeline import torch_compile
 from pytest_hwqueue.workloads.pipeline.torch_compile import TorchCompile
 from pytest_hwqueue.workloads.workload import Setup
@@ -31,6 +33,19 @@ def test_every_stream_runs_a_region_in_each_stage_and_the_first_joins(streams: i
     assert counts.launches == {(index, "region"): 3 for index in range(streams)}
     for stages in (2, 3):
         assert unordered(small(NAME, stages=stages), streams) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "says"),
+    [
+        (SimulatedDevice("h200"), "default", "mode=default.*mode=eager"),
+        (SimulatedDevice("h200"), "reduce-overhead", "mode=reduce-overhead.*mode=eager"),
+        (HostDevice(), "reduce-overhead", "the CPU has none; use mode=default"),
+    ],
+)
+def test_set_up_refuses_what_a_device_cannot_compile(device: Device, mode: str, says: str) -> None:
+    with device.open_streams(2), pytest.raises(NotApplicable, match=says):
+        small(NAME, mode=mode).setup(Setup(device, 2, 3))
 
 
 def test_compile_failure_is_a_failed_cell_with_its_message(
