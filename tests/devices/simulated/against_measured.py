@@ -3,7 +3,7 @@
     python -m tests.devices.simulated.against_measured [--write] [SCENARIO ...]
 
 Every co-location under baselines/nvidia-h200/co-location is simulated as its record plans it, and
-both are put into the table of `hwq which`. ``--write`` replaces the tables of docs/simulated.md.
+both are put into the table of `hwq which`. ``--write`` replaces the tables of docs/results/simulated.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .calibration import printed
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "baselines" / "nvidia-h200" / "co-location"
 SCENARIOS = ROOT / "benchmarks" / "scenarios"
-PAGE = ROOT / "docs" / "simulated.md"
+PAGE = ROOT / "docs" / "results" / "simulated.md"
 DEVICE = "sim:h200"
 WITHIN = 0.25
 _LEAST_REQUESTS = 20
@@ -203,7 +203,7 @@ def _rows(
 
 
 def markdown(found: Comparison) -> str:
-    """Return the tables of docs/simulated.md."""
+    """Return the tables of docs/results/simulated.md."""
     lines = [
         "| scenario | case | tenant | figure | measured | by session | simulated | ratio | |",
         "|---|---|---|---|---|---|---|---|---|",
