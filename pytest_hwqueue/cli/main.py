@@ -249,10 +249,14 @@ def record(ctx: click.Context, /, name: str, measured: tuple[str, ...], sessions
     Exit status: that of the first session that fails, which ends the recording; what was stored
     stays.
     """
-    runs = () if any(each.startswith("--runs") for each in measured) else ("--runs=2",)
+    given = run.make_context("hwq run", [*measured]).params
+    more = [f"--save={name}", *["--runs=2"] * (given["runs"] is None)]
+    noise = setting("sim-noise", given["sim_noise"])
     for number in range(1, sessions + 1):
         say(f"session {number} of {sessions}")
-        status = run.main([*measured, *runs, f"--save={name}"], "hwq run", standalone_mode=False)
+        # With one seed, simulated sessions would all be the first.
+        own = [f"--sim-noise={noise},seed={number}"] if noise and "seed=" not in noise else []
+        status = run.main([*measured, *more, *own], "hwq run", standalone_mode=False)
         if status:
             ctx.exit(status)
 

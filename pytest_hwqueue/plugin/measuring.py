@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -209,7 +210,7 @@ class Measuring:
                 # All runs are done; what is measured next is measured by other processes.
                 self._isolation.close()
             self._explain_tails(self._regression)
-            self._regression.apply(nodeid, reports)
+            self._regression.apply(nodeid, self._items[nodeid].path, reports)
             self._progress.clear()
 
     def _explain_tails(self, regression: Regression) -> None:
@@ -319,11 +320,15 @@ class Measuring:
         return RecordSink(self.session.folder, self.session.command, SessionCalls())
 
     def _places(self) -> dict[str, tuple[str, int | None]]:
-        """Return the file and line of each test."""
-        return {
-            nodeid: (item.location[0], None if item.location[1] is None else item.location[1] + 1)
-            for nodeid, item in self._items.items()
-        }
+        """Return the file and line of each test of a file in GitHub's checkout."""
+        checkout = Path(os.environ.get("GITHUB_WORKSPACE", self._config.rootpath))
+        places: dict[str, tuple[str, int | None]] = {}
+        for nodeid, item in self._items.items():
+            line = item.location[1]
+            if item.path.is_relative_to(checkout):
+                file = str(item.path.relative_to(checkout))
+                places[nodeid] = file, None if line is None else line + 1
+        return places
 
     def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Tear down what an earlier test in this process kept for one run in the worker."""

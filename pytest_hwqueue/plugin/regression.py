@@ -223,8 +223,8 @@ class Regression:
         """Add a line on causes to the verdicts on tails, by cell."""
         self._causes |= causes
 
-    def apply(self, nodeid: str, reports: Sequence[pytest.TestReport]) -> None:
-        """Put a test's verdicts into its reports; fail its call if they are bad."""
+    def apply(self, nodeid: str, file: Path, reports: Sequence[pytest.TestReport]) -> None:
+        """Put the verdicts on a test of a file into its reports; fail its call if they are bad."""
         failures = []
         for judgement in self.judgements():
             for judged in judgement.verdicts:
@@ -233,7 +233,7 @@ class Regression:
                 for report in reports:
                     report.user_properties += properties_of(judged)
                 if self._fails(judged.verdict.state):
-                    command = self._command(nodeid)
+                    command = self._command(nodeid, file)
                     text = explain(judged, judgement.baseline, command)
                     causes = self._causes.get(judged.cell_id) if _of_a_tail(judged) else None
                     failures.append(text if causes is None else f"{text}\n{causes}")
@@ -406,8 +406,14 @@ class Regression:
             if record.status == "ok" and record.cell_id not in bad:
                 self._save(self._nodes[record.cell_id], record)
 
-    def _command(self, nodeid: str) -> str:
-        """Return the command that compares this test alone."""
+    def _command(self, nodeid: str, file: Path) -> str:
+        """Return the command that compares this test alone, in the folder of this session.
+
+        Its file is below that folder or, as the suite's of an installed package, at its own place.
+        """
+        here = self._config.invocation_params.dir
+        test = f"{file.relative_to(here) if file.is_relative_to(here) else file}"
+        test += "".join(nodeid.partition("::")[1:])
         given = []
         for option in OPTIONS:
             value = self._config.getoption(option.key)
@@ -416,7 +422,7 @@ class Regression:
             elif value is not None:
                 values = value if isinstance(value, list) else [value]
                 given += [f"{option.command_line}={each}" for each in values]
-        return shlex.join([Path(sys.executable).name, "-m", "pytest", nodeid, *given])
+        return shlex.join([Path(sys.executable).name, "-m", "pytest", test, *given])
 
 
 def _of_a_tail(judged: CellVerdict) -> bool:

@@ -147,14 +147,18 @@ def _failures(cells: Sequence[CellRuns]) -> list[Part]:
 
 
 def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]]) -> str:
-    """Return GitHub annotations for whatever is not fine; ``places`` are file and line by test."""
+    """Return GitHub annotations for whatever is not fine.
+
+    ``places`` are file and line by test. A test that has none, such as the suite's of an installed
+    package, is annotated without a file.
+    """
     levels: Mapping[str, Literal["error", "warning"]] = {"fail": "error", "warn": "warning"}
     items = []
     for judgement in regression.judgements():
         for judged in judgement.verdicts:
             level = levels.get(regression.level(judged.verdict.state))
             file, line = places.get(regression.node_of(judged.cell_id), ("", None))
-            if level is not None and file:
+            if level is not None:
                 title = f"{judged.verdict.state}: {judged.cell_id}"
                 items.append(annotation(level, title, judged.verdict.sentence, file, line))
     return "\n".join(items)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +74,22 @@ def test_the_suite_is_as_fast_as_its_reference_unless_the_device_is_slower(
     done = sessions.run(
         tmp_path, SUITE, "--hwq-device=sim:h200", "--hwq-compare=reference", "--hwq-causes=never",
         f"--rootdir={tmp_path}", "-p", "no:cacheprovider", *selected,
-        *["--hwq-fault=slower:10"] * slower,
+        *["--hwq-fault=slower:10"] * slower, GITHUB_ACTIONS="true",
     )  # fmt: skip
     assert done.returncode == slower, done.stdout + done.stderr
     assert ("regression" in done.stdout) == slower
     assert "incomparable" not in done.stdout
     assert "no-baseline" not in done.stdout
+    # The suite's files are in nobody's checkout.
+    assert ("::error title=regression%3A large_gemm_only" in done.stdout) == slower
+    assert "file=" not in done.stdout
+    if selected and slower:
+        (command,) = set(
+            re.findall(r"^reproduce: python -m pytest (.+)$", done.stdout, re.MULTILINE)
+        )
+        again = sessions.run(tmp_path, *shlex.split(command))
+        assert again.returncode == 1, again.stdout + again.stderr
+        assert "1 failed" in again.stdout
 
 
 def test_a_bad_profile_is_refused_with_file_field_and_reason(

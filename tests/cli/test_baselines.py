@@ -178,3 +178,12 @@ def test_a_baseline_is_recorded_in_sessions_until_one_fails(
     options = {"--hwq-save=main", "--hwq-priority=P0", f"--hwq-runs={runs}"}
     assert options <= set(launched.plugin_options)
     assert ("--hwq-streams=8" in launched.plugin_options) == ("--streams" in given)
+
+
+@pytest.mark.parametrize(("noise", "seeds"), [("run=0.03", {"1", "2"}), ("run=0.03,seed=7", {"7"})])
+def test_sessions_of_a_baseline_have_simulated_noise_of_their_own(
+    launched: Launched, noise: str, seeds: set[str]
+) -> None:
+    hwq("baseline", "record", "main", "P0", "--sessions=2", f"--sim-noise={noise}")
+    given = [option for command in launched.commands for option in command if "noise" in option]
+    assert {option.rpartition("seed=")[2] for option in given} == seeds

@@ -3,7 +3,8 @@
     python -m tests.devices.simulated.against_measured [--write] [SCENARIO ...]
 
 Every co-location under baselines/nvidia-h200/co-location is simulated as its record plans it, and
-both are put into the table of `hwq which`. ``--write`` replaces the tables of docs/results/simulated.md.
+both are put into the table of `hwq which`. ``--write`` replaces the tables of
+docs/results/simulated.md.
 """
 
 from __future__ import annotations
