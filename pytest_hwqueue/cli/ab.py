@@ -288,13 +288,16 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
         commit_of,
         commits_between,
         is_ancestor,
+        shallow,
     )
 
     ends = []
     for which, text in (("GOOD", good), ("BAD", bad)):
         commit = None if text.startswith("-") else commit_of(here, text)
         if commit is None:
-            raise HwqError(f"{which}: {text!r} is no commit, branch or tag of {here}")
+            raise HwqError(
+                f"{which}: {text!r} is no commit, branch or tag of {here}{shallow(here)}"
+            )
         ends.append(commit)
     if not is_ancestor(here, ends[0], ends[1]):
         base = f"git merge-base {good} {bad}"

@@ -46,8 +46,8 @@ def badge(file: Path, output: Path | None) -> None:
 
 _FORK = (
     "the pull request comes from a fork, so GitHub lets the job's token only read: no comment was "
-    "posted. The job's summary has the verdicts; docs/pull-requests.md shows a second workflow "
-    "that may comment."
+    "posted. The job's summary has the verdicts; docs/ci.md shows a second workflow that may "
+    "comment."
 )
 
 
@@ -162,7 +162,7 @@ def init(ctx: click.Context, /, folder: Path, ci: str, *, force: bool) -> None:
 
     They go into the project in FOLDER [.]. The test measures a small step of torch, alone and
     beside a neighbour: put your own code in its place. The workflow measures pull requests and
-    comments on them (docs/pull-requests.md).
+    comments on them (docs/ci.md).
 
     Exit status: 0; 4, and nothing is written, if a file is there already.
     """

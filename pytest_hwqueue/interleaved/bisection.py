@@ -271,6 +271,17 @@ def commit_of(folder: Path, name: str = "HEAD") -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
+def shallow(folder: Path) -> str:
+    """Return what to add where a commit is not found: that the clone is shallow, or nothing."""
+    done = _git(folder, "rev-parse", "--is-shallow-repository")
+    if done.stdout.strip() != "true":
+        return ""
+    return (
+        "; the clone is shallow, so most commits are missing: fetch them with `git fetch "
+        "--unshallow`, or in GitHub Actions give actions/checkout `fetch-depth: 0`"
+    )
+
+
 def top_level(folder: Path) -> Path | None:
     """Return the top folder of a folder's repository, or None."""
     done = _git(folder, "rev-parse", "--show-toplevel")

@@ -24,7 +24,7 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.errors import HwqError, RecordError, within
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
-from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, top_level, worktree
+from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, shallow, top_level, worktree
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
@@ -245,7 +245,7 @@ def _find(request: SideRequest, here: Path) -> Path | str:
         )
     raise HwqError(
         f"{request.name}: {place!r} is neither a commit, branch or tag of the repository of {here} "
-        "nor a folder"
+        f"nor a folder{shallow(here)}"
     )
 
 

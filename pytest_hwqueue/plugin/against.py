@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.bisection import commit_of, top_level
+from pytest_hwqueue.interleaved.bisection import commit_of, shallow, top_level
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
 from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
 from pytest_hwqueue.interleaved.sides import SideRequest, open_sides, with_median
@@ -71,7 +71,9 @@ class Against:
                 f"--hwq-against: {config.rootpath}, where the tests are, is in no git repository"
             )
         if commit_of(self._here, ref) is None:
-            raise pytest.UsageError(f"--hwq-against: {ref!r} is no commit, branch or tag of {top}")
+            raise pytest.UsageError(
+                f"--hwq-against: {ref!r} is no commit, branch or tag of {top}{shallow(top)}"
+            )
 
     def judge(self, nodeids: Sequence[str], among: int = 1) -> tuple[Judgement, dict[str, str]]:
         """Measure tests on both sides and judge them; return also which test measures each cell.

@@ -23,6 +23,7 @@ from tests.pulls.conftest import REPOSITORY, TOKEN, FakeGitHub, fake_github
 __all__ = ["fake_github"]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS: list[dict[str, Any]] = ACTION["runs"]["steps"]
+SCRIPTS = [step for step in STEPS if "run" in step]
 TEST = """
 def test_kernel(hwq, hwq_device):
     hwq.measure(hwq_device.kernel_of(200_000), streams=1)
@@ -46,6 +47,7 @@ class Job:
             GITHUB_ACTIONS="true", GITHUB_API_URL=github.url, GITHUB_EVENT_PATH=str(event),
             GITHUB_GRAPHQL_URL=f"{github.url}/graphql", GITHUB_OUTPUT=str(self.output),
             GITHUB_REPOSITORY=REPOSITORY, GITHUB_STEP_SUMMARY=str(folder / "summary.md"),
+            RUNNER_ENVIRONMENT="self-hosted",
         )  # fmt: skip
 
     def shown(self, first: int) -> str:
@@ -57,15 +59,20 @@ class Job:
         return str(program)
 
     def run(self, step: str, **inputs: str) -> subprocess.CompletedProcess[str]:
-        """Run the script of a step with the action's defaults and the inputs given."""
+        """Run the script of a step with the action's defaults and the inputs given.
+
+        The last words of ``github.event.…`` are given as inputs are.
+        """
         given = {name: str(each["default"]) for name, each in ACTION["inputs"].items()}
-        given |= {"python": sys.executable, "token": TOKEN, "action_path": "/the/action", **inputs}
-        (found,) = (each for each in STEPS if each["name"] == step)
-        expression = re.compile(r"\$\{\{ (?:inputs|github)\.([\w-]+) \}\}")
+        given |= {"python": sys.executable, "token": TOKEN, "action_path": "/the/action"}
+        given |= {"number": "7", "full_name": REPOSITORY, **inputs}
+        (found,) = (each for each in SCRIPTS if each["name"] == step)
+        expression = re.compile(r"\$\{\{ (?:inputs|github)\.(?:[a-z]\w*\.)*([\w-]+) \}\}")
         variables = {
             name: expression.sub(lambda match: given[match[1]], text)
             for name, text in found["env"].items()
         }
+        variables |= {name: value for name, value in inputs.items() if name.isupper()}
         return subprocess.run(
             ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", found["run"]],
             cwd=self.folder, env={**self._environment, **variables}, capture_output=True,
@@ -85,13 +92,17 @@ def test_its_file_holds_together() -> None:
     assert all(each["description"] for each in ACTION["inputs"].values())
     assert ACTION["runs"]["using"] == "composite"
     # No script contains an expression that would be run.
-    for step in STEPS:
+    for step in SCRIPTS:
         assert step["shell"] == "bash"
         assert "${{" not in step["run"]
         used = set(re.findall(r"\$\{?(ACTION_\w+)", step["run"]))
         assert used == {name for name in step["env"] if name != "GITHUB_TOKEN"}
+    # Another action is pinned to a major version, and gets inputs alone.
+    for step in (each for each in STEPS if each not in SCRIPTS):
+        assert re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
+        assert all(re.fullmatch(r"\$\{\{ inputs\.\w+ \}\}", each) for each in step["with"].values())
     # What the scripts call is there.
-    scripts = "\n".join(step["run"] for step in STEPS)
+    scripts = "\n".join(step["run"] for step in SCRIPTS)
     options = {option.command_line for option in OPTIONS}
     assert set(re.findall(r"--hwq-[\w-]+", scripts)) <= options
     for name in ("badge", "comment"):
@@ -109,7 +120,7 @@ def test_outputs_and_what_is_installed(job: Job) -> None:
         assert each["value"] == f"${{{{ steps.measure.outputs.{name} }}}}"
     pip = ["-m", "pip", "install"]
     for install, arguments in (
-        ({}, str([*pip, "/the/action"])),
+        ({}, str([*pip, "/the/action[report]"])),
         ({"install": "a b.whl[report]"}, str([*pip, "a b.whl[report]"])),
         ({"install": "none"}, ""),
     ):
@@ -121,17 +132,49 @@ def test_outputs_and_what_is_installed(job: Job) -> None:
 def test_inputs_are_split_as_in_a_shell_and_never_run(job: Job) -> None:
     show = job.shown(3)
     done = job.run(
-        "Measure", python=show, baseline="main", device="sim:h200",
+        "Measure", python=show, against="origin/main", baseline="main", device="sim:h200",
         tests="'tests/a b.py' c.py", options='-m "P0 or P1" -k "$(touch ran)" * `touch ran`',
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([
         "--hwq-device=sim:h200", "--hwq-markdown=hwqueue-results/hwqueue.md",
-        "--hwq-json=hwqueue-results/session.json", "--hwq-compare=main",
+        "--hwq-json=hwqueue-results/session.json", "--hwq-report=hwqueue-results/report.html",
+        "--hwq-against=origin/main", "--hwq-compare=main",
         "tests/a b.py", "c.py", "-m", "P0 or P1", "-k", "$(touch ran)", "*", "`touch", "ran`",
     ])  # fmt: skip
     assert not (job.folder / "ran").exists()
     assert job.run("Measure", python=show, options="-m 'P0").returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"full_name": "somebody/queues"}, 1),
+        # The fork has been deleted; the runner is too old to say what it is.
+        ({"full_name": "", "RUNNER_ENVIRONMENT": ""}, 1),
+        ({"full_name": "somebody/queues", "forks": "true"}, 0),
+        ({"full_name": "somebody/queues", "RUNNER_ENVIRONMENT": "github-hosted"}, 0),
+        ({}, 0),
+        # A push.
+        ({"number": "", "full_name": ""}, 0),
+    ],
+)
+def test_a_forks_code_runs_on_a_runner_of_ones_own_only_if_asked(
+    job: Job, given: dict[str, str], status: int
+) -> None:
+    done = job.run("Forks", **given)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith("::error ") == bool(status)
+    assert ("Pull request 7 comes from a fork, and its code" in done.stdout) == bool(status)
+    # It is asked before anything else runs.
+    assert STEPS[0]["name"] == "Forks"
+
+
+def test_what_was_measured_is_kept_however_it_ended() -> None:
+    (step,) = (each for each in STEPS if each["name"] == "Artifact")
+    assert "always() && steps.measure.outcome != 'skipped'" in step["if"]
+    # The comment may fail the job.
+    assert STEPS.index(step) < [each["name"] for each in STEPS].index("Comment")
 
 
 def test_a_session_that_never_began_is_said_in_the_comment(
@@ -171,6 +214,7 @@ def test_a_regression_reaches_the_pull_request_and_its_mend_too(
     assert job.run("Comment").returncode == 0
     (body,) = fake_github.bodies()
     assert "### Against sim-h200/main: 1 regression" in body
+    assert (job.folder / "hwqueue-results/report.html").exists()
     first = next(line for line in body.splitlines() if line.startswith("| ❌"))
     assert re.match(r"\| ❌ `[^|]*test_kernel\[sim:h200-[^|]*`[^|]*\| P99 \|.*\| \+2\d", first)
 

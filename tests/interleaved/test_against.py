@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.gate.verdict import P99, GateSettings, State, Verdict
+from pytest_hwqueue.interleaved.bisection import commit_of, shallow
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.settings.reading import read_settings
 from pytest_hwqueue.suite import plugin_name
@@ -60,3 +61,16 @@ def test_a_commit_must_exist_and_its_runs_get_the_sessions_options_and_not_its_t
     assert against("HEAD")._words()[:-1] == (
         ["--hwq-seed=3", "-p", plugin_name(), "--hwq-baselines", "tests", "-k", "tests"]
     )
+
+
+def test_where_a_commit_is_missing_a_shallow_clone_is_named(tmp_path: Path) -> None:
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    git(tmp_path, "init", "-q", str(origin))
+    for message in ("one", "two"):
+        git(origin, "commit", "-q", "--allow-empty", "-m", message)
+    git(tmp_path, "clone", "-q", "--depth=1", origin.as_uri(), str(clone))
+    assert commit_of(clone, "HEAD^1") is None
+    assert "`fetch-depth: 0`" in shallow(clone)
+    git(clone, "fetch", "-q", "--unshallow")
+    assert commit_of(clone, "HEAD^1") == commit_of(origin, "HEAD^1")
+    assert (shallow(clone), shallow(origin), shallow(tmp_path)) == ("", "", "")

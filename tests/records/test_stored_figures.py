@@ -28,6 +28,8 @@ from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.workloads.workload import PrimaryLatency
 
 ROOT = Path(__file__).parents[2]
+if (ROOT / "PKG-INFO").exists():
+    pytest.skip("a source distribution has only the reference baselines", allow_module_level=True)
 FILES = [
     path for path in sorted((ROOT / "baselines").rglob("*.json*")) if path.name != "which.json"
 ]  # fmt: skip

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pytest_hwqueue.reports.document import Chart, Paragraph, Table
 from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import page_of, render_page
 from pytest_hwqueue.reports.which.words import headline
 from tests.reports.page.test_page import Parsed
 
-STORED = Path(__file__).parents[3] / "baselines" / "nvidia-h200" / "co-location"
+ROOT = Path(__file__).parents[3]
+if (ROOT / "PKG-INFO").exists():
+    pytest.skip("a source distribution has only the reference baselines", allow_module_level=True)
+STORED = ROOT / "baselines" / "nvidia-h200" / "co-location"
 
 
 def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures() -> None:
