@@ -25,7 +25,15 @@ from pytest_hwqueue.reports.cell_rows import (
     status_of,
 )
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
-from pytest_hwqueue.reports.notes import NO_REASON, CellNames, Notes, by_kind, how_timed, title
+from pytest_hwqueue.reports.notes import (
+    NO_REASON,
+    CellNames,
+    Notes,
+    by_kind,
+    every_cell,
+    how_timed,
+    title,
+)  # fmt: skip
 from pytest_hwqueue.reports.scaling import saturated_from
 
 Each = TypeVar("Each")
@@ -161,7 +169,7 @@ class _Glance:
 
     def _whose(self, records: Sequence[RunRecord]) -> str:
         if len(records) == len(self._records):
-            return "the cell" if len(records) == 1 else f"all {len(records)} cells"
+            return every_cell(len(records))
         return self._named(records) if len(records) <= _MOST_NAMES else f"{len(records)} cells"
 
     def _runs(self) -> list[str]:

@@ -240,6 +240,11 @@ class Notes:
         return lines
 
 
+def every_cell(count: int) -> str:
+    """Return what all cells of a table are called in a sentence."""
+    return {1: "the cell", 2: "both cells"}.get(count, f"all {count} cells")
+
+
 def superscript(number: int) -> str:
     """Return a number in superscript digits."""
     return str(number).translate(_SUPERSCRIPTS)
@@ -253,7 +258,7 @@ def _span(numbers: list[int]) -> str:
 def _subject(refusal: _Refusal, cells: int) -> str:
     count = len(refusal.cells)
     if count == cells:
-        which = "the cell" if cells == 1 else f"all {cells} cells"
+        which = every_cell(cells)
     elif count == 1:
         which = next(iter(refusal.cells))
     else:

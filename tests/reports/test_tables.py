@@ -239,7 +239,7 @@ def test_a_refusal_says_whether_it_is_of_a_cell_or_of_its_tags() -> None:
         notes.refuse("P99", f"has {has} (9 missing)", cell, tag)
     notes.refuse("P50", "no clock", "b", "small")
     assert notes.lines(2) == [
-        "P99 refused for all 2 cells and their small: has 20 to 40 (9 missing)",
+        "P99 refused for both cells and their small: has 20 to 40 (9 missing)",
         "P50 refused for small of b: no clock",
     ]
     assert notes.refused_in_short() == {"P99": 2, "P99 of small": 2, "P50 of small": 1}
