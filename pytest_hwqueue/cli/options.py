@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.errors import BadOption, HwqError, within
-from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option
+from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, REACTING, Option
+from pytest_hwqueue.settings.reading import read_places
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
@@ -38,7 +39,7 @@ def with_options(
             _click_option(
                 option,
                 (defaults or {}).get(option.name, option.default),
-                hidden=not only and option.rare,
+                hidden=not option.topic or (not only and option.rare),
             )
             for option in OPTIONS
             if option.name not in without and (not only or option.name in only)
@@ -220,22 +221,22 @@ def _refusing(ctx: click.Context) -> Iterator[None]:
     ctx.exit(REFUSED)
 
 
-def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
+def comparison_status(judgement: Judgement, reactions: Mapping[str, str]) -> int:
     """Return the exit status of a comparison.
 
     Args:
         judgement: its outcome.
-        policies: ``fail`` or another word, by ``inconclusive``, ``no-baseline``, ``incomparable``
+        reactions: ``fail`` or another word, by ``inconclusive``, ``no-baseline``, ``incomparable``
             and ``missing``.
 
     """
-    failing = {name for name, policy in policies.items() if policy == "fail"}
+    failing = {verdict for verdict, reaction in reactions.items() if reaction == "fail"}
     if judgement.count("regression"):
         return REGRESSION
     if judgement.count("incomparable") and "incomparable" in failing:
         return REFUSED
     if not judgement.judged:
-        # Whatever the policies say: where nothing was judged nothing can have passed.
+        # Whatever the reactions are: where nothing was judged nothing can have passed.
         return REFUSED
     undecided = [
         judgement.count("inconclusive") and "inconclusive" in failing,
@@ -245,12 +246,22 @@ def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
     return UNDECIDED if any(undecided) else 0
 
 
-def policies(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    """Return what a command's --on-... options say, by the state that each is about."""
-    return {
-        name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
-        for name in names
-    }
+def reactions(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return what --on and its other spellings say, by verdict; one not named warns.
+
+    Raises:
+        BadOption: if the environment holds a value that is not valid.
+
+    """
+
+    def typed(option: Option) -> tuple[str, str | None]:
+        value = given[option.field]
+        return f"--{option.name}", "\n".join(value) or None if option.repeatable else value
+
+    def exported(option: Option) -> tuple[str, str | None]:
+        return f"environment variable {option.variable}", os.environ.get(option.variable)
+
+    return read_places((typed, exported), map(BY_NAME.__getitem__, REACTING)).on
 
 
 def verdicts_text(judgement: Judgement) -> str:

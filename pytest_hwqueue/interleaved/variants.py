@@ -14,15 +14,14 @@ from pathlib import Path
 from pytest_hwqueue import suite
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.processes.reaper import last_lines, run
-from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.settings.options import OPTIONS, REACTING
 
 OF_THE_COMPARISON = frozenset(
     {
         "runs", "dir", "json", "profile", "profile-dir", "causes", "save", "save-records",
         "compare", "against", "pairs", "baselines", "fail-on", "rate", "min-effect", "detect",
         "tau", "sentinel",
-        "allow-env", "on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing",
-        "markdown", "report", "budget",
+        "allow-env", *REACTING, "markdown", "report", "budget",
     }
 )  # fmt: skip
 """Options that a side cannot have for itself; all others say how it is measured."""

@@ -22,7 +22,6 @@ SYNC_MODES = ("per_iteration", "end_only", "none")
 SIZES = ("auto", "tiny", "small", "full")
 PRIORITIES = ("P0", "P1", "P2", "P3")
 ISOLATIONS = ("process", "none")
-POLICIES = ("pass", "warn", "fail")
 CAUSES = ("failing", "always", "never")
 
 
@@ -30,7 +29,8 @@ class Option:
     """One setting. All its names derive from ``name``.
 
     ``line`` stands in lists of options, ``help`` is the documentation users read. Of ``rare`` ones
-    `pytest --help` says nothing, only `hwq help`.
+    `pytest --help` says nothing, only `hwq help`. Of options that are ``part_of`` one setting, what
+    all places say is taken together; those without a topic are its other spellings, never listed.
     """
 
     # Every pytest session of the environment pays for these classes: tuples and data classes with
@@ -38,10 +38,12 @@ class Option:
     def __init__(
         self, name: str, default: str, parse: Callable[[str, str], Any], metavar: str, topic: str,
         line: str, help: str, repeatable: bool = False, flag: bool = False, rare: bool = False,
+        part_of: str = "",
     ) -> None:  # fmt: skip
         self.name, self.default, self.parse = name, default, parse
         self.metavar, self.topic, self.line, self.help = metavar, topic, line, help
         self.repeatable, self.flag, self.rare = repeatable, flag, rare
+        self.part_of = part_of
 
     @property
     def command_line(self) -> str:
@@ -60,8 +62,13 @@ class Option:
 
     @property
     def field(self) -> str:
-        """The field of Settings, such as ``max_time``."""
+        """The name in Python, such as ``max_time``."""
         return self.name.replace("-", "_")
+
+    @property
+    def setting(self) -> str:
+        """The field of Settings that it gives, or gives a part of."""
+        return self.part_of or self.field
 
     @property
     def help_with_default(self) -> str:
@@ -247,19 +254,21 @@ OPTIONS: tuple[Option, ...] = (
     Option("rate", "1%", read.share(0.5), "SHARE", "gate",
            "chance that unchanged code fails a session",
            "chance that a session of unchanged code fails a comparison"),
-    Option("on-inconclusive", "warn", read.one_of(*POLICIES), "POLICY", "gate",
-           "looks worse, but not beyond doubt",
-           "outcome for a cell that looks worse, but not beyond doubt: pass, warn or fail"),
-    Option("on-no-baseline", "warn", read.one_of(*POLICIES), "POLICY", "gate",
-           "the baseline lacks the cell",
-           "outcome for a cell that the baseline lacks: pass, warn or fail"),
-    Option("on-incomparable", "fail", read.one_of(*POLICIES), "POLICY", "gate",
-           "measured under other conditions",
-           "outcome for a cell measured under other conditions than the baseline: pass, warn or "
-           "fail"),
-    Option("on-missing", "warn", read.one_of(*POLICIES), "POLICY", "gate",
-           "not measured, but in the baseline",
-           "outcome for a cell of the baseline that was not measured: pass, warn or fail"),
+    Option("on", "incomparable:fail", read.reactions, "VERDICT:REACTION[,...]", "gate",
+           "which verdicts pass, warn or fail",
+           "whether a verdict lets its cell pass, warn or fail: inconclusive (looks worse, but not "
+           "beyond doubt), no-baseline (the baseline lacks the cell), incomparable (measured under "
+           "other conditions than the baseline), missing (in the baseline, but not measured); such "
+           "as missing:fail,inconclusive:pass. One that is not named warns, but incomparable "
+           "fails. The command line comes before the environment and the ini file; repeatable",
+           repeatable=True, part_of="on"),
+    *(
+        Option(f"on-{verdict}", "", read.reaction_to(verdict), "REACTION", "",
+               f"the same as --hwq-on={verdict}:REACTION",
+               f"the same as --hwq-on={verdict}:REACTION, which takes several verdicts",
+               rare=True, part_of="on")
+        for verdict in read.VERDICTS
+    ),
     Option("min-effect", "5%", read.share(10), "SHARE", "gate",
            "no change below this is a regression",
            "no change below this is a regression", rare=True),
@@ -300,7 +309,9 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 BY_NAME = {option.name: option for option in OPTIONS}
-_BY_FIELD = {option.field: option for option in OPTIONS}
+REACTING = tuple(option.name for option in OPTIONS if option.part_of == "on")
+"""--hwq-on and its other spellings."""
+_BY_FIELD = {option.field: option for option in OPTIONS if option.topic}
 
 
 class Settings:
@@ -351,10 +362,7 @@ class Settings:
     fail_on: tuple[str, ...]
     detect: float
     rate: float
-    on_inconclusive: str
-    on_no_baseline: str
-    on_incomparable: str
-    on_missing: str
+    on: dict[str, str]
     min_effect: float
     tau: float | None
     sentinel: str

@@ -13,9 +13,12 @@ from pytest_hwqueue.errors import BadInput, shortened
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pytest
+
+    # Returns what an option is called in this place, and its text there: None if it is not given.
+    Place = Callable[[Option], tuple[str, str | None]]
 
 
 def is_distributed(config: pytest.Config) -> bool:
@@ -160,17 +163,42 @@ def read_settings(config: pytest.Config, environment: Mapping[str, str] | None =
         BadOption: naming the source of the refused value, the value, and what is valid.
 
     """
+    places = _places(config, os.environ if environment is None else environment)
+    return read_places(places, OPTIONS)
+
+
+def read_places(places: Sequence[Place], options: Iterable[Option]) -> Settings:
+    """Read what some options are given, in places of which the first binds most.
+
+    Raises:
+        BadOption: naming the source of the refused value, the value, and what is valid.
+
+    """
+    options = list(options)
+    given: dict[str, list[tuple[Option, str, str]]] = {}
+    for place in reversed(places):
+        for option in options:
+            source, text = place(option)
+            if text is None:
+                continue
+            parts = given.setdefault(option.setting, [])
+            if not text or not option.part_of:
+                parts[:] = [each for each in parts if each[0] is not option]
+            if text:
+                parts.append((option, source, text))
     values: dict[str, Any] = {}
-    for option in OPTIONS:
-        source, text = _given(config, option, os.environ if environment is None else environment)
-        if text:
-            values[option.field] = option.parse(source, text)
+    for setting, parts in given.items():
+        for option, source, text in parts:
+            value = option.parse(source, text)
+            if option.part_of:
+                value = values.get(setting, getattr(Settings(), setting)) | value
+            values[setting] = value
     return Settings(**values)
 
 
 def is_given(config: pytest.Config, name: str) -> bool:
     """Whether an option has a value other than by default."""
-    return bool(_given(config, BY_NAME[name], os.environ)[1])
+    return bool(_given(config, BY_NAME[name])[1])
 
 
 def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str, str]]:
@@ -181,23 +209,33 @@ def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str
     asked = []
     for name in _NEED_MEASURING:
         if is_given(config, name) and getattr(settings, name) not in (False, "", (), ("native",)):
-            source, text = _given(config, BY_NAME[name], os.environ)
+            source, text = _given(config, BY_NAME[name])
             asked.append((name, f"{source}={text}"))
     return asked
 
 
-def _given(
-    config: pytest.Config, option: Option, environment: Mapping[str, str]
-) -> tuple[str, str]:
-    """Return where an option was given, and its text: empty if nowhere, or to switch it off."""
-    given = config.getoption(option.key)
-    if given is not None:
+def _places(config: pytest.Config, environment: Mapping[str, str]) -> list[Place]:
+    def typed(option: Option) -> tuple[str, str | None]:
+        given = config.getoption(option.key)
+        if given is None:
+            return option.command_line, None
         values = given if option.repeatable else [given]
         return option.command_line, "\n".join(values) if values[-1] else ""
-    if option.variable in environment:
-        return f"environment variable {option.variable}", environment[option.variable]
-    text = config.getini(option.key)
-    return f"ini key {option.key}", "" if text is None else str(text)
+
+    def exported(option: Option) -> tuple[str, str | None]:
+        return f"environment variable {option.variable}", environment.get(option.variable)
+
+    def filed(option: Option) -> tuple[str, str | None]:
+        text = config.getini(option.key)
+        return f"ini key {option.key}", None if text is None else str(text)
+
+    return [typed, exported, filed]
+
+
+def _given(config: pytest.Config, option: Option) -> tuple[str, str]:
+    """Return where an option was given, and its text: empty if nowhere, or to switch it off."""
+    found = [place(option) for place in _places(config, os.environ)]
+    return next(((source, text) for source, text in found if text is not None), ("", ""))
 
 
 def _combined(option: str, value: str, valid: str) -> BadInput:

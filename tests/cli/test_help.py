@@ -27,7 +27,8 @@ def test_the_overview_fits_and_names_each_option_once() -> None:
     assert found.exit_code == 0
     assert max(map(len, found.output.splitlines())) <= 80
     for option in OPTIONS:
-        assert len(re.findall(rf"^  {option.command_line} ", found.output, re.MULTILINE)) == 1
+        listed = len(re.findall(rf"^  {option.command_line} ", found.output, re.MULTILINE))
+        assert listed == bool(option.topic)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
