@@ -44,7 +44,8 @@ def with_options(
             for option in OPTIONS
             if option.name not in without and (not only or option.name in only)
         ]
-        command.epilog = f"{command.epilog or ''}\n\n`hwq help` explains all options."
+        more = "" if only else "; `hwq help advanced` lists those that only few need"
+        command.epilog = f"{command.epilog or ''}\n\n`hwq help` explains all options{more}."
         return command
 
     return decorate
