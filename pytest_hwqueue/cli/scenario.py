@@ -187,19 +187,16 @@ def wanted_cases(
     if given["schedulers"] is None:
         return found
     in_threads = f"{THREADS}-"
-    there = ", ".join(
-        dict.fromkeys(in_threads * (case.placement == THREADS) + case.scheduler for case in found)
-    )
+    rows = [in_threads * (case.placement == THREADS) + case.scheduler for case in found]
+    there = ", ".join(dict.fromkeys(rows))
     modes = []
     with within("--schedulers", remedy=f"the scenario has {there}"):
         for entry in split_entries(given["schedulers"]):
             mode = entry.removeprefix(in_threads)
             modes += [f"{entry.removesuffix(mode)}{each}" for each in parse_entry(mode)]
-    kinds = []
-    for case in found:
-        # One without parameters stands for any, and one without its placement for both.
-        names = {case.scheduler, case.scheduler.partition(":")[0]}
-        kinds.append(names | {f"{in_threads}{each}" for each in names if case.placement == THREADS})
+    # One without parameters stands for any, and one without its placement for both.
+    spelt = [(row, case.scheduler) for row, case in zip(rows, found, strict=True)]
+    kinds = [{*names, *(name.partition(":")[0] for name in names)} for names in spelt]
     wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
     if not wanted:
         click.echo(f"no case was selected; the scenario has {there}", err=True)
