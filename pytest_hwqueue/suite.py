@@ -39,6 +39,23 @@ except KeyboardInterrupt:
 _FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_XDIST_")
 
 
+def shipped(installed: str, cloned: str, package: Path = _PACKAGE) -> Path | None:
+    """Return a file or folder that comes with the package; None if it is in neither place.
+
+    Args:
+        installed: its name inside an installed package.
+        cloned: its path next to the package in a clone.
+        package: the folder of the package ``pytest_hwqueue``.
+
+    """
+    if (package / installed).exists():
+        return package / installed
+    # Next to an installed package, what has that name would be some other project's.
+    if (package.parent / cloned).exists() and (package.parent / "pyproject.toml").is_file():
+        return package.parent / cloned
+    return None
+
+
 def suite_path(package: Path = _PACKAGE) -> Path:
     """Return the folder of benchmarks: inside an installed package, next to it in a clone.
 
@@ -49,16 +66,14 @@ def suite_path(package: Path = _PACKAGE) -> Path:
         HwqError: if it is in neither place; the text names both.
 
     """
-    installed, cloned = package / "benchmarks", package.parent / "benchmarks"
-    if installed.is_dir():
-        return installed
-    # Next to an installed package, a folder of that name would be some other project's.
-    if cloned.is_dir() and (package.parent / "pyproject.toml").is_file():
-        return cloned
-    raise HwqError(
-        f"the benchmark suite is missing: there is neither {installed} (an installation) nor "
-        f"{cloned} next to a pyproject.toml (a clone); install pytest-hwqueue again"
-    )
+    found = shipped("benchmarks", "benchmarks", package)
+    if found is None:
+        raise HwqError(
+            f"the benchmark suite is missing: there is neither {package / 'benchmarks'} (an "
+            f"installation) nor {package.parent / 'benchmarks'} next to a pyproject.toml (a "
+            "clone); install pytest-hwqueue again"
+        )
+    return found
 
 
 def plugin_name() -> str:

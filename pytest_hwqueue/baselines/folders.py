@@ -25,6 +25,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, condition_differences
 from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import is_cell_file_name
+from pytest_hwqueue.suite import shipped
 
 HISTORY_FILE = "history.jsonl"
 LONGEST_WAIT_S = 600.0
@@ -44,13 +45,7 @@ def packaged_folder(package: Path = _PACKAGE) -> Path | None:
             package, and next to it in a clone.
 
     """
-    installed, cloned = package / "stored_baselines", package.parent / "baselines"
-    if installed.is_dir():
-        return installed
-    # Next to an installed package, a folder of that name would be some other project's.
-    if cloned.is_dir() and (package.parent / "pyproject.toml").is_file():
-        return cloned
-    return None
+    return shipped("stored_baselines", "baselines", package)
 
 
 def read_folder(folder: Path) -> dict[str, CellBaseline]:

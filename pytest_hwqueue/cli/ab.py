@@ -1,8 +1,8 @@
 """``hwq ab`` and ``hwq bisect``: two versions in one session, and a search over commits.
 
 Exit status of ``ab``, as of `hwq compare`: 0 nothing got worse; 1 a regression; 2 something cannot
-be compared, or wrong usage or input; 3 a verdict that --on-inconclusive or --on-missing sets to
-fail. Interrupted: 128 plus the signal's number.
+be compared, or wrong usage or input; 3 a verdict that --on sets to fail. Interrupted: 128 plus the
+signal's number.
 
 Exit status of ``bisect``: 0 one commit is named and confirmed; 1 several commits remain, because
 those between could not be judged; 2 wrong usage or input; 3 not decided: BAD is not shown to be
@@ -32,7 +32,7 @@ from pytest_hwqueue.cli.options import (
     gate_settings,
     gated_figures,
     parsed_setting,
-    policies,
+    reactions,
     say,
     verdicts_text,
     with_options,
@@ -47,10 +47,9 @@ if TYPE_CHECKING:
 
 
 _GATE = ("rate", "min-effect", "detect", "fail-on", "allow-env")
-POLICIES = ("on-inconclusive", "on-incomparable", "on-missing")
 NOT_HERE = (
     "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
-    "markdown", "report", "budget", "profile", "profile-dir", "causes", "on-no-baseline",
+    "markdown", "report", "budget", "profile", "profile-dir", "causes",
 )  # fmt: skip
 # With 3 pairs normal theory can decide; with fewer nothing can.
 LEAST_PAIRS = 3
@@ -109,7 +108,7 @@ def ab(
     if that is still not enough.
 
     Exit status: 1 after a regression, 2 if something cannot be compared or the input is wrong,
-    3 if a verdict listed in an --on-... option is set to fail, and 0 otherwise.
+    3 if a verdict is set to fail by --on, and 0 otherwise.
     """
     with _interruptible(ctx):
         ctx.exit(_compare(ctx, places, (variant_a, variant_b), pairs, setup, given))
@@ -158,7 +157,7 @@ def _compare(
             measure.describe(sides, interrupted=interrupted)
     click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
     click.echo(verdicts_text(judgement))
-    return comparison_status(judgement, policies(given, POLICIES))
+    return comparison_status(judgement, reactions(given))
 
 
 def _judged_by(given: dict[str, Any], pairs: int) -> tuple[GateSettings, tuple[str, ...], bool]:
@@ -176,7 +175,7 @@ def measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     options = {}
     for name, option in BY_NAME.items():
         value = given.get(option.field)
-        if name in (*_GATE, *POLICIES, "dir") or value in (None, (), False):
+        if name in (*_GATE, "on", "dir") or value in (None, (), False):
             continue
         options[name] = ("yes",) if option.flag else value if isinstance(value, tuple) else (value,)
     return options
@@ -185,7 +184,7 @@ def measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
 _STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDECIDED}
 
 
-@with_options(without=(*NOT_HERE, *POLICIES, "workload", "detect"))
+@with_options(without=(*NOT_HERE, "on", "workload", "detect"))
 @click.command(cls=Comparing)
 @click.argument("name")
 @click.argument("good")

@@ -3,8 +3,8 @@
 Exit status of ``baseline``: 0, or 2 for wrong usage or input.
 
 Exit status of ``compare``: 0 nothing got worse; 1 a regression; 2 something cannot be compared, or
-wrong usage or input; 3 a verdict that --on-inconclusive, --on-no-baseline or --on-missing sets to
-fail. If several apply, the lowest wins. So status 1 always means that something got worse.
+wrong usage or input; 3 a verdict that --on sets to fail. If several apply, the lowest wins. So
+status 1 always means that something got worse.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pytest_hwqueue.cli.options import (
     out_file,
     output,
     parsed_setting,
-    policies,
+    reactions,
     verdicts_text,
     with_options,
 )
@@ -223,9 +223,8 @@ def _ambiguous(what: str, name: str, devices: list[str]) -> HwqError:
     return HwqError(f"{what}: write {listed}")
 
 
-_POLICIES = ("on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing")
 _COMPARE = (
-    "baselines", "fail-on", *GATE, "sentinel", "allow-env", "markdown", *_POLICIES,
+    "baselines", "fail-on", *GATE, "sentinel", "allow-env", "markdown", "on",
 )  # fmt: skip
 
 
@@ -244,7 +243,7 @@ def compare(
     Cells are matched by their ids. `compare A B` is short for `compare --baseline A --test B`.
 
     Exit status: 1 after a regression, 2 if cells cannot be compared or the input is wrong, 3 if a
-    verdict listed in an --on-... option is set to fail, and 0 otherwise.
+    verdict is set to fail by --on, and 0 otherwise.
     """
     named = tuple(side for side in (a, b) if side is not None)
     if (sides and named) or len(sides or named) != 2:
@@ -284,12 +283,12 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
-    status = comparison_status(judgement, policies(given, _POLICIES))
+    status = comparison_status(judgement, reactions(given))
     hard = hard_differences(old, new)
     parts = [verdicts_text(judgement)]
     parts += filter(None, [render_differences(hard)])
     if not judgement.judged:
-        parts.append("no cell was judged: that is an error, whatever --on-... says")
+        parts.append("no cell was judged: that is an error, whatever --on says")
     # First of all, so that a file that cannot be written hides no verdict.
     _echo("\n".join(parts))
     if given["json_file"]:

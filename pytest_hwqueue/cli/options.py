@@ -43,7 +43,8 @@ def with_options(
             for option in OPTIONS
             if option.name not in without and (not only or option.name in only)
         ]
-        command.epilog = f"{command.epilog or ''}\n\n`hwq help` explains all options."
+        more = "" if only else "; `hwq help advanced` lists those that only few need"
+        command.epilog = f"{command.epilog or ''}\n\n`hwq help` explains all options{more}."
         return command
 
     return decorate
@@ -220,22 +221,22 @@ def _refusing(ctx: click.Context) -> Iterator[None]:
     ctx.exit(REFUSED)
 
 
-def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
+def comparison_status(judgement: Judgement, reactions: Mapping[str, str]) -> int:
     """Return the exit status of a comparison.
 
     Args:
         judgement: its outcome.
-        policies: ``fail`` or another word, by ``inconclusive``, ``no-baseline``, ``incomparable``
+        reactions: ``fail`` or another word, by ``inconclusive``, ``no-baseline``, ``incomparable``
             and ``missing``.
 
     """
-    failing = {name for name, policy in policies.items() if policy == "fail"}
+    failing = {verdict for verdict, reaction in reactions.items() if reaction == "fail"}
     if judgement.count("regression"):
         return REGRESSION
     if judgement.count("incomparable") and "incomparable" in failing:
         return REFUSED
     if not judgement.judged:
-        # Whatever the policies say: where nothing was judged nothing can have passed.
+        # Whatever the reactions are: where nothing was judged nothing can have passed.
         return REFUSED
     undecided = [
         judgement.count("inconclusive") and "inconclusive" in failing,
@@ -245,12 +246,15 @@ def comparison_status(judgement: Judgement, policies: Mapping[str, str]) -> int:
     return UNDECIDED if any(undecided) else 0
 
 
-def policies(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    """Return what a command's --on-... options say, by the state that each is about."""
-    return {
-        name.removeprefix("on-"): parsed_setting(name, given[name.replace("-", "_")])
-        for name in names
-    }
+def reactions(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return what --on says, by verdict; one not named warns.
+
+    Raises:
+        BadOption: if the environment holds a value that is not valid.
+
+    """
+    reacting: dict[str, str] = parsed_setting("on", "\n".join(given["on"]))
+    return reacting
 
 
 def verdicts_text(judgement: Judgement) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.sources import Source
     from pytest_hwqueue.baselines.store import Store
     from pytest_hwqueue.history.series import CommitLine
+    from pytest_hwqueue.reports.page.render import Page
 
 
 _SESSION_FILES = ("session.json", "which.json")
@@ -46,11 +47,16 @@ _SESSION_FILES = ("session.json", "which.json")
     "-o", "--output", "file", metavar="FILE", default="report.html", show_default=True,
     type=click.Path(path_type=Path), help="the file to write",
 )  # fmt: skip
+@click.option(
+    "--export", "pictures", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+    help="also write each chart to DIR, as SVG and PNG for papers",
+)  # fmt: skip
 @click.option("--baseline", metavar="A", help=f"compare with the older runs A: {SOURCE}")
 @click.pass_context
 def report(
-    ctx: click.Context, /, paths: tuple[Path, ...], file: Path, baseline: str | None, **given: Any
-) -> None:
+    ctx: click.Context, /, paths: tuple[Path, ...], file: Path, pictures: Path | None,
+    baseline: str | None, **given: Any,
+) -> None:  # fmt: skip
     """Write stored records as one HTML page.
 
     It opens from disk without a network, and begins with the verdict in one sentence, then lists
@@ -61,17 +67,26 @@ def report(
     \b
         hwq report
         hwq report .hwqueue/20260101T120000-4711 -o report.html --baseline reference
+        hwq report --export figures
+
+    --export writes each chart of the page to a folder, named after what it shows, beside the page.
 
     Needs the extra `report` (pip install 'pytest-hwqueue[report]'). Exit status: 0 if it is
     written, whatever it says; 4 for wrong usage or input. `hwq compare` is the gate.
     """
-    from pytest_hwqueue.reports.page.render import cannot_write
+    from pytest_hwqueue.metrics.numbers import counted
+    from pytest_hwqueue.reports.page.export import export_charts
+    from pytest_hwqueue.reports.page.render import cannot_write, write_page
 
     reason = cannot_write(file)
     if reason is not None:
         raise click.UsageError(reason, ctx)
-    _write(list(paths) or [_newest_session(ctx, given["dir"])], file, baseline, given)
+    page = _page(list(paths) or [_newest_session(ctx, given["dir"])], file, baseline, given)
+    write_page(file, page)
     click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+    if pictures is not None:
+        charts = counted(export_charts(page, pictures), "chart")
+        click.echo(f"{pictures}: {charts}, each as SVG and PNG")
 
 
 def _newest_session(ctx: click.Context, given: str | None) -> Path:
@@ -83,18 +98,17 @@ def _newest_session(ctx: click.Context, given: str | None) -> Path:
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
-def _write(paths: list[Path], file: Path, baseline: str | None, given: Mapping[str, Any]) -> None:
+def _page(paths: list[Path], file: Path, baseline: str | None, given: Mapping[str, Any]) -> Page:
     from pytest_hwqueue.baselines.sources import load_source, source_of
     from pytest_hwqueue.reports.page.cells import find_records
-    from pytest_hwqueue.reports.page.render import page_of, write_page
+    from pytest_hwqueue.reports.page.render import page_of
     from pytest_hwqueue.verdicts.judging import compare_sources
 
     found = find_records(paths)
     for line in found.damaged:
         say(line)
     if baseline is None:
-        write_page(file, page_of(found, file))
-        return
+        return page_of(found, file)
     settings, figures = gate_settings(given), gated_figures(given)
     measured = sorted(found.cells, key=lambda stored: stored.record.started)
     records = [(stored.path.parent.resolve().name, stored.record) for stored in measured]
@@ -104,10 +118,9 @@ def _write(paths: list[Path], file: Path, baseline: str | None, given: Mapping[s
         old, new, figures, settings,
         allow_environment=parsed_setting("allow-env", given["allow_env"]),
     )  # fmt: skip
-    page = page_of(
+    return page_of(
         found, file, judgements=[judgement], baseline=old.cells, baseline_label=old.label
     )
-    write_page(file, page)
 
 
 _FIGURES = ("p99", "p50", "iteration_time")

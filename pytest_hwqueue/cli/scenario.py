@@ -124,8 +124,8 @@ def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decora
             out_file("json", "also write every figure to FILE"),
             click.option("--variant", metavar="NAME", help="only this variant of the scenario"),
             click.option("--schedulers", metavar="MODE[,MODE...]",
-                         help="only these of the scenario's; a mode without parameters selects "
-                         "all its kinds"),
+                         help="only these rows of the table; a mode without parameters or "
+                         "threads- selects all its kinds"),
             click.argument("file", metavar="SCENARIO", type=ScenarioFile()),
         ):  # fmt: skip
             command = add(command)
@@ -175,7 +175,7 @@ def wanted_cases(
 
     """
     from pytest_hwqueue.scenarios.planned_runs import cases
-    from pytest_hwqueue.schedulers.syntax import parse_schedulers
+    from pytest_hwqueue.schedulers.syntax import THREADS, parse_entry, split_entries
 
     found = cases(scenario)
     if given["variant"] is not None:
@@ -186,12 +186,18 @@ def wanted_cases(
         found = [case for case in found if case.variant and case.variant.name == given["variant"]]
     if given["schedulers"] is None:
         return found
-    with within("--schedulers"):
-        modes = [str(mode) for mode in parse_schedulers(given["schedulers"])]
-    # One without parameters stands for any.
-    kinds = [{case.scheduler, case.scheduler.partition(":")[0]} for case in found]
+    in_threads = f"{THREADS}-"
+    rows = [in_threads * (case.placement == THREADS) + case.scheduler for case in found]
+    there = ", ".join(dict.fromkeys(rows))
+    modes = []
+    with within("--schedulers", remedy=f"the scenario has {there}"):
+        for entry in split_entries(given["schedulers"]):
+            mode = entry.removeprefix(in_threads)
+            modes += [f"{entry.removesuffix(mode)}{each}" for each in parse_entry(mode)]
+    # One without parameters stands for any, and one without its placement for both.
+    spelt = [(row, case.scheduler) for row, case in zip(rows, found, strict=True)]
+    kinds = [{*names, *(name.partition(":")[0] for name in names)} for names in spelt]
     wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
-    there = ", ".join(dict.fromkeys(case.scheduler for case in found))
     if not wanted:
         click.echo(f"no case was selected; the scenario has {there}", err=True)
         ctx.exit(_NOTHING_SELECTED)

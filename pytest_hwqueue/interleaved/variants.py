@@ -21,8 +21,7 @@ OF_THE_COMPARISON = frozenset(
         "runs", "dir", "json", "profile", "profile-dir", "causes", "save", "save-records",
         "compare", "against", "pairs", "baselines", "fail-on", "rate", "min-effect", "detect",
         "tau", "sentinel",
-        "allow-env", "on-inconclusive", "on-no-baseline", "on-incomparable", "on-missing",
-        "markdown", "report", "budget",
+        "allow-env", "on", "markdown", "report", "budget",
     }
 )  # fmt: skip
 """Options that a side cannot have for itself; all others say how it is measured."""

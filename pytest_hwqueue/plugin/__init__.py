@@ -181,7 +181,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
     session, config = parent.session, parent.config
     named = session.isinitpath(file_path) or session.isinitpath(file_path.parent)
     if not named and SCENARIO not in re.findall(r"\w+", config.option.markexpr):
-        config.stash.setdefault(SCENARIOS_LEFT_OUT, []).append(file_path)
+        # Of a file that is named, pytest collects the whole folder and keeps only the file.
+        if any(map(session.isinitpath, file_path.parents)):
+            config.stash.setdefault(SCENARIOS_LEFT_OUT, []).append(file_path)
         return None
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
 
@@ -200,7 +202,7 @@ def pytest_report_collectionfinish(
             "to end"
         )
     left_out = config.stash.get(SCENARIOS_LEFT_OUT, [])
-    if left_out:
+    if left_out and not any(map(is_scenario, items)):
         files = "1 scenario file" if len(left_out) == 1 else f"{len(left_out)} scenario files"
         lines.append(f"{files} not run: name a file or its folder, or give -m {SCENARIO}")
     return lines

@@ -25,6 +25,7 @@ from pytest_hwqueue.plugin.cells import planned_cells
 from pytest_hwqueue.plugin.state import wrong_usage
 from pytest_hwqueue.reports.verdicts import explain, properties_of
 from pytest_hwqueue.settings.options import OPTIONS, Settings
+from pytest_hwqueue.settings.values import VERDICTS
 from pytest_hwqueue.verdicts.judging import (
     CellVerdict,
     Judgement,
@@ -246,14 +247,14 @@ class Regression:
 
     def missing(self) -> list[pytest.TestReport]:
         """Return a failed report for each cell of the baseline that should have been measured."""
-        if self._settings.on_missing != "fail":
+        if self._settings.on.get("missing") != "fail":
             return []
         return [
             _failed_report(
                 f"{judgement.baseline}::{cell.cell_id}",
                 (judgement.baseline, cell.cell_id),
                 f"{cell.cell_id} is in {judgement.baseline} and was not measured: {cell.reason} "
-                "(--hwq-on-missing=fail)",
+                "(--hwq-on=missing:fail)",
             )
             for judgement in self.judgements()
             for cell in judgement.missing
@@ -311,14 +312,9 @@ class Regression:
 
     def level(self, state: State) -> str:
         """Return the outcome that the settings assign to a verdict: pass, warn or fail."""
-        settings = self._settings
-        policies: Mapping[State, str] = {
-            "regression": "fail",
-            "inconclusive": settings.on_inconclusive,
-            "no-baseline": settings.on_no_baseline,
-            "incomparable": settings.on_incomparable,
-        }
-        return policies.get(state, "pass")
+        if state in VERDICTS:
+            return self._settings.on.get(state, "warn")
+        return "fail" if state == "regression" else "pass"
 
     def _interleaved(self, against: Against, judgements: Sequence[Judgement]) -> list[Judgement]:
         """Measure against the other commit: what the baseline convicts, or all without one."""
@@ -341,7 +337,7 @@ class Regression:
         return judgement
 
     def _fails_by(self, judgement: Judgement) -> bool:
-        missing = bool(judgement.missing) and self._settings.on_missing == "fail"
+        missing = bool(judgement.missing) and self._settings.on.get("missing") == "fail"
         return missing or any(self._fails(each.verdict.state) for each in judgement.verdicts)
 
     def _fails(self, state: State) -> bool:

@@ -125,7 +125,7 @@ class ScenarioItem(pytest.Item):
         self.user_properties += [(GOAL, line) for line in request_lines(records)]
         self.user_properties += [(GOAL, str(result)) for result in results]
         failing = {"missed"}
-        if self.config.stash[SETTINGS].on_inconclusive == "fail":
+        if self.config.stash[SETTINGS].on.get("inconclusive") == "fail":
             failing.add("undecided")
         causes = self._why_slow(results, failing)
         self.user_properties += [(CAUSES, line) for line in causes]

@@ -20,6 +20,8 @@ INSTALL = f"the plot needs vl-convert-python, which is not installed: {REMEDY}"
 Spec = dict[str, Any]
 
 _FILE_WIDTH, _FILE_HEIGHT = 560, 320
+# At the 72 of a point it would be as sharp as a screen.
+_DOTS_PER_INCH = 300
 
 
 def colour(name: str) -> str:
@@ -63,10 +65,6 @@ def stacked_svg(title: str, charts: Sequence[tuple[str, Spec]], note: str = "") 
         ModuleNotFoundError: if vl-convert is not installed; the text says how to get it.
 
     """
-    if not can_plot():
-        raise ModuleNotFoundError(INSTALL)
-    import vl_convert
-
     size = {"width": _FILE_WIDTH, "height": _FILE_HEIGHT}
     spec = {
         "title": {"text": title.split("\n"), "subtitle": note, "offset": 14},
@@ -74,11 +72,42 @@ def stacked_svg(title: str, charts: Sequence[tuple[str, Spec]], note: str = "") 
         "resolve": {"scale": {"stroke": "independent", "strokeDash": "independent"}},
         "config": {**config("right"), "background": colour("card"), "padding": 12},
     }
+    text = _in_light(spec)
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(text)
+
+
+def picture(title: str, chart: Spec, note: str = "") -> tuple[str, bytes]:
+    """Return a chart as SVG and as PNG, in the colours of light.
+
+    Args:
+        title: in lines.
+        chart: with a width and height of its own, or those of all pictures.
+        note: below the title, in lines.
+
+    Raises:
+        ModuleNotFoundError: if vl-convert is not installed; the text says how to get it.
+
+    """
+    text = _in_light({
+        "title": {"text": title.split("\n"), "subtitle": note.split("\n"), "offset": 14},
+        "width": _FILE_WIDTH, "height": _FILE_HEIGHT, **chart,
+        "config": {**config("bottom"), "background": colour("card"), "padding": 12},
+    })  # fmt: skip
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(text), vl_convert.vegalite_to_png(text, ppi=_DOTS_PER_INCH)
+
+
+def _in_light(spec: Spec) -> str:
+    """Return a description as JSON, with colours in place of their names."""
+    if not can_plot():
+        raise ModuleNotFoundError(INSTALL)
     light = _light()
-    text = re.sub(
+    return re.sub(
         r"var\(--([\w-]+)\)", lambda found: light.get(found[1], found[0]), json.dumps(spec)
     )
-    return vl_convert.vegalite_to_svg(text)
 
 
 @cache

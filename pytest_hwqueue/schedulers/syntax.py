@@ -298,6 +298,17 @@ def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
 def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
     """Parse entries separated by commas, such as ``native,xsched:level=1,threshold=1|2,mps``.
 
+    Raises:
+        BadInput: naming the wrong part and what is valid.
+
+    """
+    read = {str(mode): mode for entry in split_entries(text) for mode in parse_entry(entry)}
+    return tuple(read.values())
+
+
+def split_entries(text: str) -> list[str]:
+    """Return the entries of a list with commas, each with its parameters.
+
     A comma also separates a mode's parameters: a part with ``=`` and without a colon belongs to
     the mode before it.
 
@@ -320,8 +331,7 @@ def parse_schedulers(text: str) -> tuple[SchedulerSpec, ...]:
             modes.append(part)
     if not modes:
         raise BadInput(f"give one or more of {', '.join(each.name for each in BUILT_IN)}")
-    read = {str(mode): mode for entry in modes for mode in parse_entry(entry)}
-    return tuple(read.values())
+    return modes
 
 
 def needs_environment(text: str) -> bool:

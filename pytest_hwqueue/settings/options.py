@@ -22,7 +22,6 @@ SYNC_MODES = ("per_iteration", "end_only", "none")
 SIZES = ("auto", "tiny", "small", "full")
 PRIORITIES = ("P0", "P1", "P2", "P3")
 ISOLATIONS = ("process", "none")
-POLICIES = ("pass", "warn", "fail")
 CAUSES = ("failing", "always", "never")
 
 
@@ -84,6 +83,7 @@ TOPICS = {
 """Titles of topics. They and their options stand in the order of help texts."""
 
 OPTIONS: tuple[Option, ...] = (
+    # What most people come for stands first.
     Option("device", "auto", read.device, "DEVICE", "streams",
            "what to measure: cpu, cuda[:N], all, sim:h200",
            "device to measure: auto (an accelerator if there is one, else the CPU), cpu, "
@@ -94,6 +94,33 @@ OPTIONS: tuple[Option, ...] = (
            "concurrent streams: a count, or a list",
            f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
            "workload's recommended count; for your own tests 8, on the CPU at most one per core)"),
+    Option("scheduler", "native", read.schedulers, "MODE[,MODE...]", "scheduler",
+           "modes to measure under: mps, xsched, ...",
+           "scheduler modes to measure under, each in its own processes and proven active: "
+           "native, stream-priority, mps, mps-priority, mps-partition, green-context, xsched, "
+           "preload:NAME, or one that an installed package adds; a setting may have alternatives, "
+           "such as xsched:level=1,threshold=1|2|4"),
+    Option("budget", "", read.duration, "TIME", "samples",
+           "time the session may take, such as 10min",
+           "time the session may take, such as 90s, 10min or 1h: a test not expected to end in "
+           "time is not started, and is listed. Every test runs once before any runs twice; "
+           "nothing is cut short once started"),
+    Option("save", "", read.baseline_name, "NAME", "baselines",
+           "store the runs as baseline NAME",
+           "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
+    Option("compare", "", lambda o, v: v, "NAME", "baselines",
+           "fail cells that are worse than a baseline",
+           "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
+           "JSON file; a cell that got worse fails its test. Undecided cells are measured again, "
+           "up to 15 times; a comparison that judges no cell is an error"),
+    Option("against", "", lambda o, v: v, "REF", "baselines",
+           "fail cells that are worse than a commit",
+           "also measure another commit, alternating with this version in one session, and fail "
+           "tests that got worse; with --hwq-compare, only tests that regressed against the "
+           "baseline, to confirm the regression"),
+    Option("report", "", read.path, "FILE", "files",
+           "write an HTML page to look at",
+           "write an HTML report that opens without a network (extra `report`)"),
     Option("dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]", "streams",
            "how kernels are launched: eager, graph",
            "how work reaches the queues: eager (every kernel launched from Python), graph "
@@ -108,12 +135,6 @@ OPTIONS: tuple[Option, ...] = (
            "when the host waits for the device",
            "when the host waits: per_iteration (after each), end_only (once, after the last), "
            "none (never inside the measured window; device events give the times)", rare=True),
-    Option("scheduler", "native", read.schedulers, "MODE[,MODE...]", "scheduler",
-           "modes to measure under: mps, xsched, ...",
-           "scheduler modes to measure under, each in its own processes and proven active: "
-           "native, stream-priority, mps, mps-priority, mps-partition, green-context, xsched, "
-           "preload:NAME, or one that an installed package adds; a setting may have alternatives, "
-           "such as xsched:level=1,threshold=1|2|4"),
     Option("xsched-root", "", read.path, "DIR", "scheduler",
            "folder in which XSched is installed",
            "folder in which XSched is installed, with bin/xserver and lib/; by default the "
@@ -164,11 +185,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("timeout", "300", read.seconds, "SECONDS", "samples",
            "total time a cell may take, in seconds",
            "total time a cell may take, in seconds; a cell that hangs is ended and recorded"),
-    Option("budget", "", read.duration, "TIME", "samples",
-           "time the session may take, such as 10min",
-           "time the session may take, such as 90s, 10min or 1h: a test not expected to end in "
-           "time is not started, and is listed. Every test runs once before any runs twice; "
-           "nothing is cut short once started"),
     Option("runs", "auto", read.integer_or_auto, "N", "samples",
            "fresh processes that measure each cell",
            "measure every cell in N fresh processes, interleaved: each measures every cell once. "
@@ -195,9 +211,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("markdown", "", read.path, "FILE", "files",
            "write figures and verdicts as Markdown",
            "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
-    Option("report", "", read.path, "FILE", "files",
-           "write an HTML page to look at",
-           "write an HTML report that opens without a network (extra `report`)"),
     Option("profile", "no", read.flag, "", "files",
            "write a trace of each cell, for Perfetto",
            "also write a trace of one pass per cell, for Perfetto", flag=True),
@@ -214,19 +227,6 @@ OPTIONS: tuple[Option, ...] = (
            "measured one: failing (rerun a cell whose P95, P99 or P99.9 fails a comparison, or a "
            "scenario that misses a latency goal), always (trace every cell and add the causes to "
            "its record; about 5 s each), never"),
-    Option("save", "", read.baseline_name, "NAME", "baselines",
-           "store the runs as baseline NAME",
-           "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
-    Option("compare", "", lambda o, v: v, "NAME", "baselines",
-           "fail cells that are worse than a baseline",
-           "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
-           "JSON file; a cell that got worse fails its test. Undecided cells are measured again, "
-           "up to 15 times; a comparison that judges no cell is an error"),
-    Option("against", "", lambda o, v: v, "REF", "baselines",
-           "fail cells that are worse than a commit",
-           "also measure another commit, alternating with this version in one session, and fail "
-           "tests that got worse; with --hwq-compare, only tests that regressed against the "
-           "baseline, to confirm the regression"),
     Option("baselines", "baselines", read.path, "DIR", "baselines",
            "folder of the stored baselines",
            "folder of the stored baselines"),
@@ -247,19 +247,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("rate", "1%", read.share(0.5), "SHARE", "gate",
            "chance that unchanged code fails a session",
            "chance that a session of unchanged code fails a comparison"),
-    Option("on-inconclusive", "warn", read.one_of(*POLICIES), "POLICY", "gate",
-           "looks worse, but not beyond doubt",
-           "outcome for a cell that looks worse, but not beyond doubt: pass, warn or fail"),
-    Option("on-no-baseline", "warn", read.one_of(*POLICIES), "POLICY", "gate",
-           "the baseline lacks the cell",
-           "outcome for a cell that the baseline lacks: pass, warn or fail"),
-    Option("on-incomparable", "fail", read.one_of(*POLICIES), "POLICY", "gate",
-           "measured under other conditions",
-           "outcome for a cell measured under other conditions than the baseline: pass, warn or "
-           "fail"),
-    Option("on-missing", "warn", read.one_of(*POLICIES), "POLICY", "gate",
-           "not measured, but in the baseline",
-           "outcome for a cell of the baseline that was not measured: pass, warn or fail"),
+    Option("on", "incomparable:fail", read.reactions, "VERDICT:REACTION[,...]", "gate",
+           "which verdicts pass, warn or fail",
+           "whether a verdict lets its cell pass, warn or fail: inconclusive (looks worse, but not "
+           "beyond doubt), no-baseline (the baseline lacks the cell), incomparable (measured under "
+           "other conditions than the baseline), missing (in the baseline, but not measured); such "
+           "as missing:fail,inconclusive:pass. One that is not named warns, but incomparable "
+           "fails; repeatable", repeatable=True),
     Option("min-effect", "5%", read.share(10), "SHARE", "gate",
            "no change below this is a regression",
            "no change below this is a regression", rare=True),
@@ -312,10 +306,15 @@ class Settings:
 
     device: str
     streams: tuple[int, ...] | None
+    scheduler: tuple[str, ...]
+    budget: float | None
+    save: str
+    compare: str
+    against: str
+    report: Path | None
     dispatch: tuple[str, ...]
     ranks: int | None
     sync_mode: str
-    scheduler: tuple[str, ...]
     xsched_root: Path | None
     preloads: tuple[Path, ...]
     workload: tuple[str, ...]
@@ -329,7 +328,6 @@ class Settings:
     max_time: float
     whole_windows: bool
     timeout: float
-    budget: float | None
     runs: int | None
     isolation: str
     lease_timeout: float
@@ -337,24 +335,17 @@ class Settings:
     dir: Path
     json: Path | None
     markdown: Path | None
-    report: Path | None
     profile: bool
     profile_dir: Path
     commit: str
     causes: str
-    save: str
-    compare: str
-    against: str
     baselines: Path
     save_records: bool
     pairs: int
     fail_on: tuple[str, ...]
     detect: float
     rate: float
-    on_inconclusive: str
-    on_no_baseline: str
-    on_incomparable: str
-    on_missing: str
+    on: dict[str, str]
     min_effect: float
     tau: float | None
     sentinel: str

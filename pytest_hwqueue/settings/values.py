@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.errors import BadOption, refused_as
+from pytest_hwqueue.errors import BadOption, meant, refused_as
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Nothing is measured for longer: what asks for more has a wrong unit.
 _LONGEST_S = 366 * 24 * 3600.0
 _BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
+VERDICTS = ("inconclusive", "no-baseline", "incomparable", "missing")
+"""Those that --hwq-on gives a reaction to: the others always fail, or always pass."""
+_REACTIONS = ("pass", "warn", "fail")
 
 
 def _split(value: str) -> list[str]:
@@ -62,6 +65,22 @@ def some_of(*choices: str) -> Callable[[str, str], tuple[str, ...]]:
         return tuple(dict.fromkeys(parts))
 
     return parse
+
+
+def reactions(option: str, value: str) -> dict[str, str]:
+    """Take VERDICT:REACTION, separated by commas or lines; of a verdict named twice, the last."""
+    found = {"incomparable": "fail"}
+    for part in _split(value.replace("\n", ",")):
+        verdict, _, reaction = map(str.strip, part.partition(":"))
+        for word, known in ((verdict, VERDICTS), (reaction, _REACTIONS)):
+            if word not in known:
+                raise BadOption(
+                    option, part,
+                    f"{meant(word, known)}give VERDICT:REACTION, a verdict of "
+                    f"{', '.join(VERDICTS)}, and pass, warn or fail",
+                )  # fmt: skip
+        found[verdict] = reaction
+    return found
 
 
 def integer(least: int) -> Callable[[str, str], int]:

@@ -38,6 +38,7 @@ def test_the_command_runs_a_workload(tmp_path: Path) -> None:
     hwq = str(Path(sys.executable).with_name("hwq"))
     options = ("--device=cpu", "--streams=1", "--iterations=5")
     assert "hardware queues" in run(tmp_path, hwq, "run", "large_gemm_only", *options)
+    assert run(tmp_path, hwq, "help", "tenant").startswith("tenant: who shares the device")
 
 
 def test_the_suite_and_its_reference_come_with_the_package(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_cells_that_are_missing_or_new_follow_the_policy(project: Project, polic
     output = (project.fails if policy == "fail" else project.passes)(
         "--hwq-compare=main", NOISE.format(4), "-k", "short", "--hwq-streams=1",
         "--hwq-scheduler=native", "--hwq-dispatch=eager,graph",
-        f"--hwq-on-missing={policy}", f"--hwq-on-no-baseline={policy}",
+        f"--hwq-on=missing:{policy},no-baseline:{policy}",
     )  # fmt: skip
     assert "no-baseline" in output
     assert "not measured" in output
@@ -238,7 +238,7 @@ def test_a_comparison_that_judges_nothing_is_no_success(project: Project) -> Non
     # Which streams a test of one's own measures on is known only when it has.
     with project.with_tests(TEST.replace("streams=1", "streams=2")):
         output = project.fails(
-            "--hwq-compare=main", "--hwq-on-no-baseline=pass", "--hwq-runs=2", "-k", "short"
+            "--hwq-compare=main", "--hwq-on=no-baseline:pass", "--hwq-runs=2", "-k", "short"
         )
     assert "--hwq-compare=main judges no cell" in output
     assert "streams is 1 in the baseline and 2 here" in output
@@ -287,8 +287,8 @@ def test_a_run_that_crashes_or_times_out_fails_its_test_once(project: Project, r
     (project.folder / "began").unlink(missing_ok=True)
     with project.with_tests(TEST.replace("\n    hwq.measure", FAILS.format(run=run))):
         output = project.fails(
-            "--hwq-compare=main", NOISE.format(6), "--hwq-timeout=3", "--hwq-on-missing=pass",
-            "--hwq-on-inconclusive=pass",
+            "--hwq-compare=main", NOISE.format(6), "--hwq-timeout=3", "--hwq-on=missing:pass",
+            "--hwq-on=inconclusive:pass",
         )  # fmt: skip
     outcome, texts, verdicts = project.junit()
     assert outcome == "2 failed, 0 in error of 2"

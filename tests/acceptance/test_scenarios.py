@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,24 @@ def test_scenarios_run_only_if_asked_for(run: Run, tmp_path: Path) -> None:
         assert (told in found.output) != asked
 
 
+def test_what_stands_beside_a_named_file_is_no_scenario_left_out(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "suite"
+    folder.mkdir()
+    file = write(folder)
+    for name in ("one", "two"):
+        shutil.copy(file, folder / f"{name}.hwq.yaml")
+    (folder / "tests").mkdir()
+    write_test(folder / "tests")
+    shutil.copy(file, folder / "tests" / "three.hwq.yaml")
+    for given, told in (
+        ([file], 0), ([file, folder / "tests"], 0), ([f"{file}::native"], 0),
+        ([folder / "tests" / "test_other.py"], 0), ([tmp_path], 1),
+    ):  # fmt: skip
+        found = run(*given, "--hwq-device=sim:h200", "--collect-only", "-q")
+        assert found.output.count("not run: name a file") == told, found.output
+        assert ("4 scenario files not run" in found.output) == bool(told)
+
+
 LONG = ("batch_sweep", "standard_load")
 
 
@@ -256,7 +275,7 @@ def test_goals_decide_the_outcome_and_noise_needs_a_real_device(run: Run, tmp_pa
         "goals of scenarios (simulated: sim:h200)", "undecided: greedy.p999 < 1 s", "records: ",
     ):  # fmt: skip
         assert told in session.output
-    strict = run(file, *SIMULATED, "--hwq-on-inconclusive=fail")
+    strict = run(file, *SIMULATED, "--hwq-on=inconclusive:fail")
     assert strict.status == pytest.ExitCode.TESTS_FAILED
     assert "causes" not in strict.output
     assert strict.traced() == []

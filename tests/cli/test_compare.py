@@ -39,16 +39,16 @@ COMPARED = {
     "main driver": 2,
     "main driver --allow-env": 0,
     # Nothing was judged, which is never green; with another cell that is, the policy holds.
-    "main driver --on-incomparable warn": 2,
-    "two mixed --on-incomparable warn": 0,
+    "main driver --on incomparable:warn": 2,
+    "two mixed --on incomparable:warn": 0,
     # Another measurement is never compared.
     "two other --allow-env": 2,
     "two several": 0,
-    "two several --on-missing fail": 3,
-    "two several --on-no-baseline fail": 3,
-    "two several --on-inconclusive fail": 0,
+    "two several --on missing:fail": 3,
+    "two several --on no-baseline:fail": 3,
+    "two several --on inconclusive:fail": 0,
     "main unsure": 0,
-    "main unsure --on-inconclusive fail": 3,
+    "main unsure --on inconclusive:fail": 3,
     # How small a change counts is said by options.
     "quiet up4": 0,
     "quiet up4 --min-effect 2%": 1,
@@ -86,10 +86,14 @@ def test_what_is_printed_is_as_stored_and_ends_with_its_status(
         shown.append(f"$ hwq compare {line}\n{result.output}")
     assert_as_stored(__file__, "compare.txt", "\n".join(shown))
     # Diff is another name, sides may be options, and options variables.
-    monkeypatch.setenv("HWQ_ON_INCONCLUSIVE", "fail")
-    for words in (("compare",), ("diff",), ("compare", "--on-inconclusive", "warn")):
+    monkeypatch.setenv("HWQ_ON", "inconclusive:fail")
+    for words in (
+        ("compare",),
+        ("diff",),
+        ("compare", "--on=inconclusive:fail", "--on", "inconclusive:warn"),
+    ):
         again = hwq(*words, "--baseline", "main", "--test", f"{DEVICE}/unsure")
-        assert again.exit_code == (0 if "warn" in words else 3)
+        assert again.exit_code == (0 if "warn" in words[-1] else 3)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])

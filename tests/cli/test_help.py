@@ -10,7 +10,7 @@ from click.testing import Result
 from pytest_hwqueue.noise.names import describe_noises
 from pytest_hwqueue.schedulers.declaration import describe_modes
 from pytest_hwqueue.settings.options import OPTIONS, TOPICS
-from tests.cli.conftest import finished, hwq, real
+from tests.cli.conftest import ROOT, finished, hwq, real
 
 
 def explained(*subject: str) -> Result:
@@ -60,6 +60,49 @@ def test_an_option_is_explained_by_any_of_its_names() -> None:
 def test_a_command_is_explained_as_it_explains_itself(name: str) -> None:
     own = hwq(name, "--help", columns=80).output
     assert explained(name).output.strip() == own.strip()
+
+
+def test_a_term_is_explained_as_the_glossary_has_it() -> None:
+    told = (
+        "tenant: who shares the device in a scenario: a model, a workload, a function or a server"
+    )
+    assert " ".join(explained("tenant").output.split()) == f"{told} with its own arrivals"
+    for subject, begins in (
+        (("Closed", "Loop"), "closed loop: the next request starts when"),
+        (("p99.9",), "P50, P95, P99, P99.9: the time below which"),
+        (("blind",), "blind: said of a cell that could not have seen a change of `--hwq-detect`"),
+        (("mps-priority",), "mps-priority: MPS; tenants of priority 0"),
+        # A term that names something else, too, comes before it.
+        (("sentinel",), "sentinel: a cell without the product's code"),
+        (("noise",), "noise: background load on the CPU (docs/noise.md) noise: background load"),
+        (("baseline",), "baseline: stored runs with which new ones are compared Usage: hwq"),
+    ):
+        found = explained(*subject)
+        assert found.exit_code == 0
+        assert " ".join(found.output.split()).startswith(begins)
+        assert not re.search(r"\]\(|\n\n\n", found.output)
+
+
+def test_every_row_of_the_glossary_is_a_term_and_an_unknown_one_lists_them() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)[1:]
+    assert len(rows) > 30
+    refused = " ".join(explained("tennant").output.split())
+    assert "no topic, option, command or term 'tennant'; did you mean tenant? topics" in refused
+    assert ", ".join(rows) in refused.partition("terms are ")[2]
+
+
+def test_what_only_few_need_is_listed_apart() -> None:
+    listed = re.findall(r"^(--hwq-\S+) ", explained("advanced").output, re.MULTILINE)
+    assert listed == [option.command_line for option in OPTIONS if option.rare]
+    assert "--hwq-sync-mode" in listed
+
+
+@pytest.mark.parametrize("command", [("run",), ("sweep",)])
+def test_what_most_need_stands_first(command: tuple[str, ...]) -> None:
+    options = re.findall(r"^  --([\w-]+)", hwq(*command, "--help", columns=80).output, re.MULTILINE)
+    front = ["device", "streams", "scheduler", "budget", "save", "compare", "against", "report"]
+    assert options[:8] == front
 
 
 def test_other_names_of_commands_are_not_listed() -> None:

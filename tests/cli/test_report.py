@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+
+# Before `pytester` remembers which modules there are: it takes others away, and this one can be
+# initialised only once.
+import vl_convert  # noqa: F401
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
@@ -70,6 +74,75 @@ def test_a_session_writes_its_report(
     text = (pytester.path / "out" / "report.html").read_text(encoding="utf-8")
     assert "large_gemm_only" in text
     assert "Figures marked so are a model" in text
+
+
+SWEPT = """
+    def test_convoy(hwq):
+        hwq.run("hetero_kernels")
+"""
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+
+
+def test_charts_are_exported_one_picture_each(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    pytester.makepyfile(SWEPT)
+    settings = ("--hwq-device=sim:h200", "--hwq-streams=2,4", "--hwq-iterations=20")
+    run_in_process(*settings, "--hwq-dir=runs", "--hwq-causes=always").assert_outcomes(passed=2)
+    folder = pytester.path / "figures"
+    done = report(pytester.path / "runs", "--export", folder)
+    assert done.exit_code == 0, done.output
+    names = sorted(file.stem for file in folder.glob("*.svg"))
+    assert names == sorted(file.stem for file in folder.glob("*.png"))
+    assert f"{folder}: {len(names)} charts, each as SVG and PNG\n" in done.output
+    # A sweep's chart is one, whichever of its cells shows it.
+    scaling = [name for name in names if "Throughput" in name]
+    assert scaling == ["Weak-scaling-of-hetero_kernels-over-streams-Throughput-over-streams"]
+    shown = {"Distribution", "Samples-in-order", "requests-while-traced"}
+    assert {f"hetero_kernels-sim-h200-s2-native-eager-{each}" for each in shown} <= {*names}
+    for name in names:
+        svg = (folder / f"{name}.svg").read_text(encoding="utf-8")
+        assert "var(--" not in svg
+        assert "SIMULATED" in svg
+        png = (folder / f"{name}.png").read_bytes()
+        assert png.startswith(PNG)
+        assert 2000 < int.from_bytes(png[16:20], "big") < 4000
+    traced = folder / "hetero_kernels-sim-h200-s2-native-eager-requests-while-traced.svg"
+    text = traced.read_text(encoding="utf-8")
+    for said in (
+        "hetero_kernels[sim:h200-s2-native-eager]",
+        "the first ",
+        "large aten.mm",
+        "stream 1",
+    ):
+        assert f">{said}" in text
+    assert "NaN" not in text
+    # Nobody can move a picture: what starts behind its edge is not in the file.
+    assert text.count('aria-roledescription="bar"') + text.count("<path") < 3000
+
+
+def test_cells_of_one_name_are_exported_under_their_sessions(tmp_path: Path) -> None:
+    for number, session in enumerate(("old", "new")):
+        write_record(tmp_path / "runs" / session, make(seed=number))
+    done = report(
+        tmp_path / "runs", "-o", tmp_path / "report.html", "--export", tmp_path / "figures"
+    )
+    assert done.exit_code == 0, done.output
+    names = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert len(names) == 8
+    for session in ("old", "new"):
+        (drawn,) = (name for name in names if name.endswith(f"-session-{session}-Distribution.svg"))
+        assert f", session {session}<" in (tmp_path / "figures" / drawn).read_text("utf-8")
+
+
+def test_a_folder_for_charts_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    write_record(tmp_path / "new", make())
+    (tmp_path / "taken").touch()
+    file = tmp_path / "report.html"
+    done = report(tmp_path / "new", "-o", file, "--export", tmp_path / "taken")
+    assert done.exit_code == 4
+    assert "--export" in done.output
+    assert not file.exists()
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(

@@ -130,10 +130,17 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "sentinel": [("a[cpu]", "a[cpu]"), ("b", "b"), ("c", "c")],
     "allow-env": [("yes", True), ("1", True), ("on", True)],
     "whole-windows": [("yes", True), ("1", True), ("on", True)],
-    "on-inconclusive": [("pass", "pass"), ("fail", "fail"), ("pass", "pass")],
-    "on-no-baseline": [("pass", "pass"), ("fail", "fail"), ("pass", "pass")],
-    "on-incomparable": [("pass", "pass"), ("warn", "warn"), ("pass", "pass")],
-    "on-missing": [("pass", "pass"), ("fail", "fail"), ("pass", "pass")],
+    "on": [
+        (
+            "missing:fail,inconclusive:pass",
+            {"incomparable": "fail", "missing": "fail", "inconclusive": "pass"},
+        ),
+        (
+            "missing : pass,inconclusive:fail,",
+            {"incomparable": "fail", "missing": "pass", "inconclusive": "fail"},
+        ),
+        ("missing:fail,missing:warn", {"incomparable": "fail", "missing": "warn"}),
+    ],
     "markdown": [("a.md", Path("a.md")), ("/b", Path("/b")), ("c", Path("c"))],
     "report": [("a.html", Path("a.html")), ("/b", Path("/b")), ("c", Path("c"))],
     "sim-noise": [(value, value) for value in ("run=0.1", "jitter=0.2,seed=3", "session=0.1")],
@@ -207,10 +214,16 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "sentinel": [],
     "allow-env": [(value, "yes or no") for value in ("maybe", "2")],
     "whole-windows": [(value, "yes or no") for value in ("maybe", "2")],
-    "on-inconclusive": [(value, "pass, warn, fail") for value in ("Fail", "error")],
-    "on-no-baseline": [(value, "pass, warn, fail") for value in ("Fail", "error")],
-    "on-incomparable": [(value, "pass, warn, fail") for value in ("Fail", "error")],
-    "on-missing": [(value, "pass, warn, fail") for value in ("Fail", "error")],
+    "on": [
+        ("missing:cry", "give VERDICT:REACTION"),
+        ("missing:warm", "did you mean warn? give VERDICT:REACTION"),
+        (
+            "mising:fail",
+            "did you mean missing? give VERDICT:REACTION, a verdict of inconclusive, no-baseline, "
+            "incomparable, missing, and pass, warn or fail",
+        ),
+        *((value, "give VERDICT:REACTION") for value in ("fail", "missing", ":fail", "pass:fail")),
+    ],
     "markdown": [],
     "report": [],
     "sim-noise": [

@@ -186,6 +186,8 @@ def test_ctrl_c_prints_the_table_so_far(tmp_path: Path, file: Path) -> None:
         (["--variant", "big"], 4, "--variant"),
         (["--schedulers", "mpz"], 4, "there is no scheduler mode 'mpz'"),
         (["--schedulers", "mps-partition"], 5, "the scenario has native, mps"),
+        (["--schedulers", "threads-native"], 5, "the scenario has native, mps"),
+        (["--schedulers", "threads-natve"], 4, "did you mean native? there are"),
         (["--schedulers", "native,xsched:level=3"], 4, "does not list xsched:level=3"),
         (["--duration", "60"], 4, "such as 180s"),
         (["--rounds", "0"], 4, "--rounds"),

@@ -228,6 +228,28 @@ def test_native_only_for_comparison_is_no_candidate(file: Path, folder: Path) ->
     assert (choice.met, choice.missed) == (["mps"], ["xsched:level=1,threshold=1"])
 
 
+@pytest.mark.parametrize(
+    ("given", "selected"),
+    [
+        ("native", ["native", "threads-native"]),
+        ("threads-native", ["threads-native"]),
+        ("threads-stream-priority,mps", ["mps", "threads-stream-priority"]),
+        ("stream-priority", ["threads-stream-priority"]),
+        (
+            "xsched:level=1,threshold=1,threads-native",
+            ["xsched:level=1,threshold=1", "threads-native"],
+        ),
+    ],
+)
+def test_a_row_is_selected_as_the_table_calls_it(
+    file: Path, folder: Path, given: str, selected: list[str]
+) -> None:
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("threads: [", "threads: [native, "), encoding="utf-8")
+    found, _ = told(file, folder, "--schedulers", given)
+    assert [case.id for case in found.cases if case.role == "case"] == selected
+
+
 def test_of_several_urgent_and_other_tenants_the_worst_is_shown(file: Path, folder: Path) -> None:
     found, _ = told(file, folder)
     cases = []

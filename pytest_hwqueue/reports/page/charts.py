@@ -312,7 +312,7 @@ def _timeline_chart(title: str, total: int, bars: list[_Bar], most: int, simulat
     rest = [f"{len(names) - _NAMED} other names"] * (len(names) > _NAMED)
     legend = {name: colour(f"c{at}") for at, name in enumerate(names[:_NAMED])}
     legend |= dict.fromkeys(rest, colour("rest"))
-    across = axis_of("start", f"time since the first start, {unit.name}", format="~g")
+    across = axis_of("start", f"time since the first start, {unit.name}", format=".6~g")
     across["scale"] |= {"domainMin": {"expr": "first"}, "domainMax": {"expr": "last"}}
     up = {
         "field": "stream", "type": "nominal", "sort": streams,

@@ -24,6 +24,7 @@ from pytest_hwqueue.reports.document import (
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.which import words
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
+from pytest_hwqueue.schedulers.declaration import NATIVE
 from pytest_hwqueue.which.file import (
     Trend,
     WhichCase,
@@ -199,8 +200,9 @@ def _in_short(found: WhichFile) -> list[Part]:
     }
     shown: dict[str, list[str]] = {}
     for case in asked:
-        if case.proof is not None:
-            shown.setdefault(words.effective(found, case), []).append(case.id)
+        # That nothing orders native's work needs no proof.
+        if case.proof is not None and case.scheduler != NATIVE.name:
+            shown.setdefault(f"active: {words.effective(found, case)}", []).append(case.id)
     lines |= {what: [listed(names)] for what, names in shown.items()}
     return [Bullets(lines)] if lines else []
 

@@ -32,7 +32,7 @@ SIMULATED = "SIMULATED: a model's figures, nothing was measured"
 _DECIMALS = 2
 # The records have more of it.
 _OUTPUT_LINES = 6
-_EFFECTIVE = {True: "yes", False: "no", None: "unknown"}
+_EFFECTIVE = {True: "less urgent work held back", False: "less urgent work not held back", None: ""}
 
 
 def title(found: WhichFile) -> str:
@@ -149,22 +149,21 @@ def proof_line(found: WhichFile, case: WhichCase) -> str:
     if case.proof is None:
         return "simulated: the scheduler is part of the model" if found.simulated else "none"
     counts = ", ".join(f"{name} {count}" for name, count in case.proof.counts.items())
-    effect = _effect(case.proof)
-    if case.proof.priority_evidence:
-        effect += f": {case.proof.priority_evidence}"
+    effect = ": ".join(filter(None, (_effect(case.proof), case.proof.priority_evidence)))
     return "; ".join(filter(None, (case.proof.evidence, counts, effect)))
 
 
 def effective(found: WhichFile, case: WhichCase) -> str:
-    """Return in a word whether the mode visibly delayed less urgent work."""
+    """Return whether the mode was proven active, and what was seen of its effect."""
     if case.proof is None:
         return "simulated" if found.simulated else ""
-    return f"proven; {_effect(case.proof)}"
+    return "; ".join(filter(None, ("proven", _effect(case.proof))))
 
 
 def _effect(proof: WhichProof) -> str:
+    """Return whether less urgent work was seen delayed; nothing if nobody could see that."""
     if proof.priority is None:
-        return f"effective: {_EFFECTIVE[proof.effective]}"
+        return _EFFECTIVE[proof.effective]
     return "priority proven" if proof.priority == "proven" else "priority not proven"
 
 
