@@ -1,4 +1,4 @@
-"""Measuring one's own code: run with `pytest examples --hwq-streams=4 --hwq-device=cpu`.
+"""Measuring one's own code: run with `pytest examples/test_own_code.py --hwq-streams=4`.
 
 `make_step` is measured here, and as a tenant beside a neighbour in own_function.hwq.yaml.
 """

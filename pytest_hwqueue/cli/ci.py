@@ -1,4 +1,4 @@
-"""``hwq init``, ``comment`` and ``badge``: what a repository's CI starts with and shows."""
+"""``hwq init``, ``comment`` and ``badge``: what a project and its CI start with and show."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from pytest_hwqueue.cli.options import say
 from pytest_hwqueue.errors import BadInput, GitHubError, translated
+from pytest_hwqueue.suite import suite_path
 
 
 @click.command()
@@ -131,53 +132,97 @@ def _warn(text: str) -> None:
         click.echo(annotation("warning", "hwq comment", text))
 
 
-_WORKFLOWS = ("github", "none")
+_TEST, _SCENARIO = "tests/test_tail_latency.py", "tests/tail_latency.hwq.yaml"
+_WORKFLOW = ".github/workflows/tail-latency.yml"
 _STARTER = {
-    "tests/test_tail_latency.py": "test_tail_latency.py.txt",
-    "tests/tail_latency.hwq.yaml": "tail_latency.hwq.yaml.txt",
+    _TEST: "test_tail_latency.py.txt",
+    _SCENARIO: "tail_latency.hwq.yaml.txt",
+    _WORKFLOW: "workflow.yml.txt",
 }
-_GITHUB = {".github/workflows/tail-latency.yml": "workflow.yml.txt"}
-_NEXT = """\
-Measure on this machine; --hwq-device=sim:h200 needs no GPU:
-  pytest tests/test_tail_latency.py
+_PACKAGE = (
+    "pyproject.toml", "hwq_example/__init__.py", "hwq_example/workload.py", "tests/test_relay.py",
+)  # fmt: skip
+# What is named, and what that needs, which is kept where it is there.
+_WRITTEN = {
+    "all": ((_TEST, _SCENARIO, _WORKFLOW), ()),
+    "test": ((_TEST,), ()),
+    "scenario": ((_SCENARIO,), (_TEST,)),
+    "ci": ((_WORKFLOW,), (_TEST, _SCENARIO)),
+    "workload": (_PACKAGE, ()),
+}
+_SIMULATED = "HWQ_DEVICE=sim:h200 needs no GPU"
+# What is printed where a file was written.
+_NEXT = (
+    (_TEST, f"""\
+Measure on this machine; {_SIMULATED}:
+  pytest {_TEST}"""),
+    (_SCENARIO, f"""\
 With a neighbour on the same device:
-  pytest tests/tail_latency.hwq.yaml
+  pytest {_SCENARIO}"""),
+    (_TEST, f"""\
 Store a baseline, and compare with it:
-  pytest tests/test_tail_latency.py --hwq-save=main --hwq-runs=10
-  pytest tests/test_tail_latency.py --hwq-compare=main"""
+  pytest {_TEST} --hwq-save=main --hwq-runs=10
+  pytest {_TEST} --hwq-compare=main"""),
+    (_WORKFLOW, "Once the workflow is committed, pull requests are measured."),
+    (_PACKAGE[0], f"""\
+Install it, then measure its workload, and test it; {_SIMULATED}:
+  pip install --no-deps .
+  hwq run relay
+  pytest {_PACKAGE[-1]}"""),
+)  # fmt: skip
 
 
 @click.command()
-@click.argument(
-    "folder", metavar="[FOLDER]", default=".", type=click.Path(file_okay=False, path_type=Path)
-)
-@click.option(
-    "--ci", type=click.Choice(_WORKFLOWS), default="github", show_default=True,
-    help="the service that a workflow is written for",
-)  # fmt: skip
+@click.argument("what", type=click.Choice(tuple(_WRITTEN)), default="all")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 @click.option("--force", is_flag=True, help="overwrite files that are there")
 @click.pass_context
-def init(ctx: click.Context, /, folder: Path, ci: str, *, force: bool) -> None:
-    """Write a first test, a scenario and a workflow.
+def init(ctx: click.Context, /, what: str, folder: Path, *, force: bool) -> None:
+    """Write a first test, a scenario and a workflow, or a workload of your own.
 
     They go into the project in FOLDER [.]. The test measures a small step of torch, alone and
     beside a neighbour: put your own code in its place. The workflow measures pull requests and
-    comments on them (docs/ci.md).
+    comments on them (docs/ci.md). Without WHAT, all three are written; with it that one, and what
+    it needs that is not there yet. A workload is a package that adds one to `hwq list`.
+
+    \b
+        hwq init
+        hwq init scenario
+        hwq init workload my-workload
 
     Exit status: 0; 4, and nothing is written, if a file is there already.
     """
     from pytest_hwqueue.records.files import write_text
 
-    wanted = {**_STARTER, **(_GITHUB if ci == "github" else {})}
-    there = [name for name in wanted if os.path.lexists(folder / name)]
-    if there and not force:
+    named, needed = _WRITTEN[what]
+    there = [name for name in (*named, *needed) if os.path.lexists(folder / name)]
+    if not force and (taken := [str(folder / name) for name in there if name in named]):
         raise click.UsageError(
-            f"already there: {', '.join(str(folder / name) for name in there)}; nothing was "
-            "written (--force overwrites)",
-            ctx,
-        )
-    starter = files(__package__) / "starter"
-    for name, source in wanted.items():
-        write_text(folder / name, (starter / source).read_text(encoding="utf-8"))
+            f"already there: {', '.join(taken)}; nothing was written (--force overwrites; or give "
+            "another folder)", ctx,
+        )  # fmt: skip
+    texts = {name: _text(name) for name in named}
+    texts |= {name: _text(name) for name in needed if name not in there}
+    for name, text in texts.items():
+        write_text(folder / name, text)
         click.echo(f"wrote {folder / name}")
-    click.echo(_NEXT)
+    if folder != Path():
+        click.echo(f"In {folder}:")
+    for name, text in _NEXT:
+        if name in texts:
+            click.echo(text)
+
+
+def _text(name: str) -> str:
+    """Return the text of a file that `init` writes."""
+    if name in _STARTER:
+        source = files(__package__) / "starter" / _STARTER[name]
+        return source.read_text(encoding="utf-8")
+    # Next to the suite: inside an installed package as well as in a clone.
+    text = (suite_path().parent / "examples/extension" / name).read_text(encoding="utf-8")
+    if name != _PACKAGE[0]:
+        return text
+    # Of the example's additions the workload alone.
+    parts = text.split("\n\n")
+    kept = (each.strip() for each in parts if "entry-points" not in each or "workloads" in each)
+    return "\n\n".join(kept) + "\n"

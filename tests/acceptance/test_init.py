@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
-from tests.acceptance.inner import ROOT
+from tests.acceptance.inner import ROOT, plain_environment
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,6 +28,9 @@ WRITTEN = (
     "tests/test_tail_latency.py", "tests/tail_latency.hwq.yaml",
     ".github/workflows/tail-latency.yml",
 )  # fmt: skip
+PACKAGE = {
+    "pyproject.toml", "hwq_example/__init__.py", "hwq_example/workload.py", "tests/test_relay.py",
+}  # fmt: skip
 
 
 def init(*arguments: str | Path) -> Result:
@@ -49,38 +54,95 @@ def inputs(folder: Path) -> dict[str, str]:
 
 
 def test_it_writes_what_the_service_needs_and_says_what_to_do_next(tmp_path: Path) -> None:
-    done = init(tmp_path / "new")
+    done = init("all", tmp_path / "new")
     assert done.exit_code == 0, done.output
     assert files_in(tmp_path / "new") == set(WRITTEN)
     for name in WRITTEN:
         assert f"wrote {tmp_path / 'new' / name}" in done.output
     assert "pytest tests/test_tail_latency.py --hwq-compare=main" in done.output
-    assert init(tmp_path / "none", "--ci", "none").exit_code == 0
-    assert files_in(tmp_path / "none") == set(WRITTEN[:2])
 
 
 def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     own = tmp_path / WRITTEN[1]
     own.parent.mkdir()
     own.write_text("mine")
-    done = init(tmp_path)
+    done = init("all", tmp_path)
     assert done.exit_code == 4
     assert f"already there: {own};" in "".join(done.output.split("\n"))
     assert files_in(tmp_path) == {WRITTEN[1]}
     assert own.read_text() == "mine"
-    assert init(tmp_path, "--force").exit_code == 0
+    assert init("all", tmp_path, "--force").exit_code == 0
     assert own.read_text().startswith("# Two tenants")
     # A folder that cannot be.
     (tmp_path / "other").mkdir()
     (tmp_path / "other/tests").write_text("a file")
-    done = init(tmp_path / "other")
-    assert (done.exit_code, init(tmp_path / "other/tests").exit_code) == (4, 4)
+    done = init("all", tmp_path / "other")
+    assert (done.exit_code, init("all", tmp_path / "other/tests").exit_code) == (4, 4)
     assert "cannot write" in done.output
+
+
+def test_a_part_is_written_with_what_it_needs_and_what_is_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / WRITTEN[0]).write_text("mine")
+    done = init("scenario", tmp_path)
+    assert (done.exit_code, files_in(tmp_path)) == (0, set(WRITTEN[:2]))
+    assert "baseline" not in done.output
+    # Needed and not named: it is kept, also where what is named is overwritten.
+    assert init("scenario", tmp_path).exit_code == 4
+    assert init("scenario", tmp_path, "--force").exit_code == 0
+    assert init("ci", tmp_path).exit_code == 0
+    assert files_in(tmp_path) == set(WRITTEN)
+    assert (tmp_path / WRITTEN[0]).read_text() == "mine"
+
+
+def test_without_a_word_all_is_written_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "'senario' is not one of 'all', 'test'" in init("senario").output
+    assert not files_in(tmp_path)
+    assert init().exit_code == 0
+    assert files_in(tmp_path) == set(WRITTEN)
+
+
+@pytest.mark.parametrize(("word", "tests"), [("test", 1), ("scenario", 2)])
+def test_what_a_word_writes_is_green(
+    word: str, tests: int, tmp_path: Path, sessions: Sessions
+) -> None:
+    assert init(word, tmp_path).exit_code == 0
+    assert files_in(tmp_path) == set(WRITTEN[:tests])
+    done = sessions.run(
+        tmp_path, "-p", "no:cacheprovider", "--hwq-device=sim:h200", *WRITTEN[:tests]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{tests} passed" in done.stdout
+
+
+def test_the_workload_is_listed_and_measured_once_installed(tmp_path: Path) -> None:
+    package, installed = tmp_path / "package", tmp_path / "installed"
+    done = init("workload", package)
+    assert (done.exit_code, files_in(package)) == (0, PACKAGE)
+    # The example's other additions, which it does not have, are not named either.
+    assert (package / "pyproject.toml").read_text().count("hwq_example") == 1
+    environment = plain_environment(
+        PYTHONPATH=f"{ROOT}{os.pathsep}{installed}", HWQ_DEVICE="sim:h200",
+        PIP_TARGET=str(installed), PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0",
+    )  # fmt: skip
+    # The commands that it prints.
+    for command in done.output.splitlines()[-3:]:
+        name, *arguments = command.split()
+        module = {"hwq": "pytest_hwqueue"}.get(name, name)
+        ended = subprocess.run(
+            [sys.executable, "-m", module, *arguments], cwd=package, env=environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert (name == "pip") != ("relay" in ended.stdout)
 
 
 @pytest.mark.parametrize("device", ["sim:h200", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_what_it_writes_is_green(device: str, tmp_path: Path, sessions: Sessions) -> None:
-    init(tmp_path)
+    init("all", tmp_path)
     given = inputs(tmp_path)
     # The workflow gives the action what it takes.
     assert given.keys() <= ACTION["inputs"].keys()

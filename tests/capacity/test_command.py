@@ -262,14 +262,13 @@ def test_a_scheduler_that_is_not_modelled_costs_the_others_nothing(tmp_path: Pat
 
 
 def test_docs_show_what_their_command_prints(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    page = (root / "docs" / "capacity.md").read_text()
-    block = page[page.index("$ hwq capacity ") : page.index("\n```\n")]
+    page = (Path(__file__).parents[2] / "docs" / "capacity.md").read_text()
+    file = tmp_path / "shared.hwq.yaml"
+    file.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    block = page[page.index("$ hwq capacity ") :].partition("\n```\n")[0]
     command, _, shown = block.partition("\n")
-    arguments = [
-        str(root / each) if each.startswith("examples/") else each for each in command.split()[3:]
-    ]
-    result = hwq(*arguments, "--dir", tmp_path, columns=110)
+    assert command.split()[3] == file.name
+    result = hwq(file, *command.split()[4:], "--dir", tmp_path, columns=110)
     assert result.exit_code == 0, result.output
     assert masked(result.stdout) == masked(shown)
 
