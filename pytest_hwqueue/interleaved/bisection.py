@@ -271,6 +271,11 @@ def commit_of(folder: Path, name: str = "HEAD") -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
+def is_in(folder: Path, commit: str, path: str) -> bool:
+    """Whether a commit has a path, which is relative to a folder of the repository."""
+    return _git(folder, "cat-file", "-e", f"{commit}:./{path}").returncode == 0
+
+
 def shallow(folder: Path) -> str:
     """Return what to add where a commit is not found: that the clone is shallow, or nothing."""
     done = _git(folder, "rev-parse", "--is-shallow-repository")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.bisection import commit_of, shallow, top_level
+from pytest_hwqueue.interleaved.bisection import commit_of, is_in, shallow, top_level
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
 from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
 from pytest_hwqueue.interleaved.sides import SideRequest, open_sides, with_median
@@ -47,7 +47,7 @@ class Against:
         say: receives progress messages.
 
     Raises:
-        pytest.UsageError: if there is no such commit.
+        pytest.UsageError: if there is no such commit, or it has none of the session's tests.
 
     """
 
@@ -74,6 +74,16 @@ class Against:
             raise pytest.UsageError(
                 f"--hwq-against: {ref!r} is no commit, branch or tag of {top}{shallow(top)}"
             )
+        self._tests = tuple(_from(self._here, argument) for argument in config.args)
+        # A file that is new here has nothing to compare: its cells are missing there.
+        self._theirs = tuple(
+            test for test in self._tests if is_in(self._here, ref, test.partition("::")[0])
+        )
+        if not self._theirs:
+            raise pytest.UsageError(
+                f"--hwq-against: {ref} does not have {', '.join(self._tests)}; name tests that "
+                "both versions have"
+            )
 
     def judge(self, nodeids: Sequence[str], among: int = 1) -> tuple[Judgement, dict[str, str]]:
         """Measure tests on both sides and judge them; return also which test measures each cell.
@@ -90,13 +100,12 @@ class Against:
         """
         settings, ref = self._settings, self._ref
         root = os.path.relpath(self._config.rootpath, self._here)
-        tests = tuple(_from(self._here, argument) for argument in self._config.args)
         with wrong_usage("--hwq-against", OSError):
             folder = session_folder(self._here / settings.dir)
             variant = SideVariant(words=(*self._words(), *self._own_basetemp(folder)))
             requests = (
-                SideRequest("A", ref, variant, root=root, tests=tests),
-                SideRequest("B", None, variant, root=root, tests=tests),
+                SideRequest("A", ref, variant, root=root, tests=self._theirs),
+                SideRequest("B", None, variant, root=root, tests=self._tests),
             )
             # What the baseline convicts is confirmed by the figures that it was convicted by.
             figures = settings.fail_on if settings.compare else with_median(settings.fail_on)

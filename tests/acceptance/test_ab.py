@@ -129,17 +129,19 @@ def test_wrong_usage_is_refused_before_anything_is_measured(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ref", "test", "status"),
-    [("fast", "product", 1), ("main", "product", 0), ("fast", "more", 1)],
+    ("ref", "test", "status", "new"),
+    [("fast", "product", 1, []), ("main", "product", 0, ["test_new.py"]), ("fast", "more", 1, [])],
 )
 def test_against_another_commit_in_a_session(
-    project: Path, ref: str, test: str, status: int
+    project: Path, ref: str, test: str, status: int, new: list[str]
 ) -> None:
+    # The other commit does not have it.
+    (project / "test_new.py").write_text("def test_new(hwq): hwq.measure(lambda: None)\n")
     process = started(
         project, "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", f"--hwq-against={ref}",
         "--hwq-pairs=3", "--hwq-rate=20%", "--hwq-device=cpu", "--hwq-iterations=40",
         "--hwq-warmup=1", "--hwq-fail-on=p50", f"--junitxml={project.parent}/junit.xml",
-        f"test_{test}.py::test_{test}", GITHUB_ACTIONS="true",
+        f"test_{test}.py::test_{test}", *new, GITHUB_ACTIONS="true",
         PYTHONPATH=f"{project}{os.pathsep}{ROOT}",
     )  # fmt: skip
     output, said = process.communicate(timeout=300)
@@ -150,4 +152,5 @@ def test_against_another_commit_in_a_session(
         assert "is a regression against" in output
         assert f"::error file=test_{test}.py" in output
         assert f"FAILED test_{test}.py::test_{test}" in output
+    assert ("(measured by B only): test_new.py::test_new" in output) == bool(new)
     assert left_behind(project) == []

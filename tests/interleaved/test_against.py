@@ -58,6 +58,12 @@ def test_a_commit_must_exist_and_its_runs_get_the_sessions_options_and_not_its_t
     git(pytester.path, "commit", "-q", "--allow-empty", "-m", "one")
     with pytest.raises(pytest.UsageError, match="'nowhere' is no commit, branch or tag"):
         against("nowhere")
+    refused = r"--hwq-against: HEAD does not have tests, tests; name tests that both versions have"
+    with pytest.raises(pytest.UsageError, match=refused):
+        against("HEAD")
+    (pytester.path / "tests" / "test_one.py").write_text("def test_one(): pass\n")
+    git(pytester.path, "add", "tests")
+    git(pytester.path, "commit", "-q", "-m", "two")
     assert against("HEAD")._words()[:-1] == (
         ["--hwq-seed=3", "-p", plugin_name(), "--hwq-baselines", "tests", "-k", "tests"]
     )
