@@ -48,6 +48,7 @@ LEFT_OUT = {
     },
     "docs/start.md": {"pip install": PIP, "pip wheel": PIP},
     "docs/suite.md": {
+        "hwq run grad_accum --ranks 4": "a simulated device has one rank: docs/distributed.md",
         "hwq trace moe --tool nsys": "needs nsys",
         "torchrun": "needs eight GPUs",
         "hwq doctor": "examines real devices, and refuses this test's simulated one",
@@ -59,7 +60,7 @@ SHORT = {
     "docs/distributed.md": {"HWQ_DEVICE": "cpu", "HWQ_MAX_TIME": "1"},
     "docs/report.md": {"HWQ_SIZE": "tiny"},
     "docs/scenarios.md": {"HWQ_SIZE": "tiny"},
-    "docs/schedulers.md": {"HWQ_MAX_TIME": "2"},
+    "docs/schedulers.md": {"HWQ_MAX_TIME": "5"},
     "docs/suite.md": {"HWQ_SIZE": "tiny"},
     "docs/which.md": {"HWQ_SIZE": "tiny"},
 }
@@ -125,7 +126,10 @@ FILES = {
     "docs/tutorials/scheduler.md": {
         "mine.hwq.yaml": block("docs/tutorials/scheduler.md", "yaml"),
     },
-    "docs/which.md": {"mix.hwq.yaml": block("docs/which.md", "yaml", "name: mix")},
+    # Each scheduler would take two minutes of simulating.
+    "docs/which.md": {
+        "mix.hwq.yaml": block("docs/which.md", "yaml", "name: mix").replace("60s", "6s"),
+    },
 }
 # What is of a clone, as a page says.
 CLONE = {

@@ -178,7 +178,7 @@ Install it, then measure its workload, and test it; {_SIMULATED}:
 @click.option("--force", is_flag=True, help="overwrite files that are there")
 @click.pass_context
 def init(ctx: click.Context, /, what: str, folder: Path, *, force: bool) -> None:
-    """Write a first test, a scenario and a workflow, or a workload of your own.
+    """Write a first test, a scenario and a workflow, or a workload.
 
     They go into the project in FOLDER [.]. The test measures a small step of torch, alone and
     beside a neighbour: put your own code in its place. The workflow measures pull requests and
