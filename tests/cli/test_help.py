@@ -10,7 +10,8 @@ from click.testing import Result
 from pytest_hwqueue.noise.names import describe_noises
 from pytest_hwqueue.schedulers.declaration import describe_modes
 from pytest_hwqueue.settings.options import OPTIONS, TOPICS
-from tests.cli.conftest import ROOT, finished, hwq, real
+from pytest_hwqueue.suite import shipped
+from tests.cli.conftest import finished, hwq, real
 
 
 def explained(*subject: str) -> Result:
@@ -84,7 +85,9 @@ def test_a_term_is_explained_as_the_glossary_has_it() -> None:
 
 
 def test_every_row_of_the_glossary_is_a_term_and_an_unknown_one_lists_them() -> None:
-    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    path = shipped("glossary.md", "docs/glossary.md")
+    assert path is not None
+    page = path.read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)[1:]
     assert len(rows) > 30
     refused = " ".join(explained("tennant").output.split())

@@ -4,7 +4,7 @@
 
 Every co-location under baselines/nvidia-h200/co-location is simulated as its record plans it, and
 both are put into the table of `hwq which`. ``--write`` replaces the tables of
-docs/results/simulated.md.
+docs/evidence/simulated.md.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from .calibration import printed
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "baselines" / "nvidia-h200" / "co-location"
 SCENARIOS = ROOT / "benchmarks" / "scenarios"
-PAGE = ROOT / "docs" / "results" / "simulated.md"
+PAGE = ROOT / "docs" / "evidence" / "simulated.md"
 DEVICE = "sim:h200"
 WITHIN = 0.25
 _LEAST_REQUESTS = 20
 _FIELDS = {"P50": "p50_ms", "P99": "p99_ms", "rate": "throughput_items_per_s"}
-BEGIN, END = "<!-- tests.devices.simulated.against_measured -->", "<!-- end -->"
+BEGIN = "<!-- tests.devices.simulated.against_measured -->"
+END = "<!-- end -->"
 
 # What a parameter of the profile, or the order of XSched's batches, was chosen by: scenario, case
 # and tenant as patterns, figures, and what was chosen. All other rows were held back.
@@ -204,7 +205,7 @@ def _rows(
 
 
 def markdown(found: Comparison) -> str:
-    """Return the tables of docs/results/simulated.md."""
+    """Return the tables of docs/evidence/simulated.md."""
     lines = [
         "| scenario | case | tenant | figure | measured | by session | simulated | ratio | |",
         "|---|---|---|---|---|---|---|---|---|",

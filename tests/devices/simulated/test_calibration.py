@@ -1,4 +1,4 @@
-"""The simulated H200 against the measured one, exactly as docs/results/simulated.md has it."""
+"""The simulated H200 against the measured one, exactly as docs/evidence/simulated.md has it."""
 
 from __future__ import annotations
 
