@@ -141,7 +141,7 @@ def test_against_another_commit_in_a_session(
         project, "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", f"--hwq-against={ref}",
         "--hwq-pairs=3", "--hwq-rate=20%", "--hwq-device=cpu", "--hwq-iterations=40",
         "--hwq-warmup=1", "--hwq-fail-on=p50", f"--junitxml={project.parent}/junit.xml",
-        f"test_{test}.py::test_{test}", *new, GITHUB_ACTIONS="true",
+        f"test_{test}.py::test_{test}", *new, GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(project),
         PYTHONPATH=f"{project}{os.pathsep}{ROOT}",
     )  # fmt: skip
     output, said = process.communicate(timeout=300)

@@ -110,7 +110,8 @@ def test_a_slowdown_fails_its_test_in_the_call_phase_and_unchanged_code_passes(
     with project.with_tests(TEST.replace("400_000", "640_000")):
         output = project.fails(
             "--hwq-compare=main", NOISE.format(3), "--hwq-causes=failing",
-            "--hwq-markdown=slower.md", GITHUB_ACTIONS="true",
+            "--hwq-markdown=slower.md",
+            GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(project.folder),
             GITHUB_STEP_SUMMARY=str(project.folder / "summary.md"),
         )  # fmt: skip
     outcome, (text,), verdicts = project.junit()

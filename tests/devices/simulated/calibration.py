@@ -1,4 +1,4 @@
-"""Compare the simulated H200 with a measured one, and print the table of docs/evidence/simulated.md.
+"""Compare the simulated H200 with a measured one, and print a table of docs/evidence/simulated.md.
 
     python -m tests.devices.simulated.calibration
 
