@@ -29,6 +29,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"pytest-hwqueue {release}"
 html_copy_source = False
+html_show_copyright = False
 smartquotes = False  # options and commands are to be copied
 
 # Names of headings as GitHub makes them.
