@@ -187,8 +187,8 @@ class FieldDifference:
 
     field: str
     kind: Kind
-    a: Annotated[tuple[Any, ...], Field(serialization_alias="baseline")]
-    b: Annotated[tuple[Any, ...], Field(serialization_alias="test")]
+    a: Annotated[tuple[Any, ...], Field(alias="baseline")]
+    b: Annotated[tuple[Any, ...], Field(alias="test")]
 
     def __str__(self) -> str:
         return f"{self.field} is {_in_words(self.a)} in one and {_in_words(self.b)} in the other"

@@ -112,7 +112,7 @@ class Source:
 class Unmatched:
     """A cell that only one side has, and why as far as known."""
 
-    cell_id: Annotated[str, Field(serialization_alias="cell")]
+    cell_id: Annotated[str, Field(alias="cell")]
     reason: str
 
 

@@ -100,7 +100,7 @@ def _newest_session(ctx: click.Context, given: str | None) -> Path:
 
 def _page(paths: list[Path], file: Path, baseline: str | None, given: Mapping[str, Any]) -> Page:
     from pytest_hwqueue.baselines.sources import load_source, source_of
-    from pytest_hwqueue.reports.page.cells import find_records
+    from pytest_hwqueue.reports.page.cells import find_records, own_judgements
     from pytest_hwqueue.reports.page.render import page_of
     from pytest_hwqueue.verdicts.judging import compare_sources
 
@@ -108,7 +108,7 @@ def _page(paths: list[Path], file: Path, baseline: str | None, given: Mapping[st
     for line in found.damaged:
         say(line)
     if baseline is None:
-        return page_of(found, file)
+        return page_of(found, file, judgements=own_judgements(found))
     settings, figures = gate_settings(given), gated_figures(given)
     measured = sorted(found.cells, key=lambda stored: stored.record.started)
     records = [(stored.path.parent.resolve().name, stored.record) for stored in measured]

@@ -137,7 +137,7 @@ class Quantity:
     one stands in; the verdict is then never a pass and never a regression.
     """
 
-    name: Annotated[str, Field(serialization_alias="quantity")]
+    name: Annotated[str, Field(alias="quantity")]
     label: str
     quantile: float | None
     higher_is_worse: bool = True
@@ -311,12 +311,12 @@ class Verdict:
     interval: tuple[float, float] | None = None
     p: float | None = None
     baseline: tuple[ProcessRun, ...] = ()
-    new: Annotated[tuple[ProcessRun, ...], Field(serialization_alias="test")] = ()
+    new: Annotated[tuple[ProcessRun, ...], Field(alias="test")] = ()
     sd: float | None = None
     detectable: float | None = None
     advice: str = ""
     assumes: str = ""
-    history: Annotated[tuple[Look, ...], Field(serialization_alias="looks")] = ()
+    history: Annotated[tuple[Look, ...], Field(alias="looks")] = ()
     upper: float | None = None
     set_aside: tuple[SetAside, ...] = ()
     companion: Companion | None = None

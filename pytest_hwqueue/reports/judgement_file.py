@@ -11,11 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 
 from pytest_hwqueue.baselines.runs import FieldDifference
+from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.verdicts.judging import Judgement
 
@@ -67,6 +69,22 @@ def judgement_file(
     content: dict[str, Any] = _adapter().dump_python(file, mode="json", by_alias=True)
     content["verdicts"] = [_flat(each) for each in content["verdicts"]]
     return content
+
+
+def judgement_of(content: dict[str, Any], path: Path) -> Judgement:
+    """Return the comparison that `judgement_file` wrote, and a file holds.
+
+    Raises:
+        RecordError: naming the file, if it is none.
+
+    """
+    with translated(RecordError, f"{path} is damaged", ValueError, LookupError, TypeError):
+        cells = []
+        for cell in content["verdicts"]:
+            companion = cell["companion"] and cell["companion"] | {"quantity": cell["companion"]}
+            verdict = cell | {"quantity": cell, "companion": companion}
+            cells.append(cell | {"verdict": verdict})
+        return TypeAdapter(Judgement).validate_python(content | {"verdicts": cells})
 
 
 def judgement_text(

@@ -42,7 +42,7 @@ class CellVerdict:
 
     """
 
-    cell_id: Annotated[str, Field(serialization_alias="cell")]
+    cell_id: Annotated[str, Field(alias="cell")]
     figure: str
     verdict: Verdict
     differences: tuple[FieldDifference, ...] = ()

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
+
+from pytest_hwqueue.cli.report import report
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -90,6 +93,10 @@ def test_the_suite_is_as_fast_as_its_reference_unless_the_device_is_slower(
         again = sessions.run(tmp_path, *shlex.split(command))
         assert again.returncode == 1, again.stdout + again.stderr
         assert "1 failed" in again.stdout
+        # Of a session that compared itself, a report says what it found.
+        page = tmp_path / "report.html"
+        CliRunner().invoke(report, ["--dir", str(tmp_path / ".hwqueue"), "-o", str(page)])
+        assert "Worse than sim-h200/reference: P99 of large_gemm_only" in page.read_text()
 
 
 def test_a_bad_profile_is_refused_with_file_field_and_reason(

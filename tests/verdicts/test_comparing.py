@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.baselines.runs import CellBaseline, Run, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
+from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.judgement_file import judgement_file
+from pytest_hwqueue.reports.judgement_file import judgement_file, judgement_of
 from pytest_hwqueue.reports.outcome import render_markdown
 from pytest_hwqueue.reports.verdicts import properties_of, render_judgement
 from pytest_hwqueue.verdicts.figures import iteration_ns, prepare, set_aside_short, usual_length
@@ -102,8 +105,12 @@ def test_one_short_run_is_set_aside_and_named(make_runs: MakeRuns) -> None:
         render_markdown([judgement], []),
     ):
         assert words in text
-    (written,) = judgement_file(judgement, "new", 0, {})["verdicts"]
-    assert written["short"] == [asdict(short)]
+    written = judgement_file(judgement, "new", 0, {})
+    assert written["verdicts"][0]["short"] == [asdict(short)]
+    assert judgement_of(json.loads(json.dumps(written)), Path("session.json")) == judgement
+    del written["verdicts"][0]["sentence"]
+    with pytest.raises(RecordError, match=r"session\.json is damaged: .*sentence"):
+        judgement_of(written, Path("session.json"))
 
 
 def test_a_short_new_run_is_replaced(make_runs: MakeRuns) -> None:

@@ -14,9 +14,10 @@ from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.records.cell import RunRecord, read_model, read_record
 from pytest_hwqueue.records.noise import Causes
-from pytest_hwqueue.records.stored import CellRuns, gather
+from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
+from pytest_hwqueue.reports.judgement_file import judgement_of
 from pytest_hwqueue.reports.verdicts import SEVERITY
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -50,6 +51,7 @@ class Found:
         colocations: records of tenants; traced ones explain the others, and have no figures.
         tables: of ``hwq which``.
         capacities: results of ``hwq capacity``.
+        judgements: what sessions' own comparisons found, by the session's folder.
         damaged: files that could not be read, and why.
 
     """
@@ -59,6 +61,7 @@ class Found:
     colocations: list[Stored[ColocationRecord]] = field(default_factory=list)
     tables: list[Stored[WhichFile]] = field(default_factory=list)
     capacities: list[Stored[CapacityFile]] = field(default_factory=list)
+    judgements: dict[Path, list[Judgement]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
 
     @property
@@ -108,6 +111,12 @@ def session_folder(folder: Path) -> Path:
     return next(whole, folder.parent if folder.name == _TRACED else folder)
 
 
+def own_judgements(found: Found) -> list[Judgement]:
+    """Return what a session's own comparison found; nothing if cells are of several sessions."""
+    folders = {session_folder(stored.path.parent) for stored in found.cells}
+    return found.judgements.get(folders.pop(), []) if len(folders) == 1 else []
+
+
 def _stored_instead(folder: Path) -> str:
     if next(folder.rglob("*.jsonl"), None) is None:
         return ""
@@ -131,6 +140,9 @@ def _read(path: Path, found: Found, *, named: bool) -> None:
     try:
         if "schema_version" in parts and "plan" in parts:
             found.colocations.append(Stored(path, read_colocation(path)))
+        elif schema.startswith(SESSION_FILES):
+            judged = data.get("judgements", ())
+            found.judgements[path.parent] = [judgement_of(each, path) for each in judged]
         elif "schema_version" in parts and "cell_id" in parts:
             cells = found.traced if _within(path, _CAUSES) else found.cells
             cells.append(Stored(path, read_record(path)))
