@@ -40,8 +40,8 @@ from pytest_hwqueue.verdicts.figures import (
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, judged_once
 
 ABSide = Literal["old", "new"]
-# Simulated noise has a seed of its own in each run.
-_DIFFERS_ALWAYS = "noise_seed"
+# Simulated noise has a seed of its own in each run, and the commits are the comparison's sides.
+_DIFFERS_ALWAYS = ("noise_seed", "git_commit", "git_dirty")
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class InterleavedJudging:
         soft = soft_differences(old, new)
         return (
             *(each for each in self._conditions(pair) if self._is_varied(each.field)),
-            *(each for each in soft if each.field != _DIFFERS_ALWAYS),
+            *(each for each in soft if each.field not in _DIFFERS_ALWAYS),
         )
 
     def _with_reach(self, gated: _Gated) -> Verdict:

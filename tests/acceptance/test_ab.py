@@ -49,6 +49,8 @@ def test_a_slower_version_is_a_regression(project: Path) -> None:
     assert process.returncode == 1, output + said
     assert "Against fast: 1 regression" in output
     assert "P50 is worse" in " ".join(output.split())
+    # The commits are the sides themselves.
+    assert "git_commit" not in output
     assert "A/A" not in said
     assert left_behind(project) == []
     (session,) = (project / ".hwqueue").glob("ab-*")
