@@ -105,10 +105,11 @@ def _page(paths: list[Path], file: Path, baseline: str | None, given: Mapping[st
     from pytest_hwqueue.verdicts.judging import compare_sources
 
     found = find_records(paths)
+    own = own_judgements(found) if baseline is None else []
     for line in found.damaged:
         say(line)
     if baseline is None:
-        return page_of(found, file, judgements=own_judgements(found))
+        return page_of(found, file, judgements=own)
     settings, figures = gate_settings(given), gated_figures(given)
     measured = sorted(found.cells, key=lambda stored: stored.record.started)
     records = [(stored.path.parent.resolve().name, stored.record) for stored in measured]

@@ -174,7 +174,7 @@ def wanted_cases(
         always: modes that the command measures even if the scenario does not list them.
 
     """
-    from pytest_hwqueue.scenarios.planned_runs import cases
+    from pytest_hwqueue.scenarios.planned_runs import Case, cases
     from pytest_hwqueue.schedulers.syntax import THREADS, parse_entry, split_entries
 
     found = cases(scenario)
@@ -187,7 +187,7 @@ def wanted_cases(
     if given["schedulers"] is None:
         return found
     in_threads = f"{THREADS}-"
-    rows = [in_threads * (case.placement == THREADS) + case.scheduler for case in found]
+    rows = [Case(None, case.placement, case.scheduler).id for case in found]
     there = ", ".join(dict.fromkeys(rows))
     modes = []
     with within("--schedulers", remedy=f"the scenario has {there}"):

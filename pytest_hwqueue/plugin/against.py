@@ -76,11 +76,11 @@ class Against:
             )
         self._tests = tuple(_from(self._here, argument) for argument in config.args)
         # A file that is new here has nothing to compare: its cells are missing there.
-        files = {test: self._here / test.partition("::")[0] for test in self._tests}
+        files = {test: test.partition("::")[0] for test in self._tests}
         self._theirs = tuple(
             test
             for test, file in files.items()
-            if not file.exists() or is_in(self._here, ref, os.path.relpath(file, self._here))
+            if not (self._here / file).exists() or is_in(self._here, ref, file)
         )
         if not self._theirs:
             raise pytest.UsageError(

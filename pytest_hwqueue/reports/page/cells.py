@@ -12,7 +12,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.capacity.result import KIND as CAPACITY
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.errors import RecordError, files
-from pytest_hwqueue.records.cell import RunRecord, read_model, read_record
+from pytest_hwqueue.records.cell import Json, RunRecord, read_model, read_record
 from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
@@ -51,7 +51,7 @@ class Found:
         colocations: records of tenants; traced ones explain the others, and have no figures.
         tables: of ``hwq which``.
         capacities: results of ``hwq capacity``.
-        judgements: what sessions' own comparisons found, by the session's folder.
+        judgements: what sessions' own comparisons found, as their files have it, by file.
         damaged: files that could not be read, and why.
 
     """
@@ -61,7 +61,7 @@ class Found:
     colocations: list[Stored[ColocationRecord]] = field(default_factory=list)
     tables: list[Stored[WhichFile]] = field(default_factory=list)
     capacities: list[Stored[CapacityFile]] = field(default_factory=list)
-    judgements: dict[Path, list[Judgement]] = field(default_factory=dict)
+    judgements: dict[Path, list[Json]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
 
     @property
@@ -112,9 +112,19 @@ def session_folder(folder: Path) -> Path:
 
 
 def own_judgements(found: Found) -> list[Judgement]:
-    """Return what a session's own comparison found; nothing if cells are of several sessions."""
+    """Return what a session's own comparison found; nothing if cells are of several sessions.
+
+    Of one that cannot be read, ``found`` has the reason.
+    """
     folders = {session_folder(stored.path.parent) for stored in found.cells}
-    return found.judgements.get(folders.pop(), []) if len(folders) == 1 else []
+    if len(folders) != 1:
+        return []
+    file = folders.pop() / _SESSION
+    try:
+        return [judgement_of(each, file) for each in found.judgements.get(file, [])]
+    except RecordError as error:
+        found.damaged.append(str(error))
+        return []
 
 
 def _stored_instead(folder: Path) -> str:
@@ -141,8 +151,7 @@ def _read(path: Path, found: Found, *, named: bool) -> None:
         if "schema_version" in parts and "plan" in parts:
             found.colocations.append(Stored(path, read_colocation(path)))
         elif schema.startswith(SESSION_FILES):
-            judged = data.get("judgements", ())
-            found.judgements[path.parent] = [judgement_of(each, path) for each in judged]
+            found.judgements[path] = data.get("judgements", [])
         elif "schema_version" in parts and "cell_id" in parts:
             cells = found.traced if _within(path, _CAUSES) else found.cells
             cells.append(Stored(path, read_record(path)))

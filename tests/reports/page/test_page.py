@@ -18,7 +18,7 @@ from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.tenants import write_colocation
 from pytest_hwqueue.reports.document import Chart, Paragraph, Table
 from pytest_hwqueue.reports.page import render as needed
-from pytest_hwqueue.reports.page.cells import find_records, page_cells
+from pytest_hwqueue.reports.page.cells import find_records, own_judgements, page_cells
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
 from pytest_hwqueue.reports.scaling import saturation
 from pytest_hwqueue.schedulers.native import Native
@@ -199,6 +199,21 @@ def test_timelines_have_ready_start_and_end_of_each_kernel_or_say_why_not(tmp_pa
     (chart,) = details.timelines
     assert chart.spec is None
     assert "cannot read" in chart.note
+
+
+def test_a_comparison_that_cannot_be_read_is_told_where_it_would_be_shown(tmp_path: Path) -> None:
+    for session in ("one", "two"):
+        write_record(tmp_path / session, make())
+        file = tmp_path / session / "session.json"
+        file.write_text('{"schema": "pytest-hwqueue/session-files/2", "judgements": [{}]}')
+    found = find_records([tmp_path / "one"])
+    assert own_judgements(found) == []
+    assert [line.partition(": ")[0] for line in found.damaged] == [
+        f"{tmp_path / 'one' / 'session.json'} is damaged"
+    ]
+    # Of several sessions none is shown.
+    found = find_records([tmp_path])
+    assert (own_judgements(found), found.damaged) == ([], [])
 
 
 def test_what_was_run_again_explains_its_own_session_alone(tmp_path: Path) -> None:
