@@ -98,11 +98,7 @@ def colocate(
             _refuse_to_trace(plan)
         if simulated:
             progress("simulate", 0, 0)
-            for look in early:
-                simulate(replace(plan, duration_s=look.window_ns / 1e9), found, kept)
-                if decided(look, found.tenants):
-                    return
-            simulate(plan, found, kept, traced=traced)
+            simulate(plan, found, kept, traced=traced, looks=early, decided=decided)
             return
         own = path.with_suffix("")
         here = ColocationRun(

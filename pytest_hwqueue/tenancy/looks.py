@@ -52,6 +52,10 @@ class Look(NamedTuple):
     error: float
 
 
+# Takes over what a look sees, if that decides all that is asked; then the window ends.
+Decided = Callable[[Look, list[TenantResult]], bool]
+
+
 def planned_looks(duration_ns: int, number: int, rounds: int) -> list[Look]:
     """Return the looks at one of several windows that share the time; the last is at its end.
 

@@ -24,11 +24,10 @@ from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import SchedulerProof
-from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
-from pytest_hwqueue.tenancy.looks import CAN_SHOW, Look, Watch
+from pytest_hwqueue.tenancy.looks import CAN_SHOW, Decided, Look, Watch
 from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, identify
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -73,7 +72,7 @@ class ColocationRun:
         noise: Noise | None = None,
         server: ForkServer | None = None,
         looks: Sequence[Look] = (),
-        decided: Callable[[Look, list[TenantResult]], bool] = lambda *_: False,
+        decided: Decided = lambda *_: False,
     ) -> None:
         self._plan = plan
         self._looks = looks if CAN_SHOW else ()

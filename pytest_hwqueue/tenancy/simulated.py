@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -11,13 +13,18 @@ from typing import Any
 
 from pytest_hwqueue.causes.explain import Trace, keep_tenants, rows_of, with_causes
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
-from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, operations_of, run_tenants
+from pytest_hwqueue.devices.simulated.colocation import (
+    ModelledTenant,
+    ModelledTimes,
+    operations_of,
+    run_tenants,
+)
 from pytest_hwqueue.devices.simulated.costs import KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.repeats import Replay
 from pytest_hwqueue.errors import BadInput, DeviceError, OwnCodeFailed, translated
 from pytest_hwqueue.harness.attempt import RunEnded
-from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.harness.open_loop import RequestLog, Window
 from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
@@ -26,9 +33,10 @@ from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.cells import delivered
+from pytest_hwqueue.tenancy.looks import Decided, Look
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
-from pytest_hwqueue.tenancy.window import needs_gradients, open_work
+from pytest_hwqueue.tenancy.window import needs_gradients, open_work, times
 from pytest_hwqueue.tracing.perf_events import Refusal
 
 # Of all tenants together; attributing them takes a few seconds.
@@ -55,7 +63,15 @@ class _Request:
     description: str
 
 
-def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: bool = False) -> None:
+def simulate(
+    plan: Colocation,
+    found: FoundOfTenants,
+    kept: Kept,
+    *,
+    traced: bool = False,
+    looks: Sequence[Look] = (),
+    decided: Decided = lambda *_: False,
+) -> None:
     """Run a plan in virtual time.
 
     Args:
@@ -63,6 +79,8 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
         found: receives the model's results.
         kept: receives what causes are found in.
         traced: also find out why tenants' slow requests were slow, from what the model did.
+        looks: at the window before its end.
+        decided: whether a look ends the window; told what a window of its length has measured.
 
     Raises:
         RunEnded: if the scheduler or a tenant is not modelled.
@@ -85,6 +103,20 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
         ran = []
         modelled, duration_ns = _short_enough(modelled, duration_ns)
     together = sharing.together or plan.placement == "threads"
+    window_ns = duration_ns
+
+    def seen(served: Sequence[ModelledTimes]) -> list[TenantResult]:
+        each = zip(modelled, works, served, strict=True)
+        return [_result(*one, window_ns) for one in each]
+
+    def ended(number: int, served: Sequence[ModelledTimes]) -> bool:
+        nonlocal window_ns
+        window_ns = looks[number].window_ns
+        if decided(looks[number], seen(served)):
+            return True
+        window_ns = duration_ns
+        return False
+
     results = run_tenants(
         device.profile.hardware(),
         modelled,
@@ -95,26 +127,10 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
         ran=ran,
         host=device.profile.request_host(),
         threads=plan.placement == "threads",
+        looks_ns=[Window(0, look.window_ns).over_ns for look in looks],
+        ended=ended,
     )
-    tenants = []
-    for tenant, work, result in zip(modelled, works, results, strict=True):
-        served = len(result.finished_ns)
-        due = served if tenant.arrivals_ns is None else len(tenant.arrivals_ns)
-        # In order of arrival: of several at once, a later one may end first.
-        times = sorted(zip(result.started_ns, result.scheduled_ns, result.finished_ns, strict=True))
-        told = {
-            "scheduled_ns": [due for _, due, _ in times],
-            "started_ns": [started for started, _, _ in times],
-            "finished_ns": [finished for _, _, finished in times],
-            "failures": [],
-            "unserved": due - served,
-            "lateness": None,
-            "work": work.description,
-            "items_per_request": work.items_per_request,
-            "unit": work.unit,
-            "memory_bytes": {},
-        }
-        tenants.append(delivered(tenant.name, told, duration_ns))
+    tenants = seen(results)
     notes = [
         f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
         "simulated: no values exist, so results were not checked",
@@ -136,6 +152,30 @@ def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: boo
         tenants = _with_causes(tenants, ran, short, kept, turns=not together)
         notes += short
     found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
+
+
+def _result(
+    tenant: ModelledTenant, work: _Request, ran: ModelledTimes, window_ns: int
+) -> TenantResult:
+    # In order of arrival: of several at once, a later one may end first.
+    served = sorted(zip(ran.started_ns, ran.scheduled_ns, ran.finished_ns, strict=True))
+    due = tenant.arrivals_ns
+    log = RequestLog(
+        closed=due is None,
+        scheduled_ns=array("q", [due_ns for _, due_ns, _ in served]),
+        started_ns=array("q", [started_ns for started_ns, _, _ in served]),
+        finished_ns=array("q", [finished_ns for _, _, finished_ns in served]),
+    ).until(window_ns, due and due[: bisect_left(due, window_ns)])
+    told = {
+        "failures": [],
+        "unserved": log.unserved,
+        "lateness": None,
+        "work": work.description,
+        "items_per_request": work.items_per_request,
+        "unit": work.unit,
+        "memory_bytes": {},
+    }
+    return delivered(tenant.name, {**times(log), **told}, window_ns)
 
 
 def _short_enough(

@@ -280,6 +280,8 @@ def run_tenants(
     host: RequestHost | None = None,
     *,
     threads: bool = False,
+    looks_ns: Sequence[int] = (),
+    ended: Callable[[int, Sequence[ModelledTimes]], bool] = lambda number, seen: False,
 ) -> list[ModelledTimes]:
     """Run tenants together and return what each completed.
 
@@ -296,6 +298,8 @@ def run_tenants(
             concurrency), and its requests are numbered from 0.
         host: how the hosts of all of them behave.
         threads: all tenants are threads of one process; otherwise each has one of its own.
+        looks_ns: when to look at what has been completed so far.
+        ended: whether a look ends it; told its number, from 0, and what has been completed.
 
     """
     engine = Engine(hardware)
@@ -321,6 +325,10 @@ def run_tenants(
                 grace_ns or 0,
             )  # fmt: skip
             engine.at(0, loop.begin)
+    for number, look_ns in enumerate(looks_ns):
+        engine.run(look_ns)
+        if ended(number, results):
+            return results
     engine.run(duration_ns if grace_ns is None else None)
     return results
 
