@@ -25,13 +25,10 @@ from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.interference import priority_effect
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated
 from pytest_hwqueue.tenancy import run as tenancy_run
-from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
@@ -248,10 +245,10 @@ def test_a_missed_goal_says_why_requests_were_slow(run: Run, tmp_path: Path) -> 
 def test_a_verdict_stands_without_its_causes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def simulate(plan: Colocation, found: FoundOfTenants, kept: Kept, *, traced: bool) -> None:
+    def simulate(*tenants: Any, traced: bool, **looks: Any) -> None:
         if traced:
             raise DeviceError("the tracer broke")
-        simulated.simulate(plan, found, kept)
+        simulated.simulate(*tenants, **looks)
 
     monkeypatch.setattr(colocation, "simulate", simulate)
     missed = run(write(tmp_path, "urgent.p50 < 1 us"), *TRACED)
