@@ -170,7 +170,7 @@ class Folded:
     """A sentence, and what it sums up: a terminal shows the sentence alone."""
 
     summary: str
-    table: Table
+    inside: Table | Bullets
 
 
 Part = Heading | Paragraph | Verbatim | Bullets | Command | Table | Folded | Chart
@@ -232,8 +232,8 @@ def _markdown(part: Part) -> list[str]:
     if isinstance(part, Command):
         return [f"Command: {code(part.text)}"]
     if isinstance(part, Folded):
-        inner = _markdown_of_table(part.table)
-        return [f"<details><summary>{plain(part.summary)}</summary>", *inner, "</details>"]
+        inside = _markdown(part.inside)
+        return [f"<details><summary>{plain(part.summary)}</summary>", *inside, "</details>"]
     if isinstance(part, Bullets):
         return [
             "\n".join(

@@ -18,7 +18,16 @@ from pytest_hwqueue.metrics.numbers import (
     time_unit,
     times,
 )
-from pytest_hwqueue.reports.document import Column, Folded, Heading, Paragraph, Part, Row, Table
+from pytest_hwqueue.reports.document import (
+    Bullets,
+    Column,
+    Folded,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+)
 from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -362,11 +371,11 @@ def judgement_parts(
     for absent in judgement.missing:
         missing.setdefault(absent.reason, []).append(absent.cell_id)
     for reason, cells in missing.items():
-        parts.append(Paragraph(f"missing ({reason}): {_named(cells, brief)}", "yellow"))
+        parts.append(_naming(f"missing ({reason})", cells, "yellow", brief, fold))
     new = [each.cell_id for each in judgement.verdicts if each.verdict.state == "no-baseline"]
     if new:
         where = f"no baseline in {judgement.baseline} (--hwq-save stores one)"
-        parts.append(Paragraph(f"{where}: {_named([*dict.fromkeys(new)], brief)}", ""))
+        parts.append(_naming(where, list(dict.fromkeys(new)), "", brief, fold))
     if judgement.shift is not None:
         changed = "yellow" if judgement.shift.of_machine else "dim"
         parts.append(Paragraph(_shift_line(judgement.shift), changed))
@@ -377,10 +386,14 @@ def judgement_parts(
     )]  # fmt: skip
 
 
-def _named(cells: Sequence[str], brief: bool) -> str:
-    shown = cells[:_MOST_NAMES] if brief and len(cells) > _MOST_NAMES + 1 else cells
-    more = f" and {len(cells) - len(shown)} more (-v)" if len(shown) < len(cells) else ""
-    return ", ".join(shown) + more
+def _naming(what: str, cells: Sequence[str], style: str, brief: bool, fold: bool) -> Part:
+    """Return what is said of cells, with their names; of many, a few or folded."""
+    if len(cells) <= _MOST_NAMES + 1 or not (brief or fold):
+        return Paragraph(f"{what}: {', '.join(cells)}", style)
+    if brief:
+        shown = ", ".join(cells[:_MOST_NAMES])
+        return Paragraph(f"{what}: {shown} and {len(cells) - _MOST_NAMES} more (-v)", style)
+    return Folded(f"{what}: {counted(len(cells), 'cell')}", Bullets({"": list(cells)}))
 
 
 def verdict_table(

@@ -82,7 +82,7 @@ def test_each_kind_of_part_is_shown_as_the_medium_can() -> None:
     parts: list[Part] = [
         Heading("heading", 1), Paragraph("bold", "bold"), Paragraph("dim"), Verbatim("as  is"),
         Bullets({"": ["line"], "c": ["of c"]}), table, chart, Folded("in short", table),
-        Command("hwq run"),
+        Folded("2 names", Bullets({"": ["one", "two"]})), Command("hwq run"),
     ]  # fmt: skip
     terminal = printed(Document(parts), 80)
     assert "pictured" not in terminal + markdown(Document(parts))
@@ -91,11 +91,19 @@ def test_each_kind_of_part_is_shown_as_the_medium_can() -> None:
     for line in (
         "## heading", "**bold**", "dim", "```text\nas  is\n```", "- line\n- `c` of c",
         "| ❌ `a` ¹ | 1.5 ms |", "- `a`: so \\| it is\n- ¹ note",
-        "<details><summary>in short</summary>", "Command: `hwq run`",
+        "<details><summary>in short</summary>",
+        "<details><summary>2 names</summary>\n\n- one\n- two\n\n</details>", "Command: `hwq run`",
     ):  # fmt: skip
         assert line in markdown(Document(parts))
     page = on_page(Document(parts))
-    for text in ("pictured", "b is not drawn: no figure", "so | it is", "in short", "hwq run"):
+    for text in (
+        "pictured",
+        "b is not drawn: no figure",
+        "so | it is",
+        "in short",
+        "one; two",
+        "hwq run",
+    ):
         assert text in page
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports.document import code, plain
@@ -27,7 +28,8 @@ def test_what_is_written_is_as_stored(
     hard: dict[str, Any] = {"device_kind": "sim", "device_name": "simulated H100_SXM"}
     model = [make(fingerprint=Fingerprint(hard=hard, soft={}))]
     passes = tuple(each for each in judgement.verdicts if each.verdict.state == "pass")
-    fine = replace(judgement, baseline="cpu/main", verdicts=passes, missing=())
+    many = tuple(Unmatched(f"moe[cpu-s{n}-native-eager]", "not measured") for n in range(1, 8))
+    fine = replace(judgement, baseline="cpu/main", verdicts=passes, missing=many)
     # What is worst comes first also among devices.
     assert_as_stored(__file__, "judgement.md", render_markdown([fine, judgement], []))
     texts = [render_markdown([], each) for each in (session_records, model, [])]
