@@ -31,7 +31,6 @@ LOAD = "needs stress-ng, iperf3 or fio"
 LEFT_OUT = {
     "docs/ab.md": {'hwq ab --a "--scheduler native"': "is decided after all 24 runs only"},
     "README.md": {"pip install": PIP},
-    "docs/causes.md": {"python -m tests.causes.confusion": "is of a clone, and takes minutes"},
     "docs/distributed.md": {"torchrun": "needs eight GPUs, or two machines"},
     "docs/fleet-check.md": {"hwq fleet check --out": GPU},
     "docs/history.md": {
