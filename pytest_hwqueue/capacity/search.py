@@ -32,7 +32,7 @@ from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, TenantChange
 from pytest_hwqueue.scenarios.goals import Goal, GoalResult, parse_goal
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, solo_run
-from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
+from pytest_hwqueue.scenarios.runs import ATTEMPTS, PeakUnknown, ScenarioRuns
 from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival
 from pytest_hwqueue.tenancy.looks import Look, planned_looks
 from pytest_hwqueue.tenancy.spec import Colocation, Json
@@ -145,9 +145,6 @@ def margin_of(result: GoalResult) -> float | None:
     return min(max(beyond if upwards else -beyond, -_FAR), _FAR)
 
 
-ATTEMPTS = 3
-"""How often a window is measured until it is valid: a late generator is mostly a busy moment."""
-
 _Key = tuple[str, int]
 
 
@@ -186,7 +183,7 @@ class KeptWindows:
 
 
 class ResumingMeasurer:
-    """Measures a run's windows of one length, each only if it is not kept, until it is valid."""
+    """Measures a run's windows of one length, each only if it is not kept."""
 
     def __init__(
         self, measurer: Measurer, kept: KeptWindows, window_s: float, looks: Sequence[Look]
@@ -201,21 +198,14 @@ class ResumingMeasurer:
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> tuple[ColocationRecord, Path]:
-        """Return a window's record and file; the arguments are those of `Measurer`.
-
-        An invalid window is repeated with the same arrivals, up to `ATTEMPTS` times in all. What
-        made it invalid is the generator or the scheduler, never a latency.
-        """
+        """Return a window's record and file; the arguments are those of `Measurer`."""
         window_s = self._window_s * share
         plan = self._measurer.plan(run, peaks_per_s, window_s, number)
         kept = self._kept.find(plan, number)
         # Where the goals have changed since, a window that ended early may decide nothing.
         if kept and (kept[0].duration_s >= plan.duration_s or self._decides(run, *kept)):
             return kept
-        for _ in range(ATTEMPTS):
-            record, path = self._measurer.window(run, peaks_per_s, window_s, number, self._looks)
-            if record.status != "invalid":
-                break
+        record, path = self._measurer.window(run, peaks_per_s, window_s, number, self._looks)
         self._kept.keep(record, path)
         return record, path
 

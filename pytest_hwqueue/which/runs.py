@@ -203,8 +203,11 @@ class WhichRuns(ScenarioRuns):
     def _measure_and_note(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> ColocationRecord:
+        files = self.files.setdefault(run.key, [])
+        # That of an invalid window, which this one replaces.
+        del files[len(self._records.get(run.key, ())) :]
         record, path = self._measure_to_file(run, peaks_per_s, share, number)
-        self.files.setdefault(run.key, []).append(path)
+        files.append(path)
         return record
 
 
@@ -236,7 +239,7 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
     first: tuple[Path, ColocationRecord] | None = None
     for folder in folders:
         taken = 0
-        for path, record in records_in(folder):
+        for path, record in _without_repeated(records_in(folder)):
             run = planned.get((record.plan["name"], record.placement, record.scheduler))
             # Runs with background noise are not in this table, and one that was interrupted was
             # not measured.
@@ -253,6 +256,24 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
         if not taken:
             raise RecordError(f"{folder} has no record of the cases of {scenario.name}")
     return runs
+
+
+def _without_repeated(
+    found: Sequence[tuple[Path, ColocationRecord]],
+) -> list[tuple[Path, ColocationRecord]]:
+    """Leave out invalid windows that were measured again."""
+    last = {_window(record): path for path, record in found}
+    return [
+        (path, record)
+        for path, record in found
+        if record.status != "invalid" or last[_window(record)] == path
+    ]
+
+
+def _window(record: ColocationRecord) -> tuple[object, ...]:
+    """Return what a window and its repetition have in common, and no other window has."""
+    plan = record.plan["name"], record.plan.get("noise"), record.placement, record.scheduler
+    return *plan, record.run, _device_uuid(record)
 
 
 def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:

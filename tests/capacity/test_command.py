@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, front
-from pytest_hwqueue.capacity.search import ATTEMPTS
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun
+from pytest_hwqueue.scenarios.runs import ATTEMPTS
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.session import Measurer

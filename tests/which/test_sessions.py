@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from pytest_hwqueue.records.tenants import ColocationRecord, write_colocation
 from pytest_hwqueue.which.file import WhichFile
+from pytest_hwqueue.which.session import Measurer
 from tests.which.conftest import SCENARIO, case, hwq
 
 SIMULATED = ("--device", "sim:h200", "--size", "tiny", "--duration", "1s", "--whole-windows")
@@ -115,6 +119,31 @@ def test_alternatives_of_an_entry_are_rows_of_their_own(tmp_path: Path) -> None:
     assert 0 < (low or 0) < (high or 0)
     rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("xsched")]
     assert list(dict.fromkeys(rows)) == modes
+
+
+@pytest.mark.parametrize("attempts", [2, 3, 4])
+def test_an_invalid_window_is_measured_again_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
+) -> None:
+    """The table is of the valid one, also from the records alone."""
+    file = small(tmp_path, "[native]", "")
+    measure: Callable[..., tuple[ColocationRecord, Path]] = Measurer.__call__
+    measured = []
+
+    def late(*window: Any) -> tuple[ColocationRecord, Path]:
+        record, path = measure(*window)
+        measured.append(path)
+        if len(measured) < attempts:
+            record = record.model_copy(update={"status": "invalid", "reason": "1.04 ms late"})
+            write_colocation(path, record)
+        return record, path
+
+    monkeypatch.setattr(Measurer, "__call__", late)
+    result = hwq(file, *DEVICE, "--dir", tmp_path / "all", "--rounds", "1")
+    assert len(measured) == min(attempts, 3)
+    invalid = attempts > len(measured)
+    assert (result.exit_code, "INVALID: 1.04 ms late" in result.stdout) == (invalid, invalid)
+    assert hwq(file, "--from", measured[0].parent).stdout == result.stdout
 
 
 def test_causes_stand_below_the_table_and_change_nothing_in_it(tmp_path: Path) -> None:
