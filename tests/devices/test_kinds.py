@@ -76,9 +76,14 @@ CPU_BUILD = (
 )
 
 
-def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> None:
+GIVEN = "GPU-11-22, MIG-33-44"
+
+
+def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int, given: str | None = GIVEN) -> None:
     monkeypatch.setattr(kinds, "visible_accelerators", lambda: (kind, count))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11-22, MIG-33-44")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
 
 
 @pytest.mark.parametrize(
@@ -109,50 +114,36 @@ def test_what_a_specification_means(
 
 
 @pytest.mark.parametrize(
-    ("specification", "kind", "count", "said"),
+    ("specification", "kind", "count", "given", "driver", "said"),
     [
-        ("cuda", "cuda", 0, f"visible here: cpu; {CPU_BUILD}"),
-        ("cuda:2", "cuda", 2, "visible here: cpu, cuda:0, cuda:1"),
-        ("hip", "cuda", 1, "visible here: cpu, cuda:0"),
-        ("cuda", "hip", 1, "visible here: cpu, hip:0"),
-        ("all", "cuda", 0, f"visible here: cpu; {CPU_BUILD}"),
-        ("cuda:MIG-33-44", "cuda", 1, "visible here: cpu, cuda:0"),
-        ("cuda:MIG-5", "cuda", 2, "CUDA_VISIBLE_DEVICES does not name it; set "
+        ("cuda", "cuda", 0, GIVEN, None, f"visible here: cpu; {CPU_BUILD}"),
+        ("cuda:2", "cuda", 2, GIVEN, None, "visible here: cpu, cuda:0, cuda:1"),
+        ("hip", "cuda", 1, GIVEN, None, "visible here: cpu, cuda:0"),
+        ("cuda", "hip", 1, GIVEN, None, "visible here: cpu, hip:0"),
+        ("all", "cuda", 0, GIVEN, None, f"visible here: cpu; {CPU_BUILD}"),
+        ("cuda:MIG-33-44", "cuda", 1, GIVEN, None, "visible here: cpu, cuda:0"),
+        ("cuda:MIG-5", "cuda", 2, GIVEN, None, "CUDA_VISIBLE_DEVICES does not name it; set "
          "CUDA_VISIBLE_DEVICES=MIG-5"),
+        # Where torch is built for accelerators, the driver and what hides devices are looked at.
+        ("cuda", "cuda", 0, GIVEN, "", "visible here: cpu; no driver is loaded (no /dev/nvidia0, "
+         "no /dev/kfd): install it, or give the container its devices"),
+        ("cuda", "cuda", 0, "", "NVIDIA",
+         "visible here: cpu; CUDA_VISIBLE_DEVICES= may hide others"),
+        ("cuda", "cuda", 0, None, "NVIDIA", "visible here: cpu; torch cannot use the NVIDIA "
+         "driver: `python -c 'import torch; torch.cuda.init()'`"),
     ],
 )  # fmt: skip
-def test_device_that_is_not_there_is_refused_with_those_that_are(
-    monkeypatch: pytest.MonkeyPatch, specification: str, kind: str, count: int, said: str
-) -> None:
-    see(monkeypatch, kind, count)
-    monkeypatch.setattr(kinds, "_for_accelerators", lambda: False)
-    with pytest.raises(BadOption) as refused:
-        choose_devices(specification)
-    assert (refused.value.option, refused.value.value) == ("--hwq-device", specification)
-    assert refused.value.valid == said
-
-
-@pytest.mark.parametrize(
-    ("driver", "hidden", "said"),
-    [
-        ("", "", "no driver is loaded (no /dev/nvidia0, no /dev/kfd): install it"),
-        ("NVIDIA", "", "CUDA_VISIBLE_DEVICES= may hide others"),
-        ("NVIDIA", None, "torch cannot use the NVIDIA driver: `python -c 'import torch; "),
-    ],
-)
-def test_where_there_is_no_accelerator_it_says_why(
-    monkeypatch: pytest.MonkeyPatch, driver: str, hidden: str | None, said: str
-) -> None:
-    see(monkeypatch, "cuda", 0)
-    if hidden is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    monkeypatch.setattr(kinds, "_for_accelerators", lambda: True)
+def test_device_that_is_not_there_is_refused_with_those_that_are_and_why(
+    monkeypatch: pytest.MonkeyPatch, specification: str, kind: str, count: int, given: str | None,
+    driver: str | None, said: str,
+) -> None:  # fmt: skip
+    see(monkeypatch, kind, count, given)
+    monkeypatch.setattr(kinds, "_for_accelerators", lambda: driver is not None)
     monkeypatch.setattr(kinds, "loaded_driver", lambda: driver)
     with pytest.raises(BadOption) as refused:
-        choose_devices("cuda")
-    assert refused.value.valid.startswith(f"visible here: cpu; {said}")
+        choose_devices(specification)
+    found = refused.value.option, refused.value.value, refused.value.valid
+    assert found == ("--hwq-device", specification, said)
 
 
 def test_what_torch_sees_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-import pytest_hwqueue
 from pytest_hwqueue.metrics import dependence
 from pytest_hwqueue.metrics.dependence import (
     independent_samples,
@@ -155,10 +152,3 @@ def test_proportion_interval(n: int, data: st.DataObject) -> None:
     for wrong, of in ((-1, n), (n + 1, n), (0, 0)):
         with pytest.raises(ValueError, match="is no proportion"):
             dependence.proportion_interval(wrong, of, 0.95)
-
-
-def test_nothing_imports_scipy_stats_when_it_is_imported() -> None:
-    texts = {path: path.read_text() for path in Path(pytest_hwqueue.__file__).parent.rglob("*.py")}
-    at_import = re.compile(r"^(from scipy import .*\bstats\b|(from|import) scipy\.stats\b)", re.M)
-    assert [path for path, text in texts.items() if at_import.search(text)] == []
-    assert len(texts) > 100

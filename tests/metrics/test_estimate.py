@@ -63,11 +63,6 @@ def test_what_tells_nothing_is_refused_with_the_reason(
     assert found == "" if reason is None else reason in found
 
 
-@given(st.lists(st.floats(0, 1), min_size=3, max_size=3).map(sorted))
-def test_shares_within_all_and_nothing_are_never_too_wide(ends: list[float]) -> None:
-    assert not too_little(ends[1], (ends[0], ends[2]), 0, 1)
-
-
 # Refused estimates: null in JSON, and whatever compares or computes with one says why
 
 PLAIN = summarise_latency([1_000_000 * i for i in range(1, 101)])

@@ -60,17 +60,7 @@ def test_ranks_are_the_tightest_that_cover(
     assert binom.sf(upper - 1, n, quantile) <= tail < binom.sf(upper - 2, n, quantile)
 
 
-@given(QUANTILES, CONFIDENCES, st.integers(0, 400))
-def test_samples_worth_as_many_as_they_are_have_the_exact_interval(
-    quantile: float, confidence: float, more: int
-) -> None:
-    n = minimum_samples(quantile, confidence) + more
-    samples = np.arange(1, n + 1, dtype=np.float64)
-    found = spread_interval(samples, quantile, confidence, n)
-    assert found == quantile_interval(samples, quantile, confidence)
-
-
-@pytest.mark.parametrize("each", [2, 7, 40])
+@pytest.mark.parametrize("each", [1, 2, 7, 40])
 @pytest.mark.parametrize("quantile", [0.5, 0.95, 0.99])
 def test_samples_worth_fewer_have_the_ranks_of_those_spread_over_all(
     quantile: float, each: int
@@ -139,15 +129,6 @@ def test_summary_refuses_what_is_no_latency(samples: list[float]) -> None:
         summarise_latency(samples)
 
 
-def test_many_samples_have_all_intervals_and_no_scalar_of_numpy() -> None:
-    summary = summarise_latency(np.random.default_rng(0).permutation(6000).tolist())
-    assert {type(value) for value in (summary.n, summary.mean, summary.max)} == {int, float}
-    for name in NAMES:
-        found = getattr(summary, name)
-        assert found.interval is not None
-        assert {type(value) for value in (found.value, found.low, found.high)} == {float}
-
-
 # Throughput
 
 
@@ -174,17 +155,6 @@ def test_interval_of_independent_durations_is_nearly_students() -> None:
 def test_durations_that_vary_much_have_no_interval() -> None:
     stalled = throughput(1, [1] * 99 + [10**9], "x/s")
     assert (stalled.interval, "reaches 0" in stalled.refused) == (None, True)
-
-
-@given(st.lists(st.integers(1, 10**10), min_size=1, max_size=200), st.floats(1e-3, 1e9))
-def test_interval_contains_the_value(iterations: list[int], work: float) -> None:
-    result = throughput(work, iterations, "x/s")
-    assert result.value == pytest.approx(work * len(iterations) / (sum(iterations) / 1e9))
-    assert (result.interval is None) == bool(result.refused)
-    n = len(iterations)
-    few = f"needs at least 50 iterations, has {n} ({50 - n} missing)"
-    assert (result.refused == few) == (n < 50)
-    assert result.low <= result <= result.high
 
 
 @given(st.lists(st.integers(1, 1000), min_size=49, max_size=500))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics import overlap
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import block_count
-from pytest_hwqueue.metrics.overlap import OverlapEfficiency, bandwidth, overlap_efficiency
+from pytest_hwqueue.metrics.overlap import bandwidth, overlap_efficiency
 from tools.coverage import autoregressive
 
 TIMES = st.integers(1, 10**10)
@@ -27,11 +26,6 @@ def noisy(
     """Durations around a median, each resembling the one before as much as ``correlation``."""
     noise = autoregressive(n, correlation, generator) - 20
     return [round(median_ns * math.exp(0.02 * each)) for each in noise]
-
-
-def measured(generator: np.random.Generator) -> OverlapEfficiency:
-    """Of medians of 4, 3 and 5 ms, so that two thirds are hidden."""
-    return overlap_efficiency(*(noisy(median, 100, generator, 0.5) for median in (4e6, 3e6, 5e6)))
 
 
 def told(figure: Estimate) -> tuple[float, float, float]:
@@ -62,30 +56,6 @@ def test_efficiency_is_that_of_the_medians(
         else:
             assert (result.efficiency.value, swapped.value) == (None, None)
             assert "than is possible" in result.efficiency.refused
-
-
-@settings(max_examples=10)
-@given(st.integers(0, 10**6), st.floats(0.1, 2))
-def test_bandwidth_turns_times_round_and_a_seed_gives_the_same(seed: int, bus: float) -> None:
-    times = noisy(3e6, 80, np.random.default_rng(seed))
-    whole = overlap_efficiency(times, times, times)
-    assert whole == overlap_efficiency(times, times, times)
-    assert whole != overlap_efficiency(times, times, times, seed=1)
-    # The same resamples: one GB/s is 10⁶ bytes in 1 ms.
-    found = bandwidth(times, 10**6, bus)
-    low, value, high = told(found.algorithm)
-    assert (1 / high, 1 / value, 1 / low) == pytest.approx(told(whole.compute_ms), rel=1e-3)
-    assert told(found.bus) == pytest.approx((bus * low, bus * value, bus * high))
-    for plain in (whole, found):
-        assert type(plain).model_validate(json.loads(plain.model_dump_json())) == plain
-
-
-def test_interval_holds_the_true_efficiency() -> None:
-    generator = np.random.default_rng(11)
-    found = [told(measured(generator).efficiency) for _ in range(30)]
-    # At 95 % fewer than 25 of 30 happen once in 300 times. An interval of everything holds too.
-    assert sum(low <= 2 / 3 <= high for low, _, high in found) >= 25
-    assert 0.01 < np.median([high - low for low, _, high in found]) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -146,6 +116,11 @@ def test_bandwidth_is_that_of_nccl_tests_and_absent_where_nothing_was_measured()
     found = bandwidth([1_000_000] * 60, 128 << 20, 7 / 4)
     assert told(found.algorithm) == pytest.approx([134.217728] * 3)
     assert told(found.bus) == pytest.approx([234.881024] * 3)
+    varied = noisy(3e6, 80, np.random.default_rng(0))
+    low, value, high = told(bandwidth(varied, 10**6, 1.0).algorithm)  # of 10⁶ bytes: 1 over ms
+    times = overlap_efficiency(varied, varied, varied)
+    assert (1 / high, 1 / value, 1 / low) == pytest.approx(told(times.compute_ms), rel=1e-3)
+    assert times != overlap_efficiency(varied, varied, varied, seed=1)
     assert (found.algorithm.n, found.bus.n) == (60, 60)
     one_rank = bandwidth([2_000] * 20, 4_000, 0.0)
     few = "needs at least 50 iterations of comms, has 20 (30 missing)"

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.latency import contiguous_blocks
 from pytest_hwqueue.metrics.scaling import RESAMPLES, Scaling, ScalingPoint, scaling
@@ -31,22 +29,11 @@ def of_every_point(result: Scaling, field: str) -> list[Any]:
     return [float(getattr(point, field)) for point in result.points]
 
 
-def test_weak_scaling_of_a_full_device() -> None:
-    result = scaling(weak_points(1, noise=0), "kernels/s")
-    assert result.kind == "weak"
-    assert of_every_point(result, "speedup") == pytest.approx([1.0] * 5)
-    assert of_every_point(result, "efficiency") == pytest.approx([1 / n for n in COUNTS])
-    # Efficiency bends at the second count; throughput says that one stream was enough.
-    assert (result.saturation_streams, result.saturation_range) == (1, (1, 1))
-    assert "already full" in result.reading
-    assert result.refused == {}
-    assert result.points[0].speedup.interval == (1.0, 1.0)
-
-
-@pytest.mark.parametrize("saturated_at", [2, 4, 8, 64])
+@pytest.mark.parametrize("saturated_at", [1, 2, 4, 8, 64])
 def test_saturation_is_where_throughput_stops_growing(saturated_at: int) -> None:
     result = scaling(weak_points(saturated_at), "kernels/s")
-    assert result.points[1].efficiency.value == pytest.approx(1.0, rel=0.01)
+    assert result.points[1].efficiency.value == pytest.approx(min(saturated_at, 2) / 2, rel=0.01)
+    assert "already full" in result.reading
     found = (result.saturation_streams, result.saturation_range)
     seen = saturated_at <= 16
     assert found == ((saturated_at, (saturated_at,) * 2) if seen else (None, None))
@@ -122,27 +109,6 @@ def test_few_iterations_have_no_intervals() -> None:
     assert (result.saturation_streams, result.refused["saturation_streams"]) == (None, said)
 
 
-@settings(max_examples=15)
-@given(st.integers(0, 1000), st.integers(1, 16), st.floats(0.0, 0.1))
-def test_result_is_consistent_plain_and_repeatable(
-    seed: int, saturated_at: int, noise: float
-) -> None:
-    points = weak_points(saturated_at, noise=noise, seed=seed)
-    result = scaling(points, "x/s", seed)
-    assert result == scaling(points[::-1], "x/s", seed)
-    for point in result.points:
-        assert point.speedup.interval is not None
-        low, high = point.speedup.interval
-        assert low * (1 - 1e-9) <= point.speedup <= high * (1 + 1e-9)
-        shared = point.speedup.scaled(1 / point.streams, "")
-        assert point.efficiency.value == pytest.approx(shared.value)
-        assert point.efficiency.interval == pytest.approx(shared.interval)
-    least, most = result.saturation_range or (1, 16)
-    assert {least, most} <= set(COUNTS)
-    assert least <= most
-    assert Scaling.model_validate_json(result.model_dump_json()) == result
-
-
 @pytest.mark.parametrize(
     # 2.5 % at each end, widened for 10, 14 and 20 blocks.
     ("n", "tail"), [(50, 0.00855064), (73, 0.01248326), (101, 0.01588083)]
@@ -154,8 +120,11 @@ def test_speedup_interval_is_that_of_resampled_blocks(n: int, tail: float) -> No
     for totals, sizes in map(contiguous_blocks, times):
         drawn = generator.integers(len(sizes), size=(RESAMPLES, len(sizes)))
         rates.append(sizes[drawn].sum(axis=1) / totals[drawn].sum(axis=1))
-    found = scaling(points, "x/s").points[1].speedup
-    assert found.ends == pytest.approx(np.quantile(rates[1] / rates[0], [tail, 1 - tail]))
+    result = scaling(points, "x/s")
+    ends = np.quantile(rates[1] / rates[0], [tail, 1 - tail])
+    assert result.points[1].speedup.ends == pytest.approx(ends)
+    assert result.points[1].efficiency.ends == pytest.approx(ends / 2)
+    assert Scaling.model_validate_json(result.model_dump_json()) == result
 
 
 def test_refuses_what_is_no_measurement() -> None:

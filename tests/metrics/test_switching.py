@@ -95,17 +95,6 @@ def test_a_kernel_is_ready_when_nothing_holds_it_up(
     assert (switch.late_enqueued, switch.late_enqueued_on_one) == (late, 0)
 
 
-def test_overhead_of_a_device_with_as_many_queues_as_streams() -> None:
-    result = queue_switch(device(8, 20, 8, 50_000, 3_400), device(1, 20, 1, 50_000, 1_100))
-    first, second, difference = dict(result.overhead).values()
-    assert (result.streams, result.unit, difference.unit) == (8, "us", "us")
-    assert (first.n, first.median.value, first.p95.value) == (160, 3.4, pytest.approx(3.4))
-    assert (second.n, second.median.value, second.p95.value) == (20, 1.1, None)
-    assert (difference.value, *difference.ends) == pytest.approx((2.3, 2.3, 2.3))
-    assert result.start_rate_per_s == pytest.approx(159 / (19 * 53_400e-9))
-    assert QueueSwitch.model_validate_json(result.model_dump_json()) == result
-
-
 def test_the_inside_split_sees_the_cost_of_a_switch() -> None:
     by_turns = queue_switch(device(2, 20, 1, 1_000, 100), device(1, 40, 1, 1_000, 100))
     empty = by_turns.other_stream_before

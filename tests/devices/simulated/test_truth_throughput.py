@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.costs import KernelWork
 from pytest_hwqueue.harness.program import graph
-from pytest_hwqueue.harness.summary import scaling_of, throughputs
+from pytest_hwqueue.harness.summary import find_sweeps, scaling_of, throughputs
 from pytest_hwqueue.harness.throughput_pass import back_to_back, block_iterations
 from pytest_hwqueue.records.cell import BackToBack, RunRecord, Samples
 
@@ -100,7 +100,10 @@ def test_scaling_compares_like_with_like(bench: Bench) -> None:
             record.model_copy(update={"samples": samples(100_000, 30_000, block)})
             for record, block in zip((one, two), blocks, strict=True)
         ]
-        return [float(point.throughput) for point in scaling_of(given).points]
+        assert find_sweeps(given[:1]) == []
+        (sweep,) = find_sweeps(given[::-1])
+        assert [record.cell.streams for record in sweep] == [1, 2]
+        return [float(point.throughput) for point in scaling_of(sweep).points]
 
     assert rates((750_000, 750_000)) == pytest.approx([1e9 / 75_000, 2e9 / 75_000])
     assert rates((750_000, 0)) == pytest.approx([1e9 / 100_000, 2e9 / 100_000])
