@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.suite import plugin_name, pytest_environment
 from pytest_hwqueue.workloads.registry import ahead
 from tests.acceptance.inner import ROOT, plain_environment
+from tests.workloads.cells import make, simulated_timeline
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -60,26 +62,48 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     server.close()
 
 
-def test_its_workload_is_listed_and_measured(example: Example, tmp_path: Path) -> None:
+def test_its_workload_is_listed_and_measured_on_its_device(
+    example: Example, tmp_path: Path
+) -> None:
     listed = example.hwq(tmp_path, "list", "--verbose")
     assert "\nrelay\na vector passed through all streams by events: what" in listed
     assert "2–64 streams, 8 recommended" in listed
     options = ("--streams=2,4", "--elements=16", "--iterations=5", "--dispatch=eager")
-    example.hwq(tmp_path, "run", "relay", "--device=sim:h200", *options)
+    example.hwq(tmp_path, "run", "relay", "--device=onecore", *options)
     (report,) = tmp_path.glob(".hwqueue/*/records.csv")
     rows = csv.DictReader(report.read_text().splitlines())
     assert [(row["cell"], row["status"]) for row in rows] == [
-        (f"relay[sim:h200-s{streams}-native-eager-elements=16]", "ok") for streams in (2, 4)
+        (f"relay[onecore-s{streams}-native-eager-elements=16]", "ok") for streams in (2, 4)
     ]
+    for path in tmp_path.glob(".hwqueue/*/relay*.json"):
+        found = read_record(path).fingerprint
+        assert found is not None
+        assert found.hard["device_kind"] == "onecore"
+        assert str(found.hard["device_name"]).startswith("one core of ")
 
 
-def test_under_its_scheduler_and_its_noise(example: Example, tmp_path: Path) -> None:
-    options = ("--device=cpu", "--streams=2", "--iterations=5", "--max-time=1")
-    example.hwq(tmp_path, "run", "relay", *options, "--scheduler=patient", "--noise=memory")
+def test_its_workload_runs_on_a_simulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples/extension")
+    workload = importlib.import_module("hwq_example.workload").Relay
+    kernels = simulated_timeline(make(workload), 4).kernels
+    assert {kernel.stream for kernel in kernels} == set(range(4))
+
+
+def test_its_test_measures_under_its_scheduler_and_its_noise(
+    example: Example, tmp_path: Path
+) -> None:
+    tests = ROOT / "examples/extension/tests"
+    done = example.python(
+        tmp_path, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", str(tests),
+        f"--rootdir={tmp_path}", "--hwq-device=cpu", "--hwq-streams=2",
+        "--hwq-iterations=368", "--hwq-scheduler=patient", "--hwq-noise=memory",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
     noises = {}
     for path in tmp_path.glob(".hwqueue/*/relay*.json"):
         record = read_record(path)
-        assert record.cell.scheduler == "patient"
+        assert record.cell_id.startswith("relay[cpu-s2-patient-eager")
+        assert record.cell.parameters.keys() == {"elements"}
         assert record.scheduler_proof is not None
         assert record.scheduler_proof.evidence == "OMP_WAIT_POLICY=passive in all processes"
         assert record.noise is not None
@@ -88,24 +112,6 @@ def test_under_its_scheduler_and_its_noise(example: Example, tmp_path: Path) -> 
     (neighbour,) = noises["memory"]
     assert len(neighbour.commands) == len(os.sched_getaffinity(0))
     assert neighbour.notes == ["64 MiB a process"]
-
-
-def test_a_test_of_ones_own_measures_it_on_its_device(example: Example, tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.hwq_workload('relay')\n"
-        "def test_relay(hwq):\n"
-        "    assert hwq.run().cell.parameters.keys() == {'elements'}\n"
-    )
-    options = ("--hwq-device=onecore", "--hwq-streams=2", "--hwq-iterations=5")
-    done = example.python(tmp_path, "-m", "pytest", "-p", plugin_name(), *options)
-    assert done.returncode == 0, done.stdout
-    (path,) = tmp_path.glob(".hwqueue/*/relay*.json")
-    record = read_record(path)
-    assert record.cell_id == "relay[onecore-s2-native-eager]"
-    assert record.fingerprint is not None
-    assert record.fingerprint.hard["device_kind"] == "onecore"
-    assert str(record.fingerprint.hard["device_name"]).startswith("one core of ")
 
 
 def test_what_is_not_there_is_refused_with_what_is(example: Example, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.acceptance.inner import SUITE, records_in
 from tests.conftest import RunInProcess
 
 SIMULATED = ("--hwq-device=sim:h200", "--hwq-iterations=40", "--hwq-warmup=5")
-HOST = ("--hwq-device=cpu", "--hwq-iterations=200", "--hwq-max-time=3")
+HOST = ("--hwq-device=cpu", "--hwq-iterations=40", "--hwq-max-time=1")
 
 Measure = Callable[..., dict[str, Any]]
 

@@ -105,25 +105,26 @@ def test_without_a_word_all_is_written_here(
     assert files_in(tmp_path) == set(WRITTEN)
 
 
-@pytest.mark.parametrize(("word", "tests"), [("test", 1), ("scenario", 2)])
-def test_what_a_word_writes_is_green(
-    word: str, tests: int, tmp_path: Path, sessions: Sessions
-) -> None:
-    assert init(word, tmp_path).exit_code == 0
-    assert files_in(tmp_path) == set(WRITTEN[:tests])
-    done = sessions.run(
-        tmp_path, "-p", "no:cacheprovider", "--hwq-device=sim:h200", *WRITTEN[:tests]
+def test_the_workload_is_that_of_the_example(tmp_path: Path) -> None:
+    """Which test_extension.py installs, lists, measures and tests."""
+    assert init("workload", tmp_path).exit_code == 0
+    assert files_in(tmp_path) == PACKAGE
+    written, example = (
+        {name: (folder / name).read_text(encoding="utf-8") for name in PACKAGE}
+        for folder in (tmp_path, ROOT / "examples/extension")
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{tests} passed" in done.stdout
+    projects = [tomllib.loads(each.pop("pyproject.toml")) for each in (written, example)]
+    assert written == example
+    # The example's other additions, which it does not have, are not named either.
+    points = [each["project"].pop("entry-points") for each in projects]
+    assert points[0] == {"pytest_hwqueue.workloads": points[1]["pytest_hwqueue.workloads"]}
+    assert projects[0] == projects[1]
 
 
+@pytest.mark.slow
 def test_the_workload_is_listed_and_measured_once_installed(tmp_path: Path) -> None:
     package, installed = tmp_path / "package", tmp_path / "installed"
     done = init("workload", package)
-    assert (done.exit_code, files_in(package)) == (0, PACKAGE)
-    # The example's other additions, which it does not have, are not named either.
-    assert (package / "pyproject.toml").read_text().count("hwq_example") == 1
     environment = plain_environment(
         PYTHONPATH=f"{ROOT}{os.pathsep}{installed}", HWQ_DEVICE="sim:h200",
         PIP_TARGET=str(installed), PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0",
@@ -143,6 +144,11 @@ def test_the_workload_is_listed_and_measured_once_installed(tmp_path: Path) -> N
 @pytest.mark.parametrize("device", ["sim:h200", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_what_it_writes_is_green(device: str, tmp_path: Path, sessions: Sessions) -> None:
     init("all", tmp_path)
+    # Named alone, the same test and scenario are written.
+    assert init("scenario", tmp_path / "two").exit_code == 0
+    assert files_in(tmp_path / "two") == set(WRITTEN[:2])
+    for name in WRITTEN[:2]:
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / name).read_bytes()
     given = inputs(tmp_path)
     # The workflow gives the action what it takes.
     assert given.keys() <= ACTION["inputs"].keys()

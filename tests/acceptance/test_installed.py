@@ -34,20 +34,18 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_command_runs_a_workload(tmp_path: Path) -> None:
+def test_the_command_the_suite_and_its_reference_come_with_the_package(tmp_path: Path) -> None:
     hwq = str(Path(sys.executable).with_name("hwq"))
-    options = ("--device=cpu", "--streams=1", "--iterations=5")
-    assert "hardware queues" in run(tmp_path, hwq, "run", "large_gemm_only", *options)
     assert run(tmp_path, hwq, "help", "tenant").startswith("tenant: who shares the device")
-
-
-def test_the_suite_and_its_reference_come_with_the_package(tmp_path: Path) -> None:
+    suite = ("--pyargs", "pytest_hwqueue.benchmarks", "--collect-only", "-q")
+    collected = run(tmp_path, sys.executable, "-m", "pytest", *suite, "--hwq-device=sim:h200")
+    assert "::test_large_gemm_only[sim:h200-" in collected
+    assert "scenario files not run" in collected
     output = run(
-        tmp_path, sys.executable, "-m", "pytest", "--pyargs", "pytest_hwqueue.benchmarks",
-        "-k", "large_gemm_only", "--hwq-device=sim:h200", "--hwq-compare=reference",
-        "--hwq-json=session.json",
+        tmp_path, hwq, "run", "large_gemm_only", "--device=sim:h200", "--compare=reference",
+        "--json=session.json",
     )  # fmt: skip
+    assert "hardware queues" in output
     assert "no-baseline" not in output
-    assert "scenario files not run" in output
     names = {each["setting"]["name"] for each in records_in(tmp_path / "session.json")}
     assert names == {"large_gemm_only"}

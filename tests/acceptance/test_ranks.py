@@ -239,7 +239,6 @@ def test_one_rank_on_a_simulated_device(
         "def test_one(hwq):\n"
         "    assert hwq.run().ranks.backend == 'fake'\n"
     )
-    options = ("--hwq-device=sim:h200", "--hwq-size=tiny", "-v", "--hwq-isolation=process")
-    result = run_in_process(*ARGUMENTS[2:], *options)
+    result = run_in_process(*ARGUMENTS[2:], "--hwq-device=sim:h200", "--hwq-size=tiny", "-v")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*one rank, over fake*"])

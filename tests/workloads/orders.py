@@ -7,7 +7,7 @@ the host's memory, and what bypasses torch's operations is not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from types import SimpleNamespace
@@ -41,7 +41,19 @@ def unordered(
         around: wrapped around each stream; a test plants its race there.
 
     """
-    device, log = HostDevice(), AccessLog()
+    (races,) = unordered_each(workload, streams, [around], seed=seed)
+    return races
+
+
+def unordered_each(
+    workload: Workload,
+    streams: int,
+    arounds: Iterable[Callable[[Stream], Stream]],
+    *,
+    seed: int = 3,
+) -> Iterator[list[str]]:
+    """Describe the races likewise under each of several, of a workload that is set up once."""
+    device = HostDevice()
     with (
         group_for(workload, device),
         device.open_streams(streams, gradients=workload.gradients) as pool,
@@ -51,11 +63,13 @@ def unordered(
         # What is made once, in the first iteration, is made before looking.
         workload.iterate(pool.streams)
         pool.synchronize()
-        noted = [around(NotedStream(stream, log)) for stream in pool.streams]
-        for _ in range(2):
-            workload.iterate(noted)
-        pool.synchronize()
-        return log.races()
+        for around in arounds:
+            log = AccessLog()
+            noted = [around(NotedStream(stream, log)) for stream in pool.streams]
+            for _ in range(2):
+                workload.iterate(noted)
+            pool.synchronize()
+            yield log.races()
 
 
 # Storage, offset, sizes, strides.
@@ -155,13 +169,14 @@ class AccessLog:
     def races(self) -> list[str]:
         """Describe launches that meet in memory and must not, each pair of functions once."""
         texts: dict[tuple[str, str], str] = {}
-        for touches in self._by_storage().values():
+        by_storage = self._by_storage()
+        for touches in by_storage.values():
             for one, other in combinations(touches, 2):
                 key = (one.launch.name, other.launch.name)
                 if key not in texts and one.races_with(other):
                     texts[key] = f"{one} what {other}, in no order"
         maker = {storage: launch for launch in self.launches for storage in launch.made}
-        for storage, touches in self._by_storage().items():
+        for storage, touches in by_storage.items():
             for touch in touches:
                 made_by = maker.get(storage)
                 if made_by is not None and made_by.stream != touch.launch.stream:

@@ -15,7 +15,7 @@ from pytest_hwqueue.workloads.distributed.collectives import (
     reduce_scatter,
 )
 
-from .two_ranks import gloo_group, printed_by_ranks
+from .two_ranks import Printed, gloo_group
 
 
 def of_ranks(rank: int, size: int, store_path: str | None) -> None:
@@ -47,7 +47,7 @@ def test_collectives_of_one_rank() -> None:
     of_ranks(0, 1, None)
 
 
-def test_collectives_of_two_ranks() -> None:
+def test_collectives_of_two_ranks(printed_by_ranks: Printed) -> None:
     assert printed_by_ranks("collectives") == ["rank 0 of 2\n", "rank 1 of 2\n"]
 
 

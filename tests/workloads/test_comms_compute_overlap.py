@@ -23,7 +23,7 @@ from pytest_hwqueue.workloads.workload import Ranks, Setup, Traffic, parameters_
 
 from .cells import Counts, LeftOut, Run, kernels_of, measured, simulated_timeline
 from .everyone import CASES, small
-from .two_ranks import gloo_group, printed_by_ranks
+from .two_ranks import Printed, gloo_group
 
 NAME = "comms_compute_overlap"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -194,5 +194,5 @@ def of_ranks(rank: int, size: int, store_path: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_collectives_of_several_ranks(size: int) -> None:
+def test_collectives_of_several_ranks(size: int, printed_by_ranks: Printed) -> None:
     assert printed_by_ranks(NAME, size) == ["done\n"] * size

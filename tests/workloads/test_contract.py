@@ -17,7 +17,7 @@ from pytest_hwqueue.workloads.workload import Setup, Workload
 
 from .cells import Counts, LeftOut, Run, Waits, measured
 from .everyone import CASES, EVERYONE, FORMATS, given_for, least_and_recommended, small
-from .orders import unordered
+from .orders import unordered, unordered_each
 from .perturbed import StreamBeside, check_perturbed, group_for
 
 everyone = pytest.mark.parametrize("name", EVERYONE)
@@ -114,17 +114,13 @@ def test_simulated_device_runs_and_captures_it_on_every_stream(name: str, stream
         assert len(replayed.kernels) == len(timeline.kernels)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(("name", "streams"), least_and_recommended())
-def test_results_stay_right_when_streams_are_slowed_down(
-    name: str, streams: int, seed: int
+def test_no_launches_race_and_results_stay_right_when_streams_are_slowed_down(
+    name: str, streams: int
 ) -> None:
-    check_perturbed(HostDevice(), small(name, streams), streams, seed)
-
-
-@pytest.mark.parametrize(("name", "streams"), least_and_recommended())
-def test_launches_that_share_memory_stand_in_an_order(name: str, streams: int) -> None:
     assert unordered(small(name, streams), streams) == []
+    # What bypasses torch's operations is seen in results alone.
+    check_perturbed(HostDevice(), small(name, streams), streams, seed=1)
 
 
 @everyone
@@ -133,12 +129,9 @@ def test_each_event_is_needed(name: str) -> None:
         counted = Waits()
         assert unordered(small(name), streams, around=counted.around) == []
         period = counted.count // 2
-        without = [
-            number
-            for number in range(period)
-            if not unordered(small(name), streams, around=Waits(number, period).around)
-        ]
-        assert set(without) == unneeded
+        left_out = (Waits(number, period).around for number in range(period))
+        races = unordered_each(small(name), streams, left_out)
+        assert {number for number, found in enumerate(races) if not found} == unneeded
 
 
 @everyone

@@ -18,7 +18,7 @@ from .cells import Run, kernels_of, simulated_timeline
 from .everyone import small
 from .orders import AccessLog, Launch, NotedStream
 from .perturbed import StreamBeside
-from .two_ranks import gloo_group, printed_by_ranks
+from .two_ranks import Printed, gloo_group
 
 NAME = "fsdp_tp"
 
@@ -126,7 +126,9 @@ def of_ranks(rank: int, size: int, store_path: str) -> None:
     ("size", "samples"),
     [(2, ["4.0", "2.0"]), pytest.param(4, ["4.0"], marks=pytest.mark.slow)],
 )
-def test_ranks_train_one_model_together(size: int, samples: list[str]) -> None:
+def test_ranks_train_one_model_together(
+    size: int, samples: list[str], printed_by_ranks: Printed
+) -> None:
     printed = printed_by_ranks(NAME, size)
     assert len(set(printed)) == 1, "all ranks have the same gradients"
     # Two models with one sample on each row of ranks.

@@ -19,7 +19,7 @@ from pytest_hwqueue.workloads.workload import Ranks, Setup
 
 from .cells import Counts, LeftOut, Run, measured
 from .everyone import small
-from .two_ranks import gloo_group, printed_by_ranks
+from .two_ranks import Printed, gloo_group
 
 NAME = "moe"
 
@@ -139,7 +139,7 @@ def _alone(function: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def test_two_ranks_send_tokens_to_each_others_experts() -> None:
+def test_two_ranks_send_tokens_to_each_others_experts(printed_by_ranks: Printed) -> None:
     first, second = map(json.loads, printed_by_ranks(NAME))
     with Run(small(NAME), 4) as run:
         run.once()

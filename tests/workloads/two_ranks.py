@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import io
 import json
@@ -12,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from filelock import FileLock
 from torch._C._distributed_c10d import FileStore, HashStore
 
 _ROOT = Path(__file__).parents[2]
@@ -36,14 +36,28 @@ def call(names: str, rank: str, size: str, folder: str) -> None:
     print(json.dumps(printed))
 
 
-@functools.cache
-def _of_two_ranks() -> list[dict[str, str]]:
-    return run_ranks(_OF_TWO, 2)
+Printed = Callable[..., list[str]]
 
 
-def printed_by_ranks(name: str, size: int = 2) -> list[str]:
-    """Return what ``of_ranks(rank, size, store_path)`` of the tests of a name prints by rank."""
-    found = _of_two_ranks() if size == 2 else run_ranks([name], size)
+def _of_two_ranks(shared: Path) -> list[dict[str, str]]:
+    file = shared / "two_ranks.json"
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            file.write_text(json.dumps(run_ranks(_OF_TWO, 2)))
+        found: list[dict[str, str]] = json.loads(file.read_text())
+    return found
+
+
+def printed_of(name: str, size: int, shared: Path) -> list[str]:
+    """Return what ``of_ranks(rank, size, store_path)`` of the tests of a name prints by rank.
+
+    Args:
+        name: of ``test_NAME.py``.
+        size: how many ranks.
+        shared: folder of this run of tests, the same for all workers of xdist.
+
+    """
+    found = _of_two_ranks(shared) if size == 2 else run_ranks([name], size)
     return [printed[name] for printed in found]
 
 
