@@ -32,7 +32,11 @@ LEFT_OUT = {
     "docs/ab.md": {'hwq ab --a "--scheduler native"': "is decided after all 24 runs only"},
     "README.md": {"pip install": PIP},
     "docs/distributed.md": {"torchrun": "needs eight GPUs, or two machines"},
-    "docs/fleet-check.md": {"hwq fleet check --out": GPU},
+    "docs/fleet.md": {
+        "hwq fleet check --out": GPU,
+        "hwq fleet run": "needs the extra fleet: tests/fleet/test_cluster.py",
+        "ray start": "needs the extra fleet",
+    },
     "docs/history.md": {
         "pip install": PIP,
         "hwq history": "needs the extra history",
@@ -74,7 +78,7 @@ PREPARED = {
         for session in 1 2; do hwq run P0 --runs 3 --save aa; done""",
     "docs/causes.md": "hwq run P0 --save main --runs 3",
     "docs/ci.md": "git init -qb main",
-    "docs/fleet-check.md": "hwq fleet check --device sim:h200 --count 2 --out checks/today",
+    "docs/fleet.md": "hwq fleet check --device sim:h200 --count 2 --out checks/today",
     "docs/report.md": """
         hwq run P0 --save main --runs 3
         mv .hwqueue/2* .hwqueue/20260101T120000-4711""",

@@ -1,6 +1,6 @@
 """``hwq fleet``: every GPU of a cluster, checked and compared.
 
-Exit status: 0 no GPU is named; 1 one is; 2 ``check`` was interrupted; 4 wrong usage or input.
+Exit status: 0 no GPU is named; 1 one is; 2 interrupted while measuring; 4 wrong usage or input.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--drain", metavar="SYSTEM", type=click.Choice(("slurm", "kubernetes")),
                      help="also print the commands that drain the named nodes (slurm or "
                      "kubernetes); they are never run"),
+        out_file("html", "also write a page with a map of nodes and GPUs; needs the extra report"),
         out_file("markdown", "also write the table to FILE"),
         out_file("json", "also write every verdict and figure to FILE"),
     ):  # fmt: skip
@@ -51,12 +52,21 @@ def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> Non
 def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
-    from pytest_hwqueue.fleet.outliers import judge_fleet
+    from pytest_hwqueue.fleet.outliers import confirmed, judge_fleet
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
+    from pytest_hwqueue.reports.fleet import fleet_document, fleet_json, headline, is_simulated
 
-    found = judge_fleet(collect(folders))
-    output(fleet_document(found), given, lambda: fleet_json(found))
+    first, again = collect(folders)
+    found = confirmed(judge_fleet(first), again)
+    document = fleet_document(found)
+    output(document, given, lambda: fleet_json(found))
+    if given["html"]:
+        from pytest_hwqueue.reports.page.render import Page, Verdict, write_page
+
+        words, level = headline(found)
+        models = sorted({gpu.model for gpu in found.gpus if gpu.model})
+        verdict = Verdict(level, words)
+        write_page(given["html"], Page(verdict, models, is_simulated(found), [], [document]))
     if given["prometheus"]:
         write_text(given["prometheus"], prometheus_text(found))
     if given["drain"]:
@@ -68,18 +78,33 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
 _OPTIONS = ("size", "seed", "sim-noise", "fault")
 
 
-@with_options(only=_OPTIONS)
+def check_options(command: click.Command) -> click.Command:
+    """Add the options that say what is measured, and where records go."""
+    adding: tuple[Callable[[click.Command], click.Command], ...] = (
+        click.option("--out", metavar="FOLDER", required=True,
+                     type=click.Path(file_okay=False, path_type=Path),
+                     help="where records are kept, in NODE/DEVICE/SESSION/"),
+        click.option("--repeats", metavar="N", type=click.IntRange(min=4), default=6,
+                     show_default=True, help="how often each figure is measured"),
+        click.option("--count", metavar="N", type=click.IntRange(min=1), default=1,
+                     show_default=True, help="how many of each simulated device"),
+        click.option("--device", "devices", metavar="DEVICE", multiple=True, default=("all",),
+                     show_default=True,
+                     help="all accelerators, cuda:1, sim:h200; may be repeated"),
+    )  # fmt: skip
+    for add in adding:
+        command = add(command)
+    return with_options(only=_OPTIONS)(command)
+
+
+def _session_options(given: Mapping[str, Any]) -> list[str]:
+    from pytest_hwqueue.cli.measuring import plugin_arguments
+
+    return [*plugin_arguments(given), f"--hwq-runs={given['repeats']}"]
+
+
+@check_options
 @click.command()
-@click.option("--device", "devices", metavar="DEVICE", multiple=True, default=("all",),
-              show_default=True,
-              help="all accelerators, cuda:1, sim:h200; may be repeated")  # fmt: skip
-@click.option("--count", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-              help="how many of each simulated device")  # fmt: skip
-@click.option("--repeats", metavar="N", type=click.IntRange(min=4), default=6, show_default=True,
-              help="how often each figure is measured")  # fmt: skip
-@click.option("--out", metavar="FOLDER", required=True,
-              type=click.Path(file_okay=False, path_type=Path),
-              help="where records are kept, in NODE/DEVICE/SESSION/")  # fmt: skip
 @output_options
 @click.pass_context
 def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: Any) -> None:
@@ -92,7 +117,6 @@ def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: A
     Exit status: 0 if no GPU is named, 1 if one is, 2 if interrupted, and 4 for wrong usage or
     input.
     """
-    from pytest_hwqueue.cli.measuring import plugin_arguments
     from pytest_hwqueue.devices.kinds import choose_devices
     from pytest_hwqueue.fleet.check import check_devices, names_of
     from pytest_hwqueue.processes.reaper import signals_interrupt
@@ -104,11 +128,56 @@ def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: A
     try:
         labels = [choice.label for each in devices for choice in choose_devices(each)]
         named = names_of(list(dict.fromkeys(labels)), given["count"])
-        options = [*plugin_arguments(given), f"--hwq-runs={given['repeats']}"]
         with signals_interrupt():
-            check_devices(named, out, options)
+            check_devices(named, out, _session_options(given))
     except KeyboardInterrupt:
         click.echo(f"interrupted: what was measured is in {out}", err=True)
+        ctx.exit(INTERRUPTED)
+    ctx.exit(merged([out], given))
+
+
+@check_options
+@click.command()
+@click.option("--address", metavar="HOST:PORT",
+              help="of the Ray cluster, or auto for this machine's [one on this machine alone, "
+              "for as long as the command runs]")  # fmt: skip
+@click.option("--resume", is_flag=True, help="measure what FOLDER does not have yet")
+@output_options
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    devices: tuple[str, ...],
+    out: Path,
+    address: str | None,
+    resume: bool,
+    **given: Any,
+) -> None:
+    """Measure every GPU of a Ray cluster, and judge them.
+
+    Measures what `hwq fleet check` does, on all GPUs at once; Ray keeps other jobs off them. What
+    is suspicious is measured again, beside others, before it is named. Simulated devices are custom
+    resources of a node: ray start --resources='{"sim:h200": 8}'. Needs the extra `fleet`, also on
+    the nodes, whose processes run what they are sent: trust the cluster.
+
+    Exit status: 0 if no GPU is named, 1 if one is, 2 if interrupted (--resume goes on), and 4 for
+    wrong usage or input.
+    """  # fmt: skip
+    from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
+    from pytest_hwqueue.processes.reaper import signals_interrupt
+
+    if not resume and out.exists() and any(out.iterdir()):
+        raise HwqError(f"--out: {out} is not empty; name another, or go on with it: --resume")
+    options = _session_options(given)
+    try:
+        with signals_interrupt():
+            cluster = Cluster(address, devices, given["count"])
+            try:
+                run_fleet(cluster, out, lambda name: options)
+            finally:
+                cluster.close()
+    except KeyboardInterrupt:
+        click.echo(f"interrupted: go on with hwq fleet run --resume --out {out}", err=True)
         ctx.exit(INTERRUPTED)
     ctx.exit(merged([out], given))
 
@@ -118,5 +187,5 @@ def fleet() -> None:
     """Measure every GPU of a cluster, and find the one that is slow."""
 
 
-for _command in (check, merge):
+for _command in (check, run, merge):
     fleet.add_command(_command)

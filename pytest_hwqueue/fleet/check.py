@@ -19,10 +19,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,7 +49,7 @@ class CheckRecord(BaseModel):
     )
     node: str
     device: str = Field(description="its name on the node")
-    label: str = Field(description="of the device in cell names, such as cuda:1")
+    label: str = Field(description="as --hwq-device takes it")
     started: str = Field(description="UTC, ISO 8601")
     wall_s: float
     status: Literal["measured", "unreachable"]
@@ -74,6 +75,9 @@ def read_check(path: Path) -> CheckRecord:
 LIMIT_S = 300.0
 """A session that takes longer is ended, and its GPU called unreachable."""
 _ENDING_S = 10.0
+_LOOK_S = 0.5
+AGAIN = "again"
+"""Folder of the records of suspicious GPUs, and of others, that were measured again."""
 _CELLS = (
     "(tiny_kernel and native) or (large_gemm and native and eager) "
     "or (hetero and stream-priority and eager)"
@@ -125,11 +129,57 @@ def check_devices(
     sessions: list[_Session] = []
     try:
         for name, label in devices:
-            sessions.append(_start(name, label, folder / node / name, options))
+            own = seeded(options, name)
+            sessions.append(_start(name, label, folder / node / name, own))
         return [_ended(session, node) for session in sessions]
     finally:
         for session in sessions:
             _end(session.process)
+
+
+def seeded(options: Sequence[str], name: str) -> list[str]:
+    """Return the options with which a simulated GPU's noise is not that of the others."""
+    noisy = any(option.startswith("--hwq-sim-noise") for option in options)
+    return [*options, f"--hwq-seed={crc32(name.encode())}"] if noisy else list(options)
+
+
+def follow(
+    node: str, name: str, label: str, folder: Path, options: Sequence[str]
+) -> Iterator[Path]:
+    """Check one device; yield each file below ``folder`` once it is there, or there anew.
+
+    Args:
+        node: name of this machine.
+        name: of the device on it.
+        label: as ``--hwq-device`` takes it.
+        folder: where DEVICE/ is made.
+        options: the plugin's, in addition to the check's own.
+
+    Raises:
+        OSError: if the session cannot be started.
+        RecordError: if a record cannot be written.
+
+    """
+    session = _start(name, label, folder / name, options)
+    seen: dict[Path, int] = {}
+    try:
+        while session.process.poll() is None and time.monotonic() < session.began_s + LIMIT_S:
+            time.sleep(_LOOK_S)
+            yield from _new_files(session.folder, seen)
+        _ended(session, node)
+        yield from _new_files(session.folder, seen)
+    finally:
+        _end(session.process)
+
+
+def _new_files(folder: Path, seen: dict[Path, int]) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        # Others are not written yet: they are renamed once they are whole.
+        if path.is_file() and not path.name.startswith("."):
+            changed_ns = path.stat().st_mtime_ns
+            if seen.get(path) != changed_ns:
+                seen[path] = changed_ns
+                yield path
 
 
 def _start(name: str, label: str, folder: Path, options: Sequence[str]) -> _Session:
@@ -152,7 +202,7 @@ def _ended(session: _Session, node: str) -> CheckRecord:
     left_s = LIMIT_S - (time.monotonic() - session.began_s)
     try:
         status = session.process.wait(max(0.1, left_s))
-        reason = f"the session ended with status {status}; see {session.folder / 'check.log'}"
+        reason = f"the session ended with status {status}; its output is in check.log beside this"
     except subprocess.TimeoutExpired:
         status, reason = -1, f"the session took more than {LIMIT_S:g} s"
     record = CheckRecord(
@@ -209,30 +259,47 @@ _SESSION = "session.json"
 _BY_RATE = frozenset({"tiny_kernel_stress", "large_gemm_only"})
 
 
-def collect(folders: Sequence[Path]) -> list[Gpu]:
-    """Return the GPUs whose records are below these folders, by node and device.
+def checked_gpus(folder: Path) -> frozenset[tuple[str, str]]:
+    """Return node and name of the GPUs of which a folder has a check that measured."""
+    checks = map(read_check, folder.glob(f"*/*/{CHECK_FILE}"))
+    return frozenset((each.node, each.device) for each in checks if each.status == "measured")
+
+
+def collect(folders: Sequence[Path]) -> tuple[list[Gpu], list[Gpu]]:
+    """Return the GPUs whose records are below these folders, and those measured again.
+
+    They are in order of node and device.
 
     Raises:
         RecordError: naming a folder without records, or a file that is damaged.
         RecordError: likewise, of a session.
 
     """
+    first: list[Path] = []
+    again: list[Path] = []
+    for folder in folders:
+        found = [*sorted(folder.rglob(_SESSION)), *sorted(folder.rglob(CHECK_FILE))]
+        if not found:
+            raise RecordError(f"{folder} has neither {_SESSION} nor {CHECK_FILE} below it")
+        for path in found:
+            (again if AGAIN in path.relative_to(folder).parts else first).append(path)
+    return _gpus(first), _gpus(again)
+
+
+def _gpus(paths: Sequence[Path]) -> list[Gpu]:
+    """Return the GPUs of these session files and checks."""
     measured: dict[str, list[RunRecord]] = {}
     places: dict[str, Path] = {}
     missed: list[Gpu] = []
-    for folder in folders:
-        sessions, checks = sorted(folder.rglob(_SESSION)), sorted(folder.rglob(CHECK_FILE))
-        if not sessions and not checks:
-            raise RecordError(f"{folder} has neither {_SESSION} nor {CHECK_FILE} below it")
-        for path in sessions:
+    for path in paths:
+        if path.name == _SESSION:
             _, records = read_session_file(path)
             for record in records:
                 key = _identity(record, path)
                 measured.setdefault(key, []).append(record)
                 places[key] = path.parent.parent
-        for check in map(read_check, checks):
-            if check.status == "unreachable":
-                missed.append(Gpu(check.node, check.device, unreachable=check.reason))
+        elif (check := read_check(path)).status == "unreachable":
+            missed.append(Gpu(check.node, check.device, unreachable=check.reason))
     gpus = _told_apart(
         {key: _gpu(records, places[key]) for key, records in measured.items()}, places
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -196,7 +196,8 @@ class Gpu:
 class GpuVerdict:
     """The verdict on one GPU, with its reasons.
 
-    ``deviations`` are relative to the median GPU, by figure; 0.05 is 5 % slower.
+    ``deviations`` are relative to the median GPU, by figure; 0.05 is 5 % slower. ``slow_in`` are
+    the figures for which it is called slow.
     """
 
     node: str
@@ -205,6 +206,7 @@ class GpuVerdict:
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     deviations: dict[str, float] = field(default_factory=dict)
+    slow_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,14 @@ class FleetVerdict:
         return tuple(gpu for gpu in self.gpus if gpu.verdict in NAMED)
 
 
+_SUSPICIOUS: tuple[Verdict, ...] = ("unstable", "slow")
+
+
+def _severity(gpu: GpuVerdict) -> tuple[int, str, str]:
+    order: tuple[Verdict, ...] = (*NAMED, "not judged", "ok")
+    return order.index(gpu.verdict), gpu.node, gpu.device
+
+
 def judge_fleet(gpus: Sequence[Gpu]) -> FleetVerdict:
     """Compare the GPUs of each model with each other."""
     found: list[GpuVerdict] = []
@@ -237,9 +247,75 @@ def judge_fleet(gpus: Sequence[Gpu]) -> FleetVerdict:
         judged, least = _judge_model(of_model)
         found += judged
         smallest[model] = least
-    order: tuple[Verdict, ...] = (*NAMED, "not judged", "ok")
-    found.sort(key=lambda gpu: (order.index(gpu.verdict), gpu.node, gpu.device))
+    found.sort(key=_severity)
     return FleetVerdict(tuple(found), smallest)
+
+
+# Unsuspicious GPUs that are measured again beside the suspicious ones of their model.
+_PARTNERS = 8
+# Of what it was at first: what a deviation, or the spread of own runs, must be again.
+_STANDS = 0.5
+
+
+def to_measure_again(found: FleetVerdict) -> set[tuple[str, str]]:
+    """Return node and name of suspicious GPUs, and of enough others to compare them with."""
+    wanted: set[tuple[str, str]] = set()
+    for model in {gpu.model for gpu in found.gpus if gpu.verdict in _SUSPICIOUS}:
+        of_model = [gpu for gpu in found.gpus if gpu.model == model]
+        good = [gpu for gpu in of_model if gpu.verdict == "ok"][:_PARTNERS]
+        bad = [gpu for gpu in of_model if gpu.verdict in _SUSPICIOUS]
+        wanted |= {(gpu.node, gpu.device) for gpu in (*good, *bad)}
+    return wanted
+
+
+def confirmed(found: FleetVerdict, again: Sequence[Gpu]) -> FleetVerdict:
+    """Judge suspicious GPUs by what they did when they were measured again, too.
+
+    One stays slow if its deviation from the others measured again is at least half of the first in
+    one of its figures, and worth naming; unstable likewise, by the spread of its own runs beside
+    theirs. That only takes names back: the rate of false ones holds.
+    """
+    import numpy as np
+
+    def log_medians(gpu: Gpu) -> dict[str, float]:
+        medians = {name: float(np.median(each)) for name, each in gpu.log_times.items()}
+        return {**medians, ALL_FIGURES: float(np.mean(list(medians.values())))}
+
+    def spread(gpu: Gpu) -> float:
+        return max(float(np.std(each, ddof=1)) for each in gpu.log_times.values())
+
+    measured = {(gpu.node, gpu.device): gpu for gpu in again if gpu.log_times}
+    judged = []
+    for gpu in found.gpus:
+        own = measured.get((gpu.node, gpu.device))
+        others = [
+            measured[each.node, each.device]
+            for each in found.gpus
+            if each.verdict == "ok" and each.model == gpu.model
+            and (each.node, each.device) in measured
+        ]  # fmt: skip
+        if gpu.verdict not in _SUSPICIOUS or own is None or not others:
+            judged.append(gpu)
+            continue
+        usual = {
+            name: float(np.median([log_medians(each)[name] for each in others]))
+            for name in log_medians(own)
+        }
+        least = math.log1p(LEAST_EFFECT)
+        if gpu.verdict == "slow":
+            stands = any(
+                log_medians(own)[name] - usual[name]
+                >= max(_STANDS * math.log1p(gpu.deviations[name]), least)
+                for name in gpu.slow_in
+            )
+        else:
+            stands = spread(own) > max(2 * max(map(spread, others)), least)
+        if stands:
+            judged.append(replace(gpu, reasons=(*gpu.reasons, "measured again: likewise")))
+        else:
+            reasons = (f"{gpu.verdict} at first, and not when measured again", *gpu.reasons)
+            judged.append(replace(gpu, verdict="ok", reasons=reasons))
+    return FleetVerdict(tuple(sorted(judged, key=_severity)), found.smallest)
 
 
 def comparable_conditions(hard: dict[str, Value], soft: dict[str, Value]) -> dict[str, Value]:
@@ -293,14 +369,11 @@ def _verdict(
         for name, each in judged.items()
         if each.unstable[at]
     ]
-    slow = [
-        f"{name}: {100 * deviations[name]:+.1f} % time"
-        for name, each in judged.items()
-        if each.slow[at]
-    ]
+    slow_in = tuple(name for name, each in judged.items() if each.slow[at])
+    slow = [f"{name}: {100 * deviations[name]:+.1f} % time" for name in slow_in]
     verdict = "different" if unlike else "unstable" if unsteady else "slow" if slow else "ok"
     reasons = (*unlike, *unsteady, *slow)
-    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, reasons, deviations)
+    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, reasons, deviations, slow_in)
 
 
 def _usual_spread(judged: Judged) -> float:

@@ -4,18 +4,59 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Literal
 
 from pytest_hwqueue.fleet.outliers import ALL_FIGURES, NAMED, RATE, FleetVerdict, GpuVerdict
 from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Row, Table
+from pytest_hwqueue.reports.charts import as_it_is, coloured_by, mark, told, view
+from pytest_hwqueue.reports.document import (
+    Chart,
+    Column,
+    Document,
+    Folded,
+    Heading,
+    Paragraph,
+    Part,
+    Row,
+    Table,
+)
+from pytest_hwqueue.reports.drawing import colour
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
 _STYLES = {"ok": "", "not judged": "cyan"}
+# Colours of the page's style sheet; other verdicts have that of a regression.
+_TONES = {
+    "ok": "good",
+    "not judged": "soft",
+    "unreachable": "ink",
+    "unstable": "warn",
+    "different": "sim",
+}
+_MOST_FINE = 16
+# A deviation as strong as this is drawn in full.
+_STRONG = 0.05
 
 
 def fleet_document(found: FleetVerdict) -> Document:
-    """Return a row for each GPU, those named first, and what the fleet could have shown."""
+    """Return a row for each GPU, those named first, what the fleet could have shown, and a map.
+
+    More than 16 GPUs without a finding are folded.
+    """
+    shown = [gpu for gpu in found.gpus if gpu.verdict != "ok" or gpu.reasons]
+    fine = [gpu for gpu in found.gpus if gpu.verdict == "ok" and not gpu.reasons]
+    if len(fine) <= _MOST_FINE:
+        shown, fine = [*found.gpus], []
+    parts: list[Part] = [Heading("GPUs", 1)]
+    if shown:
+        parts.append(_table(shown))
+    if fine:
+        parts.append(Folded(f"{counted(len(fine), 'other GPU')} ok", _table(fine)))
+    return Document([*parts, *map(Paragraph, remarks(found)), _map(found)])
+
+
+def _table(gpus: Sequence[GpuVerdict]) -> Table:
     columns = (
         Column("node", "node"), Column("gpu", "GPU"), Column("verdict", "verdict"),
         Column("time", "time", right=True),
@@ -26,9 +67,49 @@ def fleet_document(found: FleetVerdict) -> Document:
             style=_STYLES.get(gpu.verdict, "bold red"), opens=True,
             below=list(gpu.reasons),
         )
+        for gpu in gpus
+    ]  # fmt: skip
+    return Table(columns, rows)
+
+
+def _map(found: FleetVerdict) -> Chart:
+    """Return a chart of nodes and GPUs, coloured by verdict; pale is near the median GPU."""
+    names = dict.fromkeys(gpu.device for gpu in sorted(found.gpus, key=_place))
+    rows = [
+        {"node": gpu.node, "gpu": gpu.device, "verdict": gpu.verdict, "time": _deviation(gpu),
+         "opacity": _opacity(gpu)}
         for gpu in found.gpus
     ]  # fmt: skip
-    return Document([Heading("GPUs", 1), Table(columns, rows), *map(Paragraph, remarks(found))])
+    colours: dict[str, str] = {
+        verdict: colour(_TONES.get(verdict, "bad"))
+        for verdict in (*NAMED, "not judged", "ok")
+        if any(gpu.verdict == verdict for gpu in found.gpus)
+    }
+    where = {
+        "x": {"field": "gpu", "type": "nominal", "sort": list(names), "axis": {"title": "GPU"}},
+        "y": {"field": "node", "type": "nominal", "axis": {"title": "node"}},
+    }
+    encoding = {
+        **where, "fill": coloured_by("verdict", colours), "opacity": as_it_is("opacity"),
+        "tooltip": told({name: name for name in ("node", "gpu", "verdict", "time")}),
+    }  # fmt: skip
+    spec = view(
+        mark("rect", encoding, rows, stroke=colour("line")),
+        simulated=is_simulated(found), description="GPUs by node",
+        height={"step": 14},
+    )  # fmt: skip
+    return Chart("Nodes and GPUs", spec, "By verdict; the paler, the nearer to the median GPU.")
+
+
+def _place(gpu: GpuVerdict) -> tuple[int, str]:
+    """Order names by the number that they end in."""
+    return int("".join(filter(str.isdigit, gpu.device[-4:])) or 0), gpu.device
+
+
+def _opacity(gpu: GpuVerdict) -> float:
+    if gpu.verdict in NAMED:
+        return 1.0
+    return round(0.15 + min(1.0, abs(_overall(gpu) or 0.0) / _STRONG) * 0.6, 3)
 
 
 def fleet_json(found: FleetVerdict) -> str:
@@ -55,13 +136,37 @@ def remarks(found: FleetVerdict) -> list[str]:
             lines.append(f"{model}: could have shown, as more time than the median GPU's: {least}")
     if any(found.smallest.values()):
         lines.append(f"a healthy fleet has a GPU named in at most {RATE:.0%} of checks")
-    if any(gpu.model.startswith("simulated") for gpu in found.gpus):
+    if is_simulated(found):
         lines.append("simulated: these figures are a model's, not a GPU's")
     return lines
 
 
-def _deviation(gpu: GpuVerdict) -> str:
+def headline(found: FleetVerdict) -> tuple[str, Literal["bad", "warn", "good"]]:
+    """Return the verdict in a sentence, and how it is coloured."""
+    every = counted(len(found.gpus), "GPU")
+    if found.named:
+        worst = found.named[0]
+        among = " among others" if len(found.named) > 1 else ""
+        return (
+            f"{len(found.named)} of {every} named: {worst.node}/{worst.device} is "
+            f"{worst.verdict}{among}.", "bad",
+        )  # fmt: skip
+    if any(gpu.verdict == "not judged" for gpu in found.gpus):
+        return f"No GPU of {every} is named, but not all were judged.", "warn"
+    return f"No GPU of {every} is named.", "good"
+
+
+def is_simulated(found: FleetVerdict) -> bool:
+    """Whether a figure is a model's."""
+    return any(gpu.model.startswith("simulated") for gpu in found.gpus)
+
+
+def _overall(gpu: GpuVerdict) -> float | None:
     if not gpu.deviations:
-        return "-"
-    overall = gpu.deviations.get(ALL_FIGURES, next(iter(gpu.deviations.values())))
-    return f"{100 * overall:+.1f} %"
+        return None
+    return gpu.deviations.get(ALL_FIGURES, next(iter(gpu.deviations.values())))
+
+
+def _deviation(gpu: GpuVerdict) -> str:
+    overall = _overall(gpu)
+    return "-" if overall is None else f"{100 * overall:+.1f} %"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pytest_hwqueue.fleet.check import CheckRecord, write_check
 
 
@@ -53,12 +55,16 @@ def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     out = tmp_path / "out.json"
-    named = hwq("fleet", "merge", tmp_path / "fleet", "--json", out, "--drain", "slurm")
+    named = hwq("fleet", "merge", tmp_path / "fleet", "--json", out, "--drain", "slurm",
+                "--html", tmp_path / "fleet.html")  # fmt: skip
     assert named.returncode == 1, named.stdout + named.stderr
     verdicts = {gpu["device"]: gpu["verdict"] for gpu in json.loads(out.read_text())["gpus"]}
     assert {name: found for name, found in verdicts.items() if found != "ok"} == {
         "gpu2": "slow", "gpu6": "unreachable",
     }  # fmt: skip
+    page = (tmp_path / "fleet.html").read_text()
+    assert "2 of 7 GPUs named: node/gpu6 is unreachable among others." in page
+    assert "Nodes and GPUs" in page
     assert named.stdout.count("scontrol update nodename=node state=drain") == 1
 
 
@@ -66,3 +72,14 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     refused = hwq("fleet", "merge", tmp_path)
     assert refused.returncode == 4
     assert "neither session.json nor check.json" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [("cpu", "a cluster's are all, or simulated ones"), ("sim:h2000", "h2000")],
+)
+def test_a_device_that_no_cluster_has_is_refused_before_ray_starts(
+    tmp_path: Path, device: str, said: str
+) -> None:
+    refused = hwq("fleet", "run", "--device", device, "--out", tmp_path / "out")
+    assert (refused.returncode, said in refused.stderr) == (4, True), refused.stderr

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.fleet.check import drain_commands, prometheus_text
-from pytest_hwqueue.fleet.outliers import Gpu, judge, judge_fleet
+from pytest_hwqueue.fleet.outliers import (
+    Gpu,
+    confirmed,
+    judge,
+    judge_fleet,
+    to_measure_again,
+)
 from pytest_hwqueue.reports.document import markdown
 from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
 
@@ -61,6 +67,28 @@ def test_one_slow_half_is_not_confirmed() -> None:
     gpus = fleet()
     gpus[3] = changed(gpus[3], 0.08, 0.0)
     assert "slow" not in {gpu.verdict for gpu in judge_fleet(gpus).gpus}
+
+
+def test_what_is_suspicious_is_named_if_it_is_likewise_when_measured_again() -> None:
+    gpus, again = fleet(64), fleet(64, seed=2)
+    for at in (3, 5):
+        gpus[at] = changed(gpus[at], 0.08)
+    for at in (7, 9):
+        gpus[at] = changed(gpus[at], 0.2, 0.2, -0.2, -0.2, 0.0, 0.0)
+    again[3], again[7] = changed(again[3], 0.05), changed(again[7], 0.2, -0.2)
+    found = judge_fleet(gpus)
+    wanted = to_measure_again(found)
+    suspicious = {(gpus[at].node, gpus[at].device) for at in (3, 5, 7, 9)}
+    assert suspicious < wanted
+    assert len(wanted) == 4 + 8
+    measured = [gpu for gpu in again if (gpu.node, gpu.device) in wanted]
+    named = {(gpu.node, gpu.device, gpu.verdict) for gpu in confirmed(found, measured).named}
+    assert named == {("node0", "cuda:3", "slow"), ("node1", "cuda:3", "unstable")}
+    taken_back = [gpu.reasons[0] for gpu in confirmed(found, measured).gpus if gpu.reasons]
+    assert sum("not when measured again" in reason for reason in taken_back) == 2
+    # Without a second measurement, the first one counts.
+    assert confirmed(found, []) == found
+    assert to_measure_again(judge_fleet(fleet(64))) == set()
 
 
 def test_a_faster_gpu_is_not_named() -> None:

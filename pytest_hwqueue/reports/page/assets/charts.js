@@ -31,6 +31,8 @@ async function draw(element, spec) {
     if (!element.isConnected) return null;
     const config = coloured(JSON.parse($("#chart-config").textContent));
     if (element.clientWidth < 500) config.legend.columns = 1;
+    // A row for each node, however many there are.
+    if (spec.height?.step) element.style.height = "auto";
     // The interpreter does without eval, which the page forbids.
     const { view, finalize } = await embed(element, coloured({ width: "container", height: "container", autosize: { type: "fit", contains: "padding" }, ...spec }), {
       mode: "vega-lite", ast: true, renderer: "svg", config, actions: { export: true, source: false, compiled: false, editor: false },

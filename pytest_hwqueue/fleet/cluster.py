@@ -1,0 +1,344 @@
+"""``hwq fleet run``: the check on every GPU of a Ray cluster, from one place.
+
+An actor holds each GPU until all of the run is over, so that Ray hands out none of them twice. It
+runs the session of `hwq fleet check`, and sends each file as soon as it is written; the folder that
+comes of it is one of `hwq fleet check`. Simulated GPUs are custom resources, named as their
+devices, and wait for a core each.
+
+A node whose processes end, or do not begin, costs its own GPUs. Nothing of ours outlives the
+process that called: actors belong to it, and sessions to their actor.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pytest_hwqueue import __version__
+from pytest_hwqueue.devices.kinds import capabilities_of, choose_devices
+from pytest_hwqueue.errors import BadOption, HwqError, complaint
+from pytest_hwqueue.fleet.check import (
+    AGAIN,
+    CHECK_FILE,
+    LIMIT_S,
+    CheckRecord,
+    checked_gpus,
+    collect,
+    follow,
+    read_check,
+    seeded,
+    write_check,
+)
+from pytest_hwqueue.fleet.outliers import judge_fleet, to_measure_again
+from pytest_hwqueue.records.cell import now
+from pytest_hwqueue.records.files import write_bytes
+
+START_S = 120.0
+"""A GPU on which no process has begun by then is held by another job."""
+# Beyond a session's own limit: until the cluster has noticed that a node is gone.
+_SILENCE_S = 60.0
+_GPUS = "all"
+_EXTRA = "hwq fleet run needs Ray: pip install 'pytest-hwqueue[fleet]'"
+
+
+class _Gpu:
+    """An actor: one GPU, or a simulated one."""
+
+    def check(
+        self,
+        version: str,
+        node: str,
+        name: str,
+        label: str,
+        options: Sequence[str],
+        done: frozenset[str],
+    ) -> Iterator[tuple[str, bytes]]:
+        """Measure; yield each file's path below NODE/DEVICE/ and content, after the GPU's name.
+
+        Args:
+            version: pytest-hwqueue's, of who asks.
+            node: name of this node.
+            name: of a simulated GPU; Ray knows a real one's.
+            label: as ``--hwq-device`` takes it.
+            options: of the session.
+            done: names of GPUs of this node that were measured before.
+
+        Raises:
+            HwqError: if this node has another version.
+
+        """
+        if version != __version__:
+            raise HwqError(f"pytest-hwqueue is {__version__} there, and {version} here")
+        if not name:
+            import ray
+
+            name = f"gpu-{ray.get_gpu_ids()[0]}"
+        yield name, b""
+        if name in done:
+            return
+        with TemporaryDirectory(prefix="hwq-fleet-") as temporary:
+            folder = Path(temporary)
+            for path in follow(node, name, label, folder, options):
+                yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+@dataclass
+class _Target:
+    """One GPU of the cluster, what is known of it so far, and who holds a real one."""
+
+    node: str
+    node_id: str
+    label: str
+    name: str
+    simulated: bool
+    asked_s: float = 0.0
+    began_s: float | None = None
+    actor: Any = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.node, self.name
+
+
+class Cluster:
+    """A connection to a Ray cluster, or one of this machine alone, on loopback.
+
+    Attributes:
+        targets: its GPUs, of the devices asked for.
+
+    """
+
+    def __init__(self, address: str | None, devices: Sequence[str], count: int) -> None:
+        """Connect.
+
+        Args:
+            address: of the cluster, as `ray.init` takes it; None starts one for this process.
+            devices: labels of simulated devices, or ``all`` for the GPUs.
+            count: how many of each simulated device a cluster of our own has.
+
+        Raises:
+            HwqError: if Ray is missing or not reached, or the cluster has no such device.
+            BadOption: if a device is neither simulated nor ``all``.
+
+        """
+        simulated = [label for label in devices if label != _GPUS and _is_simulated(label)]
+        if find_spec("ray") is None:
+            raise HwqError(_EXTRA)
+        # It would send reports on its use from the cluster that we start.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        settings: dict[str, Any] = {"address": address}
+        if address is None:
+            settings = {
+                "address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False,
+                "resources": dict.fromkeys(simulated, count),
+            }  # fmt: skip
+        try:
+            ray.init(**settings, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise HwqError(
+                f"no Ray cluster at {address or 'this machine'}: {complaint(error)}"
+            ) from error
+        self.targets = [
+            _Target(_node_name(node), node["NodeID"], label, name, label in simulated)
+            for node in ray.nodes()
+            if node["Alive"]
+            for label in devices
+            for name in _names(node["Resources"], label, label in simulated)
+        ]
+        if not self.targets:
+            self.close()
+            asked = ", ".join("GPU" if label == _GPUS else label for label in devices)
+            raise HwqError(
+                f"no node of the cluster has the resource {asked}; see `ray status`, or name "
+                "simulated devices as resources: ray start --resources='{\"sim:h200\": 8}'"
+            )
+
+    def close(self) -> None:
+        """Let go of all GPUs; a cluster of our own ends."""
+        import ray
+
+        ray.shutdown()
+
+    def check(
+        self,
+        targets: Sequence[_Target],
+        folder: Path,
+        options: Callable[[str], Sequence[str]],
+        done: frozenset[tuple[str, str]] = frozenset(),
+    ) -> None:
+        """Check GPUs, all at once; each record is in NODE/DEVICE/ below ``folder`` at once.
+
+        Args:
+            targets: which.
+            folder: receives the records.
+            options: of the session on a GPU of that name.
+            done: nodes and names of GPUs that are left out.
+
+        Raises:
+            RecordError: if a record cannot be written here.
+
+        """
+        import ray
+        from ray.exceptions import RayError
+
+        left = [target for target in targets if not (target.simulated and target.key in done)]
+        running = {self._ask(target, options, done): target for target in left}
+        progress = _Progress(len(left))
+        while running:
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=1, fetch_local=True)
+            for answers in ready:
+                target = running[answers]
+                try:
+                    path, content = ray.get(next(answers))
+                except StopIteration:
+                    del running[answers]
+                    check = folder / target.node / target.name / CHECK_FILE
+                    progress.ended(target, read_check(check).status)
+                except RayError as error:
+                    del running[answers]
+                    _lose(target, folder, _why(error))
+                    progress.ended(target, "unreachable")
+                else:
+                    _take(target, folder, path, content)
+            for answers, reason in _late(running):
+                target = running.pop(answers)
+                _lose(target, folder, reason)
+                progress.ended(target, "unreachable")
+
+    def _ask(
+        self,
+        target: _Target,
+        options: Callable[[str], Sequence[str]],
+        done: frozenset[tuple[str, str]],
+    ) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        needs: dict[str, Any] = {"num_cpus": 0, "num_gpus": 1}
+        if target.simulated:
+            needs = {"num_cpus": 1, "resources": {target.label: 1}}
+        here = NodeAffinitySchedulingStrategy(target.node_id, soft=False)
+        actor = target.actor or ray.remote(_Gpu).options(**needs, scheduling_strategy=here).remote()
+        if not target.simulated:
+            # Forgotten, it ends, and Ray gives its GPU to the next one.
+            target.actor = actor
+        target.asked_s, target.began_s = time.monotonic(), None
+        names = frozenset(name for node, name in done if node == target.node)
+        asked = actor.check.options(num_returns="streaming")
+        name = target.name if target.simulated else ""
+        own = list(options(target.name))
+        return asked.remote(__version__, target.node, name, target.label, own, names)
+
+
+def run_fleet(cluster: Cluster, folder: Path, options: Callable[[str], Sequence[str]]) -> None:
+    """Measure all GPUs that ``folder`` does not have yet, and suspicious ones again.
+
+    Args:
+        cluster: whose.
+        folder: of the records.
+        options: of the session on a GPU of that name.
+
+    Raises:
+        RecordError: if a record cannot be read or written here.
+
+    """
+    cluster.check(
+        cluster.targets, folder, lambda name: seeded(options(name), name), checked_gpus(folder)
+    )
+    first, again = collect([folder])
+    wanted = to_measure_again(judge_fleet(first)) - {(gpu.node, gpu.device) for gpu in again}
+    targets = [target for target in cluster.targets if target.key in wanted]
+    if targets:
+        print(f"hwq fleet run: {len(targets)} GPUs again, suspicious and others", file=sys.stderr)
+        cluster.check(
+            targets, folder / AGAIN, lambda name: seeded(options(name), f"{AGAIN} {name}")
+        )
+
+
+class _Progress:
+    def __init__(self, number: int) -> None:
+        self._number, self._ended, self._began_s = number, 0, time.monotonic()
+
+    def ended(self, target: _Target, status: str) -> None:
+        self._ended += 1
+        gone_s = time.monotonic() - self._began_s
+        left_s = gone_s / self._ended * (self._number - self._ended)
+        print(
+            f"hwq fleet run: {self._ended}/{self._number} {target.node}/{target.name} {status}, "
+            f"about {left_s:.0f} s left",
+            file=sys.stderr,
+        )
+
+
+def _is_simulated(label: str) -> bool:
+    """Return True; raise BadOption of a device that a cluster cannot be asked for."""
+    (choice,) = choose_devices(label)
+    if capabilities_of(choice.label).simulated:
+        return True
+    raise BadOption("--device", label, f"a cluster's are {_GPUS}, or simulated ones: sim:h200")
+
+
+def _node_name(node: Mapping[str, Any]) -> str:
+    """Return the name that `ray start --node-name` gave, or else the machine's."""
+    given = str(node["NodeName"])
+    return str(node["NodeManagerHostname"]) if given == node["NodeManagerAddress"] else given
+
+
+def _names(resources: Mapping[str, float], label: str, simulated: bool) -> list[str]:
+    """Return the names of a node's devices; a real one's is known once a process has it."""
+    number = int(resources.get(label if simulated else "GPU", 0))
+    name = label.replace(":", "-").replace("/", "-") if simulated else "gpu"
+    return [f"{name}-{index}" for index in range(number)]
+
+
+def _take(target: _Target, folder: Path, path: str, content: bytes) -> None:
+    target.began_s = target.began_s or time.monotonic()
+    if not content and "/" not in path:
+        target.name = path
+        return
+    file = folder / target.node / PurePosixPath(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(file, content)
+
+
+def _late(running: Mapping[Any, _Target]) -> Iterator[tuple[Any, str]]:
+    """Yield what is not waited for any longer, and why."""
+    now_s = time.monotonic()
+    for answers, target in list(running.items()):
+        if target.began_s is not None:
+            if now_s - target.began_s > LIMIT_S + _SILENCE_S:
+                yield answers, f"no answer for {LIMIT_S + _SILENCE_S:g} s"
+        elif not target.simulated and now_s - target.asked_s > START_S:
+            yield answers, f"another job holds it: Ray gave no process on it in {START_S:g} s"
+
+
+def _lose(target: _Target, folder: Path, reason: str) -> None:
+    place = folder / target.node / target.name
+    place.mkdir(parents=True, exist_ok=True)
+    write_check(
+        place,
+        CheckRecord(
+            node=target.node,
+            device=target.name,
+            label=target.label,
+            started=now(),
+            wall_s=round(time.monotonic() - target.asked_s, 3),
+            status="unreachable",
+            reason=reason,
+        ),
+    )
+
+
+def _why(error: Exception) -> str:
+    """Return what a node said, or Ray says, in a line."""
+    cause = getattr(error, "cause", None) or error
+    return " ".join(str(cause).split())[:300] or type(cause).__name__

@@ -1,0 +1,149 @@
+"""``hwq fleet run`` on Ray clusters of this machine, with nodes that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_hwqueue.fleet.check import AGAIN, checked_gpus, collect, read_check
+from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
+from pytest_hwqueue.fleet.outliers import confirmed, judge_fleet
+
+pytestmark = [
+    # Ray's own: sockets that it leaves to the garbage collector.
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.slow,
+]
+cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra fleet is not there")
+
+LABEL = "sim:h200"
+QUICK = ["--hwq-size=tiny", "--hwq-runs=4", "--hwq-sim-noise=session=0.01,run=0.005"]
+SLOW = "sim-h200-3"
+
+
+@pytest.fixture(name="nodes")
+def _nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head without GPUs; `add` makes a node with simulated ones."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    yield cluster
+    cluster.shutdown()
+
+
+def add(nodes: Any, name: str, gpus: int) -> Any:
+    return nodes.add_node(num_cpus=2, resources={LABEL: gpus}, node_name=name)
+
+
+def options(name: str) -> list[str]:
+    return [*QUICK, "--hwq-fault=slower:20"] if name == SLOW else QUICK
+
+
+def test_the_slow_gpu_of_a_fleet_is_named_after_a_second_look(nodes: Any, tmp_path: Path) -> None:
+    add(nodes, "a", 6)
+    add(nodes, "b", 3)
+    cluster = Cluster(nodes.address, [LABEL], 1)
+    try:
+        assert len(cluster.targets) == 9
+        run_fleet(cluster, tmp_path, options)
+    finally:
+        cluster.close()
+    first, again = collect([tmp_path])
+    assert (len(first), len(again)) == (9, 9)
+    found = confirmed(judge_fleet(first), again)
+    assert [(gpu.node, gpu.device, gpu.verdict) for gpu in found.named] == [("a", SLOW, "slow")]
+    assert found.named[0].reasons[-1] == "measured again: likewise"
+    # Nothing is left to do.
+    assert len(checked_gpus(tmp_path)) == 9
+    assert (tmp_path / AGAIN).is_dir()
+
+
+def test_a_node_that_dies_costs_its_own_gpus(nodes: Any, tmp_path: Path) -> None:
+    add(nodes, "stays", 5)
+    dying = add(nodes, "dies", 2)
+
+    def end_once_it_measures() -> None:
+        while not list(tmp_path.glob("dies/*/*/*.json")):
+            time.sleep(0.1)
+        nodes.remove_node(dying, allow_graceful=False)
+
+    thread = Thread(target=end_once_it_measures)
+    thread.start()
+    cluster = Cluster(nodes.address, [LABEL], 1)
+    try:
+        run_fleet(cluster, tmp_path, lambda name: QUICK)
+    finally:
+        cluster.close()
+        thread.join()
+    found = judge_fleet(collect([tmp_path])[0])
+    verdicts = {(gpu.node, gpu.device): gpu.verdict for gpu in found.gpus}
+    assert [verdict for (node, _), verdict in verdicts.items() if node == "stays"] == ["ok"] * 5
+    lost = [read_check(path) for path in tmp_path.glob("dies/*/check.json")]
+    assert "unreachable" in [each.status for each in lost]
+    assert all(each.reason for each in lost if each.status == "unreachable")
+
+
+def test_each_gpu_of_a_node_is_asked_once_and_again(nodes: Any, tmp_path: Path) -> None:
+    """Ray says that there are two; torch sees none here."""
+    nodes.add_node(num_cpus=2, num_gpus=2, node_name="g")
+    cluster = Cluster(nodes.address, ["all"], 1)
+    try:
+        for folder in (tmp_path / "first", tmp_path / "second"):
+            cluster.check(cluster.targets, folder, lambda name: QUICK)
+            checks = [read_check(path) for path in sorted(folder.glob("g/*/check.json"))]
+            assert [each.device for each in checks] == ["gpu-0", "gpu-1"]
+            assert {each.status for each in checks} == {"unreachable"}
+            assert checks[0].reason.startswith("the session ended with status 4")
+            assert "visible here: cpu" in (folder / "g" / "gpu-0" / "check.log").read_text()
+    finally:
+        cluster.close()
+
+
+def test_an_interrupted_run_goes_on(nodes: Any, tmp_path: Path) -> None:
+    add(nodes, "a", 4)
+    cluster = Cluster(nodes.address, [LABEL], 1)
+    thread = Thread(target=_interrupt_once, args=(tmp_path,))
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_fleet(cluster, tmp_path, lambda name: QUICK)
+    finally:
+        cluster.close()
+        thread.join()
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("a/*/check.json")}
+    assert 0 < len(done) < 4
+    _no_session_is_left(tmp_path)
+    cluster = Cluster(nodes.address, [LABEL], 1)
+    try:
+        run_fleet(cluster, tmp_path, lambda name: QUICK)
+    finally:
+        cluster.close()
+    assert len(checked_gpus(tmp_path)) == 4
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    for path in tmp_path.glob("a/*/*/session.json"):
+        json.loads(path.read_text())
+
+
+def _interrupt_once(folder: Path) -> None:
+    while not list(folder.glob("a/*/check.json")):
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _no_session_is_left(folder: Path) -> None:
+    end = time.monotonic() + 20
+    while left := [each for each in psutil.process_iter(["cmdline"]) if _is_session(each)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+
+
+def _is_session(process: psutil.Process) -> bool:
+    return any("hwq-fleet-" in part for part in process.info["cmdline"] or ())
