@@ -46,12 +46,13 @@ def test_the_examples_run_on_any_machine(
 ) -> None:
     file = example(tmp_path, f"{name}.hwq.yaml", **goal)
     session = run(file, *HOST, "--hwq-max-time=1", *([] if goal else ["--hwq-causes=never"]))
-    (record,) = session.records
+    *late, record = sorted(session.records, key=lambda each: each.started)
     assert session.status == pytest.ExitCode.TESTS_FAILED or not goal
     # A busy machine makes the generator late, and a short window decides no goal.
     if record.status == "invalid":
         assert "generator was late" in record.reason
         return
+    assert {each.status for each in late} <= {"invalid"}
     assert record.status == "ok", record.reason
     assert record.tenant(tenant).completed
     for text in (f"{tenant}: ", " requests to http://127.0.0.1:", *said):
