@@ -1,4 +1,4 @@
-"""The tests that docs/hard-to-break.md names are there."""
+"""The tests that docs/evidence/hard-to-break.md names are there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "hard-to-break.md"
+PAGE = TESTS.parent / "docs" / "evidence" / "hard-to-break.md"
 
 
 def test_tests_of_the_page_exist() -> None:
