@@ -85,7 +85,7 @@ def test_a_language_models_own_server_beside_a_vision_model(run: Run, tmp_path: 
         },
     )
     session = run(file, *HOST, "--hwq-causes=never")
-    (record,) = session.records
+    *_, record = sorted(session.records, key=lambda each: each.started)
     # A busy machine makes the generator late.
     assert record.status == "ok" or "generator was late" in record.reason, record.reason
     chat = record.tenant("chat")
