@@ -87,6 +87,7 @@ _ALWAYS = (
     "--hwq-scheduler=native,stream-priority",
     "--hwq-dispatch=eager,graph",
     "--hwq-max-time=0.5",
+    "--hwq-lean",
 )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.metrics.numbers import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -335,7 +336,8 @@ def _judge_model(gpus: Sequence[Gpu]) -> tuple[list[GpuVerdict], dict[str, float
     odd_ones = [_unlike(gpu, gpus) for gpu in gpus]
     short = ""
     if len(whole) < LEAST_GPUS:
-        short = f"{len(whole)} comparable GPUs of this model: at least {LEAST_GPUS} are needed"
+        alike = counted(len(whole), "comparable GPU")
+        short = f"{alike} of this model: at least {LEAST_GPUS} are needed"
     elif repeats < LEAST_REPEATS:
         short = f"{repeats} repeats: at least {LEAST_REPEATS} are needed"
     judged = {} if short else _judge_figures(whole, figures, repeats)

@@ -27,7 +27,7 @@ from pytest_hwqueue.records.cell import (
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 from pytest_hwqueue.workloads.workload import Workload
 
-_NOT_NEEDED = "a comparison measures only what its verdicts need"
+_NOT_NEEDED = "a comparison, or --hwq-lean, measures only what verdicts need"
 _Passes = Mapping[str, tuple[ReferencePass, ReferencePass]]
 
 

@@ -61,6 +61,8 @@ def lean(settings: Settings, workload: Workload, run: int) -> bool:
     if settings.compare or settings.against:
         gated = {name.partition(".")[0] for name in settings.fail_on}
         return gated.isdisjoint(ratio.name for ratio in workload.ratios)
+    if settings.lean:
+        return True
     return bool(settings.save) and run > 1 and not workload.ratios and workload.overlap is None
 
 

@@ -190,6 +190,10 @@ OPTIONS: tuple[Option, ...] = (
            "measure every cell in N fresh processes, interleaved: each measures every cell once. "
            "auto is 1; with --hwq-compare as many as each verdict needs (2 to 15; an explicit N "
            "is judged at one look); with --hwq-save 10"),
+    Option("lean", "no", read.flag, "", "samples",
+           "measure latency and throughput alone",
+           "measure each cell's latency and throughput alone, as a comparison does: no references "
+           "for ratios, timeline or queue switch", flag=True, rare=True),
     Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE", "samples",
            "where cells run: in a worker process, or none",
            "process: cells run in a worker process, so that a crash, a hang or a device error "
@@ -329,6 +333,7 @@ class Settings:
     whole_windows: bool
     timeout: float
     runs: int | None
+    lean: bool
     isolation: str
     lease_timeout: float
     warmup: int

@@ -455,6 +455,18 @@ def test_ids_of_tests_and_cells_agree_and_streams_are_no_more_than_cores(
     assert len(record["samples"]["device_ns"]) == 20
 
 
+def test_a_lean_run_has_latency_and_throughput_alone(here: Callable[..., Measured]) -> None:
+    cell = (str(SUITE), "--hwq-workload=hetero_kernels", "--hwq-device=sim:h200", "--hwq-size=tiny",
+            "--hwq-streams=8")  # fmt: skip
+    (whole,), (lean,) = here(*cell).records, here(*cell, "--hwq-lean").records
+    for record in (whole, lean):
+        assert record["metrics"]["latency"]["p50"]["value"] > 0
+        assert record["metrics"]["throughput"]
+    assert [len(record["metrics"]["ratios"]) for record in (whole, lean)] == [2, 0]
+    assert [record["metrics"]["timeline"] is None for record in (whole, lean)] == [False, True]
+    assert "--hwq-lean" in lean["metrics"]["refused"]["ratios"]
+
+
 HEAVY = ("torch", "numpy", "scipy", "pydantic", "rich")
 PLAIN = f"import sys\ndef test_plain(): assert sys.modules.keys().isdisjoint({HEAVY!r})\n"
 

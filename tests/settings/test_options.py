@@ -130,6 +130,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "sentinel": [("a[cpu]", "a[cpu]"), ("b", "b"), ("c", "c")],
     "allow-env": [("yes", True), ("1", True), ("on", True)],
     "whole-windows": [("yes", True), ("1", True), ("on", True)],
+    "lean": [("yes", True), ("1", True), ("on", True)],
     "on": [
         (
             "missing:fail,inconclusive:pass",
@@ -214,6 +215,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "sentinel": [],
     "allow-env": [(value, "yes or no") for value in ("maybe", "2")],
     "whole-windows": [(value, "yes or no") for value in ("maybe", "2")],
+    "lean": [(value, "yes or no") for value in ("maybe", "2")],
     "on": [
         ("missing:cry", "give VERDICT:REACTION"),
         ("missing:warm", "did you mean warn? give VERDICT:REACTION"),
