@@ -11,10 +11,21 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.options import INTERRUPTED, out_file, output, with_options
+from pytest_hwqueue.cli.options import INTERRUPTED, OUT_FILE, out_file, output, with_options
 from pytest_hwqueue.errors import HwqError
 
 _NAMED = 1
+
+
+def _writable(ctx: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse a page that cannot be written, before anything is measured."""
+    if file is not None:
+        from pytest_hwqueue.reports.page.render import cannot_write
+
+        reason = cannot_write(file)
+        if reason is not None:
+            raise HwqError(f"--html: {reason}")
+    return file
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,7 +35,8 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--drain", metavar="SYSTEM", type=click.Choice(("slurm", "kubernetes")),
                      help="also print the commands that drain the named nodes (slurm or "
                      "kubernetes); they are never run"),
-        out_file("html", "also write a page with a map of nodes and GPUs; needs the extra report"),
+        click.option("--html", metavar="FILE", type=OUT_FILE, callback=_writable,
+                     help="also write a page with a map of nodes and GPUs; needs the extra report"),
         out_file("markdown", "also write the table to FILE"),
         out_file("json", "also write every verdict and figure to FILE"),
     ):  # fmt: skip
@@ -54,19 +66,14 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
     from pytest_hwqueue.fleet.outliers import confirmed, judge_fleet
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.fleet import fleet_document, fleet_json, headline, is_simulated
+    from pytest_hwqueue.reports.fleet import fleet_document, fleet_json, write_fleet_page
 
     first, again = collect(folders)
     found = confirmed(judge_fleet(first), again)
     document = fleet_document(found)
     output(document, given, lambda: fleet_json(found))
     if given["html"]:
-        from pytest_hwqueue.reports.page.render import Page, Verdict, write_page
-
-        words, level = headline(found)
-        models = sorted({gpu.model for gpu in found.gpus if gpu.model})
-        verdict = Verdict(level, words)
-        write_page(given["html"], Page(verdict, models, is_simulated(found), [], [document]))
+        write_fleet_page(given["html"], found, document)
     if given["prometheus"]:
         write_text(given["prometheus"], prometheus_text(found))
     if given["drain"]:

@@ -32,6 +32,7 @@ from pytest_hwqueue.fleet.check import (
     checked_gpus,
     collect,
     follow,
+    names_of,
     read_check,
     seeded,
     write_check,
@@ -128,7 +129,9 @@ class Cluster:
             BadOption: if a device is neither simulated nor ``all``.
 
         """
-        simulated = [label for label in devices if label != _GPUS and _is_simulated(label)]
+        simulated = [label for label in devices if label != _GPUS]
+        for label in simulated:
+            _refuse_real(label)
         if find_spec("ray") is None:
             raise HwqError(_EXTRA)
         # It would send reports on its use from the cluster that we start.
@@ -279,12 +282,11 @@ class _Progress:
         )
 
 
-def _is_simulated(label: str) -> bool:
-    """Return True; raise BadOption of a device that a cluster cannot be asked for."""
+def _refuse_real(label: str) -> None:
+    """Raise BadOption of a device that a cluster cannot be asked for by name."""
     (choice,) = choose_devices(label)
-    if capabilities_of(choice.label).simulated:
-        return True
-    raise BadOption("--device", label, f"a cluster's are {_GPUS}, or simulated ones: sim:h200")
+    if not capabilities_of(choice.label).simulated:
+        raise BadOption("--device", label, f"a cluster's are {_GPUS}, or simulated ones: sim:h200")
 
 
 def _node_name(node: Mapping[str, Any]) -> str:
@@ -295,9 +297,9 @@ def _node_name(node: Mapping[str, Any]) -> str:
 
 def _names(resources: Mapping[str, float], label: str, simulated: bool) -> list[str]:
     """Return the names of a node's devices; a real one's is known once a process has it."""
-    number = int(resources.get(label if simulated else "GPU", 0))
-    name = label.replace(":", "-").replace("/", "-") if simulated else "gpu"
-    return [f"{name}-{index}" for index in range(number)]
+    if simulated:
+        return [name for name, _ in names_of([label], int(resources.get(label, 0)))]
+    return [f"gpu-{index}" for index in range(int(resources.get("GPU", 0)))]
 
 
 def _take(target: _Target, folder: Path, path: str, content: bytes) -> None:

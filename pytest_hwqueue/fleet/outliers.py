@@ -254,8 +254,10 @@ def judge_fleet(gpus: Sequence[Gpu]) -> FleetVerdict:
 
 # Unsuspicious GPUs that are measured again beside the suspicious ones of their model.
 _PARTNERS = 8
-# Of what it was at first: what a deviation, or the spread of own runs, must be again.
+# Of what it was at first: what a deviation must be again.
 _STANDS = 0.5
+# Times the largest spread of the others' own runs: what that of an unstable one must exceed again.
+_UNSTEADY = 2
 
 
 def to_measure_again(found: FleetVerdict) -> set[tuple[str, str]]:
@@ -273,8 +275,8 @@ def confirmed(found: FleetVerdict, again: Sequence[Gpu]) -> FleetVerdict:
     """Judge suspicious GPUs by what they did when they were measured again, too.
 
     One stays slow if its deviation from the others measured again is at least half of the first in
-    one of its figures, and worth naming; unstable likewise, by the spread of its own runs beside
-    theirs. That only takes names back: the rate of false ones holds.
+    one of its figures, and worth naming; unstable, if its own runs spread more than twice as
+    much as those of each other one. That only takes names back: the rate of false ones holds.
     """
     import numpy as np
 
@@ -286,31 +288,29 @@ def confirmed(found: FleetVerdict, again: Sequence[Gpu]) -> FleetVerdict:
         return max(float(np.std(each, ddof=1)) for each in gpu.log_times.values())
 
     measured = {(gpu.node, gpu.device): gpu for gpu in again if gpu.log_times}
+    medians = {place: log_medians(gpu) for place, gpu in measured.items()}
     judged = []
     for gpu in found.gpus:
-        own = measured.get((gpu.node, gpu.device))
+        own = gpu.node, gpu.device
         others = [
-            measured[each.node, each.device]
+            place
             for each in found.gpus
-            if each.verdict == "ok" and each.model == gpu.model
-            and (each.node, each.device) in measured
+            if (place := (each.node, each.device)) in measured
+            and each.verdict == "ok" and each.model == gpu.model
         ]  # fmt: skip
-        if gpu.verdict not in _SUSPICIOUS or own is None or not others:
+        if gpu.verdict not in _SUSPICIOUS or own not in measured or not others:
             judged.append(gpu)
             continue
-        usual = {
-            name: float(np.median([log_medians(each)[name] for each in others]))
-            for name in log_medians(own)
-        }
         least = math.log1p(LEAST_EFFECT)
         if gpu.verdict == "slow":
             stands = any(
-                log_medians(own)[name] - usual[name]
+                medians[own][name] - float(np.median([medians[each][name] for each in others]))
                 >= max(_STANDS * math.log1p(gpu.deviations[name]), least)
                 for name in gpu.slow_in
             )
         else:
-            stands = spread(own) > max(2 * max(map(spread, others)), least)
+            theirs = max(spread(measured[each]) for each in others)
+            stands = spread(measured[own]) > max(_UNSTEADY * theirs, least)
         if stands:
             judged.append(replace(gpu, reasons=(*gpu.reasons, "measured again: likewise")))
         else:

@@ -53,8 +53,8 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
 def lean(settings: Settings, workload: Workload, run: int) -> bool:
     """Whether a run measures only what verdicts need: no references, timeline or queue switch.
 
-    A comparison does, unless it gates a ratio that needs references; a session that saves measures
-    everything in its first run.
+    A comparison does, unless it gates a ratio that needs references, and whoever asks for it; a
+    session that saves measures everything in its first run.
     """
     if settings.profile:
         return False

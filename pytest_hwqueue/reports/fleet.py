@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.fleet.outliers import ALL_FIGURES, NAMED, RATE, FleetVerdict, GpuVerdict
 from pytest_hwqueue.metrics.numbers import counted
@@ -23,6 +25,9 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.drawing import colour
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.reports.page.render import Verdict
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
 _STYLES = {"ok": "", "not judged": "cyan"}
@@ -95,7 +100,7 @@ def _map(found: FleetVerdict) -> Chart:
     }  # fmt: skip
     spec = view(
         mark("rect", encoding, rows, stroke=colour("line")),
-        simulated=is_simulated(found), description="GPUs by node",
+        simulated=_is_simulated(found), description="GPUs by node",
         height={"step": 14},
     )  # fmt: skip
     return Chart("Nodes and GPUs", spec, "By verdict; the paler, the nearer to the median GPU.")
@@ -103,7 +108,8 @@ def _map(found: FleetVerdict) -> Chart:
 
 def _place(gpu: GpuVerdict) -> tuple[int, str]:
     """Order names by the number that they end in."""
-    return int("".join(filter(str.isdigit, gpu.device[-4:])) or 0), gpu.device
+    number = re.search(r"\d+$", gpu.device)
+    return int(number[0]) if number else 0, gpu.device
 
 
 def _opacity(gpu: GpuVerdict) -> float:
@@ -136,28 +142,40 @@ def remarks(found: FleetVerdict) -> list[str]:
             lines.append(f"{model}: could have shown, as more time than the median GPU's: {least}")
     if any(found.smallest.values()):
         lines.append(f"a healthy fleet has a GPU named in at most {RATE:.0%} of checks")
-    if is_simulated(found):
+    if _is_simulated(found):
         lines.append("simulated: these figures are a model's, not a GPU's")
     return lines
 
 
-def headline(found: FleetVerdict) -> tuple[str, Literal["bad", "warn", "good"]]:
-    """Return the verdict in a sentence, and how it is coloured."""
+def write_fleet_page(path: Path, found: FleetVerdict, document: Document) -> None:
+    """Write a page with the verdict in a sentence, and a fleet's document.
+
+    Raises:
+        RecordError: if it cannot be written.
+        ModuleNotFoundError: if a package is missing; the text says how to get it.
+
+    """
+    from pytest_hwqueue.reports.page.render import Page, write_page
+
+    models = sorted({gpu.model for gpu in found.gpus if gpu.model})
+    write_page(path, Page(_verdict(found), models, _is_simulated(found), [], [document]))
+
+
+def _verdict(found: FleetVerdict) -> Verdict:
+    from pytest_hwqueue.reports.page.render import Verdict
+
     every = counted(len(found.gpus), "GPU")
     if found.named:
         worst = found.named[0]
         among = " among others" if len(found.named) > 1 else ""
-        return (
-            f"{len(found.named)} of {every} named: {worst.node}/{worst.device} is "
-            f"{worst.verdict}{among}.", "bad",
-        )  # fmt: skip
+        named = f"{len(found.named)} of {every} named: {worst.node}/{worst.device} is"
+        return Verdict("bad", f"{named} {worst.verdict}{among}.")
     if any(gpu.verdict == "not judged" for gpu in found.gpus):
-        return f"No GPU of {every} is named, but not all were judged.", "warn"
-    return f"No GPU of {every} is named.", "good"
+        return Verdict("warn", f"No GPU of {every} is named, but not all were judged.")
+    return Verdict("good", f"No GPU of {every} is named.")
 
 
-def is_simulated(found: FleetVerdict) -> bool:
-    """Whether a figure is a model's."""
+def _is_simulated(found: FleetVerdict) -> bool:
     return any(gpu.model.startswith("simulated") for gpu in found.gpus)
 
 

@@ -105,17 +105,17 @@ def simulate(
     together = sharing.together or plan.placement == "threads"
     window_ns = duration_ns
 
-    def seen(served: Sequence[ModelledTimes]) -> list[TenantResult]:
+    def seen(served: Sequence[ModelledTimes], window_ns: int) -> list[TenantResult]:
         each = zip(modelled, works, served, strict=True)
         return [_result(*one, window_ns) for one in each]
 
     def ended(number: int, served: Sequence[ModelledTimes]) -> bool:
         nonlocal window_ns
-        window_ns = looks[number].window_ns
-        if decided(looks[number], seen(served)):
-            return True
-        window_ns = duration_ns
-        return False
+        look = looks[number]
+        if not decided(look, seen(served, look.window_ns)):
+            return False
+        window_ns = look.window_ns
+        return True
 
     results = run_tenants(
         device.profile.hardware(),
@@ -130,7 +130,7 @@ def simulate(
         looks_ns=[Window(0, look.window_ns).over_ns for look in looks],
         ended=ended,
     )
-    tenants = seen(results)
+    tenants = seen(results, window_ns)
     notes = [
         f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
         "simulated: no values exist, so results were not checked",

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.fleet.check import CheckRecord, write_check
+from pytest_hwqueue.reports.page import render
 
 
 def hwq(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -83,3 +86,13 @@ def test_a_device_that_no_cluster_has_is_refused_before_ray_starts(
 ) -> None:
     refused = hwq("fleet", "run", "--device", device, "--out", tmp_path / "out")
     assert (refused.returncode, said in refused.stderr) == (4, True), refused.stderr
+
+
+def test_a_page_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "missing_packages", lambda: "the report needs jinja2")
+    arguments = ["fleet", "check", "--device", "sim:h200", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(main, [*arguments, "--html", str(tmp_path / "fleet.html")])
+    assert (refused.exit_code, "the report needs jinja2" in refused.stderr) == (4, True)
+    assert not (tmp_path / "out").exists()

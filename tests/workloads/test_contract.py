@@ -123,6 +123,15 @@ def test_no_launches_race_and_results_stay_right_when_streams_are_slowed_down(
     check_perturbed(HostDevice(), small(name, streams), streams, seed=1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize(("name", "streams"), least_and_recommended())
+def test_results_stay_right_when_streams_are_slowed_down(
+    name: str, streams: int, seed: int
+) -> None:
+    check_perturbed(HostDevice(), small(name, streams), streams, seed)
+
+
 @everyone
 def test_each_event_is_needed(name: str) -> None:
     for streams, unneeded in (CASES[name].unneeded or {least(name): set()}).items():
