@@ -145,14 +145,14 @@ def ahead(
     Args:
         names: of workloads; those that are not built in are ignored.
         marks: also select workloads with one of these marks, unless there are names.
-        device: what to measure; empty if unknown. If its tensors have no values they are fake, for
-            which torch imports its compiler.
+        device: what to measure; empty if unknown. If its tensors have no values they are fake:
+            torch imports its compiler for them, and each operation is slow the first time.
 
     """
     wanted = list(names) or [each.name for each in _DECLARED if each.mark in marks]
     found = [(f"{__name__}:workload_class", name) for name in wanted if name in WORKLOADS.built_in]
     if not capabilities_of(device).has_values:
-        found.append(("importlib:import_module", "torch._dynamo"))
+        found.append(("pytest_hwqueue.devices.simulated.device:prepare", device))
     return found
 
 

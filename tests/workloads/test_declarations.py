@@ -47,12 +47,12 @@ def test_registry_lists_its_names_when_asked_for_another() -> None:
     [
         ("cuda:1", set()),
         ("auto", set()),
-        ("sim:h200", {"importlib:import_module"}),
+        ("sim:h200", {"pytest_hwqueue.devices.simulated.device:prepare"}),
         ("cpu", set()),
         ("", set()),
     ],
 )
-def test_a_fork_server_imports_the_compiler_where_each_process_would(
+def test_a_fork_server_prepares_fake_tensors_where_each_process_would(
     device: str, imported: set[str]
 ) -> None:
     places = {place for place, _ in ahead(marks=("P0",), device=device)}

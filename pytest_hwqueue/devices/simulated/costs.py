@@ -448,21 +448,31 @@ def _tensors(values: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-@cache
 def torch_kernels() -> str:
     """Return a digest of the kernels that this torch makes of the suite's operations."""
+    digest = sha256()
+    for function in (_inference, _image, _training):
+        digest.update(_kernels_of(function).encode())
+    return digest.hexdigest()[:16]
+
+
+def prepare_kernels() -> None:
+    """Find those kernels that need no autograd: its threads are not in forked processes."""
+    for function in (_inference, _image):
+        _kernels_of(function)
+
+
+@cache
+def _kernels_of(function: Callable[[], None]) -> str:
     # Any profile would do: what is of interest are names, sizes and their order.
     costs = Costs(load_profile("h200"))
-    digest = sha256()
     precision = torch.get_float32_matmul_precision()
     # Whatever a model of this process has set: it is no property of torch.
     torch.set_float32_matmul_precision("highest")
-    with FakeTensorMode():
-        for function in (_inference, _image, _training):
-            with torch.inference_mode(function is not _training):
-                digest.update(repr(costs.of(function, ())).encode())
+    with FakeTensorMode(), torch.inference_mode(function is not _training):
+        found = repr(costs.of(function, ()))
     torch.set_float32_matmul_precision(precision)
-    return digest.hexdigest()[:16]
+    return found
 
 
 def _inference() -> None:

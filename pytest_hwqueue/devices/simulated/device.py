@@ -20,12 +20,13 @@ from pytest_hwqueue.devices.simulated.costs import (
     HostClock,
     KernelWork,
     SimulatedEvent,
+    prepare_kernels,
     simulated_event,
     torch_kernels,
 )
 from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
-from pytest_hwqueue.devices.simulated.profile import load_profile
+from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
 from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 
@@ -63,6 +64,15 @@ class SimulatedReader:
 
 # Raised when the same profile gives other figures; 2 has hosts, layouts and halved tiles.
 MODEL_VERSION = 2
+
+
+def prepare(label: str) -> None:
+    """Do what each process that measures on this device would do first, in one that forks them."""
+    profile = label.removeprefix("sim:")
+    # A file's errors are for the session to show.
+    if profile in BUILT_IN:
+        load_profile(profile)
+    prepare_kernels()
 
 
 class SimulatedDevice:

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.devices.simulated import costs as module
-from pytest_hwqueue.devices.simulated import device as device_module
 from pytest_hwqueue.devices.simulated.costs import CopyWork, Costs, KernelWork
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 
@@ -167,8 +166,8 @@ def test_a_cells_identity_is_the_profile_and_what_torch_makes_of_operations(
     assert fingerprint.soft["costed_by_torch"] == torch.__version__
     # Of soft fields these would set runs apart.
     assert not ENVIRONMENT_FIELDS & fingerprint.soft.keys()
-    anew: Any = module.torch_kernels.__wrapped__
-    monkeypatch.setattr(device_module, "torch_kernels", anew)
+    anew: Any = module._kernels_of
+    monkeypatch.setattr(module, "_kernels_of", anew.__wrapped__)
     assert SimulatedDevice("h200").fingerprint().hard == fingerprint.hard
     # A torch that makes other kernels is another identity.
     linear = functional.linear
