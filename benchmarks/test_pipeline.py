@@ -10,6 +10,13 @@ pytestmark = pytest.mark.pipeline
 
 
 @pytest.mark.P3
+@pytest.mark.hwq_workload("copy_engines")
+def test_copy_engines(hwq: Hwq) -> None:
+    """Copies to the device, within it and back."""
+    hwq.run()
+
+
+@pytest.mark.P3
 @pytest.mark.hwq_workload("async_dataload")
 def test_async_dataload(hwq: Hwq) -> None:
     """Copies to the device alongside preprocessing and a network."""

@@ -280,12 +280,15 @@ def condition_differences(a: CellHeader, b: CellHeader) -> tuple[FieldDifference
 
 
 def soft_differences(a: CellBaseline, b: CellBaseline) -> tuple[FieldDifference, ...]:
-    """Return the other soft fields whose values differ between the runs of two cells."""
+    """Return the other soft fields whose values differ between the runs of two cells.
+
+    Both must have recorded a field: an older version may not have known it.
+    """
     ours = [soft_fields(a.header, run) for run in a.runs]
     theirs = [soft_fields(b.header, run) for run in b.runs]
-    names = sorted({name for soft in ours + theirs for name in soft} - ENVIRONMENT_FIELDS)
+    known = set().union(*ours) & set().union(*theirs)
     found = []
-    for name in names:
+    for name in sorted(known - ENVIRONMENT_FIELDS):
         one = tuple(dict.fromkeys(soft.get(name) for soft in ours))
         other = tuple(dict.fromkeys(soft.get(name) for soft in theirs))
         if set(one) != set(other):

@@ -13,6 +13,7 @@ import click
 
 from pytest_hwqueue.cli.options import INTERRUPTED, OUT_FILE, out_file, output, with_options
 from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.metrics.numbers import counted
 
 _NAMED = 1
 
@@ -32,6 +33,10 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where verdicts go."""
     for add in (
         out_file("prometheus", "also write FILE for node exporter's textfile collector"),
+        click.option("--reference", metavar="FOLDER",
+                     type=click.Path(exists=True, file_okay=False, path_type=Path),
+                     help="also compare with the GPUs of FOLDER, measured before; they get no "
+                     "verdicts"),
         click.option("--drain", metavar="SYSTEM", type=click.Choice(("slurm", "kubernetes")),
                      help="also print the commands that drain the named nodes (slurm or "
                      "kubernetes); they are never run"),
@@ -69,7 +74,14 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.reports.fleet import fleet_document, fleet_json, write_fleet_page
 
     first, again = collect(folders)
-    found = confirmed(judge_fleet(first), again)
+    reference = collect([given["reference"]])[0] if given["reference"] else []
+    found = confirmed(judge_fleet(first, reference), again)
+    if len(reference) > found.reference:
+        click.echo(
+            f"{len(reference) - found.reference} of {counted(len(reference), 'GPU')} in "
+            f"{given['reference']} not compared: another model, or measured under other conditions",
+            err=True,
+        )
     document = fleet_document(found)
     output(document, given, lambda: fleet_json(found))
     if given["html"]:
@@ -117,9 +129,10 @@ def _session_options(given: Mapping[str, Any]) -> list[str]:
 def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: Any) -> None:
     """Measure this machine's GPUs, all at once, and judge them.
 
-    Measures launches, graph replays, matrix products, and small kernels behind large ones at stream
-    priority. Changes no setting of a GPU. One machine has few GPUs: collect the folders of many
-    and judge them with `hwq fleet merge`.
+    Measures launches, graph replays, matrix products, copies, and small kernels behind large ones
+    at stream priority; reads ECC errors, Xid and throttling from the driver. Changes no setting of
+    a GPU. One machine has few GPUs: collect the folders of many and judge them with `hwq fleet
+    merge`, or compare with those of --reference.
 
     Exit status: 0 if no GPU is named, 1 if one is, 2 if interrupted, and 4 for wrong usage or
     input.

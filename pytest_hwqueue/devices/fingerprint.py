@@ -207,6 +207,28 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
         version = int(ask("SystemGetCudaDriverVersion_v2"))
         return f"{version // 1000}.{version % 1000 // 10}"
 
+    def uncorrected_errors() -> int:
+        kind, since = (
+            nvml().library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml().library.NVML_VOLATILE_ECC,
+        )
+        return int(ask("DeviceGetTotalEccErrors", nvml().gpu, kind, since))
+
+    def row_remapping() -> str:
+        _, _, pending, failed = ask("DeviceGetRemappedRows", nvml().gpu)
+        return "failed" if failed else "pending" if pending else "ok"
+
+    def active_links() -> int:
+        library, links = nvml().library, 0
+        for link in range(library.NVML_NVLINK_MAX_LINKS):
+            try:
+                links += (
+                    ask("DeviceGetNvLinkState", nvml().gpu, link) == library.NVML_FEATURE_ENABLED
+                )
+            except (library.NVMLError_NotSupported, library.NVMLError_InvalidArgument):
+                break  # there are no more
+        return links
+
     driver = _Once(lambda: _nvidia_driver_version(nvml))
     fields.hard("driver_major", lambda: int(driver().split(".")[0]))
     fields.hard("mig_mode", mig_mode)
@@ -220,6 +242,11 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
     fields.soft(
         "power_limit_w", lambda: float(ask("DeviceGetEnforcedPowerLimit", nvml().gpu)) / 1000
     )
+    fields.soft("pcie_link_width", lambda: int(ask("DeviceGetCurrPcieLinkWidth", nvml().gpu)))
+    fields.soft("nvlinks_active", active_links)
+    # Since the driver was loaded.
+    fields.soft("ecc_uncorrected_errors", uncorrected_errors)
+    fields.soft("row_remapping", row_remapping)
 
 
 def _read_amdsmi(fields: _Fields, amd: _Once) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,9 @@ class TelemetrySample:
 
     ``when_ns`` is on the clock of `time.monotonic_ns`. ``violation_counters`` are the driver's
     running totals by reason (NVML: nanoseconds; AMD: firmware ticks); only their differences are
-    meaningful. Empty ``throttle_reasons`` mean "none" unless the reader's ``missing`` says
-    otherwise.
+    meaningful. ``xid_errors`` are NVIDIA's numbers of what the driver has reported since the last
+    reading, whichever process it concerns. Empty ``throttle_reasons`` and ``xid_errors`` mean
+    "none" unless the reader's ``missing`` says otherwise.
     """
 
     when_ns: int
@@ -53,6 +54,7 @@ class TelemetrySample:
     throttle_reasons: tuple[str, ...] = ()
     other_processes: tuple[OtherProcess, ...] = ()
     violation_counters: dict[str, int] = field(default_factory=dict)
+    xid_errors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Telemetry:
     def throttled_samples(self) -> int:
         """How many latency samples were taken while the device was throttled."""
         return sum(span.end_sample - span.first_sample for span in self.throttled)
+
+    @property
+    def xid_errors(self) -> list[int]:
+        """The numbers of all Xid errors that the driver reported meanwhile, sorted."""
+        of_device = [each for each in self.samples if isinstance(each, TelemetrySample)]
+        return sorted({number for sample in of_device for number in sample.xid_errors})
 
 
 class TelemetryReader(Protocol):
@@ -294,6 +302,7 @@ class NvmlReader(_Reader):
         self._nvml = nvml
         self._shut_down = nvml.library.nvmlShutdown
         self._exclude_pids = exclude_pids
+        self._events = self._ask("xid_errors", self._registered)
         if nvml.handle is not nvml.gpu:
             self._source += " (a MIG slice; all but the processes is of the whole GPU)"
         if _in_own_pid_namespace():
@@ -335,7 +344,29 @@ class NvmlReader(_Reader):
             throttle_reasons=tuple(name for bit, name in _NVML_REASONS if (bits or 0) & bit),
             other_processes=self._other_processes(),
             violation_counters=self._violations(),
+            xid_errors=tuple(self._xid_errors()),
         )
+
+    def _registered(self) -> Any:
+        """Have the driver keep errors for us from now on; return the set that it puts them into."""
+        library = self._nvml.library
+        events = library.nvmlEventSetCreate()
+        library.nvmlDeviceRegisterEvents(
+            self._nvml.gpu, library.nvmlEventTypeXidCriticalError, events
+        )
+        return events
+
+    def _xid_errors(self) -> Iterator[int]:
+        library = self._nvml.library
+        while self._events is not None:
+            try:
+                # Without waiting: 5 µs. Freed with the library.
+                yield int(library.nvmlEventSetWait_v2(self._events, 0).eventData)
+            except library.NVMLError_Timeout:
+                return
+            except self._errors as error:
+                self._events = None
+                self._missing.setdefault("xid_errors", str(error))
 
     def _violations(self) -> dict[str, int]:
         def total_ns(policy: int) -> int:

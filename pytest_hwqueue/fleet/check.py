@@ -1,8 +1,9 @@
 """``hwq fleet check``: one GPU measured, its record collected, and drained if asked for.
 
-The session measures the rate of launches, that of graph replays, that of matrix products, and the
-wait of small kernels behind large ones at stream priority, several times each. It changes no
-setting of a GPU. Its records are in NODE/DEVICE/SESSION/ below the folder.
+The session measures the rate of launches, that of graph replays, that of matrix products, the wait
+of small kernels behind large ones at stream priority, and copies to the device, within it and back,
+several times each. It changes no setting of a GPU. Its records are in NODE/DEVICE/SESSION/ below
+the folder.
 
 Every ``session.json`` counts. A GPU is known by the UUID in its fingerprint; without one, as on a
 simulated device, by the folder around its sessions.
@@ -28,9 +29,11 @@ from zlib import crc32
 from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.baselines.sources import read_session_file
+from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import RecordError, within
 from pytest_hwqueue.fleet.outliers import NAMED, FleetVerdict, Gpu, comparable_conditions
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import RunRecord, now, read_model
 from pytest_hwqueue.records.files import write_text
@@ -80,12 +83,15 @@ AGAIN = "again"
 """Folder of the records of suspicious GPUs, and of others, that were measured again."""
 _CELLS = (
     "(tiny_kernel and native) or (large_gemm and native and eager) "
-    "or (hetero and stream-priority and eager)"
+    "or (hetero and stream-priority and eager) or (copy_engines and native and eager)"
 )
 _ALWAYS = (
-    "--hwq-workload=tiny_kernel_stress,large_gemm_only,hetero_kernels",
+    "--hwq-workload=tiny_kernel_stress,large_gemm_only,hetero_kernels,copy_engines",
     "--hwq-scheduler=native,stream-priority",
     "--hwq-dispatch=eager,graph",
+    # More would share hardware queues: then launches are timed by a profiler, for seconds.
+    "--hwq-streams=8",
+    "--hwq-param=copy_engines.mebibytes=32",
     "--hwq-max-time=0.5",
     "--hwq-lean",
 )
@@ -258,6 +264,12 @@ def drain_commands(found: FleetVerdict, system: str) -> list[str]:
 _SESSION = "session.json"
 # Where the work's rate says more than one sample's latency: these keep the device full.
 _BY_RATE = frozenset({"tiny_kernel_stress", "large_gemm_only"})
+# Whose tagged launches are figures of their own.
+_BY_TAG = frozenset({"copy_engines"})
+# Clocks that a limit holds down on healthy GPUs, too, and what AMD SMI gives without a reason.
+_NO_FAULT = frozenset({"power_cap", "sync_boost", "unspecified"})
+# Xid errors that a process can cause. https://docs.nvidia.com/deploy/xid-errors/
+_OF_PROCESSES = frozenset({8, 13, 31, 43, 45, 68, 69})
 
 
 def checked_gpus(folder: Path) -> frozenset[tuple[str, str]]:
@@ -341,32 +353,48 @@ def _gpu(records: Sequence[RunRecord], place: Path) -> Gpu:
         str(fingerprint.hard.get("device_name", label)),
         comparable_conditions(fingerprint.hard, fingerprint.soft),
         _log_times(good),
+        tuple(_faults(fingerprint, good)),
     )
+
+
+def _faults(fingerprint: Fingerprint, records: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield what the driver reports of a GPU that no healthy one has."""
+    if uncorrected := fingerprint.soft.get("ecc_uncorrected_errors"):
+        yield f"{counted(int(uncorrected), 'uncorrected ECC error')} since its driver was loaded"
+    if (remapping := fingerprint.soft.get("row_remapping", "ok")) != "ok":
+        yield f"remapping of its memory's rows: {remapping}"
+    read = [each.telemetry for each in records if each.telemetry is not None]
+    spans = [span for each in read for span in each.throttled]
+    if reasons := {reason for span in spans for reason in span.reasons} - _NO_FAULT:
+        yield f"slowed down while it was measured: {', '.join(sorted(reasons))}"
+    if errors := {number for each in read for number in each.xid_errors} - _OF_PROCESSES:
+        yield f"Xid while it was measured: {', '.join(map(str, sorted(errors)))}"
 
 
 def _log_times(records: Sequence[RunRecord]) -> dict[str, tuple[float, ...]]:
     found: dict[str, list[float]] = {}
     for record in sorted(records, key=lambda each: each.started):
-        time = _log_time(record)
-        if time is not None:
-            found.setdefault(_figure(record), []).append(time)
+        for name, time_ns in _times(record):
+            found.setdefault(name, []).append(math.log(time_ns))
     return {name: tuple(values) for name, values in found.items()}
 
 
-def _figure(record: RunRecord) -> str:
-    cell = record.cell
+def _times(record: RunRecord) -> Iterator[tuple[str, float]]:
+    """Yield a run's figures and their times for some work: per unit, or a sample's median."""
+    cell, metrics = record.cell, record.metrics
     parts = [cell.name, f"s{cell.streams}", cell.scheduler, cell.dispatch, cell.variant]
-    return " ".join(part for part in parts if part)
-
-
-def _log_time(record: RunRecord) -> float | None:
-    """Return the logarithm of a run's time for some work: per unit, or a sample's median."""
-    metrics = record.metrics
-    if record.cell.name in _BY_RATE:
-        rate = metrics.throughput[0].value if metrics.throughput else None
-        return None if not rate else -math.log(rate)
-    p50 = metrics.latency.p50.value if metrics.latency is not None else None
-    return None if not p50 else math.log(p50)
+    figure = " ".join(part for part in parts if part)
+    if cell.name in _BY_RATE:
+        if metrics.throughput and metrics.throughput[0].value:
+            yield figure, 1 / metrics.throughput[0].value
+        return
+    latencies = {figure: metrics.latency}
+    if cell.name in _BY_TAG:
+        latencies = {f"{figure} {record.primary.name}": metrics.latency}
+        latencies |= {f"{figure} {tag}": latency for tag, latency in metrics.tags.items()}
+    for name, latency in latencies.items():
+        if latency is not None and latency.p50.value:
+            yield name, latency.p50.value
 
 
 _HEAD = (

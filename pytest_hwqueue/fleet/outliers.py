@@ -164,8 +164,8 @@ def spread_threshold(gpus: int, repeats: int, alpha: float) -> float:
     return float(np.quantile(np.concatenate(largest), 1 - alpha))
 
 
-Verdict = Literal["ok", "slow", "unstable", "different", "unreachable", "not judged"]
-NAMED: tuple[Verdict, ...] = ("unreachable", "different", "unstable", "slow")
+Verdict = Literal["ok", "slow", "unstable", "different", "faulty", "unreachable", "not judged"]
+NAMED: tuple[Verdict, ...] = ("unreachable", "faulty", "different", "unstable", "slow")
 """Verdicts that name a GPU, the most severe first."""
 ALL_FIGURES = "all figures"
 """The mean of a GPU's deviations: a GPU slow in everything stands out of it most."""
@@ -181,6 +181,7 @@ class Gpu:
         model: such as NVIDIA H200.
         conditions: driver, clocks and settings, by field of the fingerprint.
         log_times: by figure, logarithms of times, in the order measured.
+        faults: what its driver reports, in words.
         unreachable: why nothing was measured; empty if something was.
 
     """
@@ -190,6 +191,7 @@ class Gpu:
     model: str = ""
     conditions: dict[str, Value] = field(default_factory=dict)
     log_times: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
     unreachable: str = ""
 
 
@@ -214,11 +216,13 @@ class GpuVerdict:
 class FleetVerdict:
     """All GPUs, those named first.
 
-    ``smallest`` is the least deviation that the fleet could have shown, by model and figure.
+    ``smallest`` is the least deviation that the fleet could have shown, by model and figure;
+    ``reference``, how many GPUs measured before they were compared with.
     """
 
     gpus: tuple[GpuVerdict, ...]
     smallest: dict[str, dict[str, float]]
+    reference: int = 0
 
     @property
     def named(self) -> tuple[GpuVerdict, ...]:
@@ -234,8 +238,13 @@ def _severity(gpu: GpuVerdict) -> tuple[int, str, str]:
     return order.index(gpu.verdict), gpu.node, gpu.device
 
 
-def judge_fleet(gpus: Sequence[Gpu]) -> FleetVerdict:
-    """Compare the GPUs of each model with each other."""
+def judge_fleet(gpus: Sequence[Gpu], reference: Sequence[Gpu] = ()) -> FleetVerdict:
+    """Compare the GPUs of each model with each other, and with those of a reference.
+
+    Of the reference only GPUs count that were measured under the conditions of most of ``gpus`` of
+    their model. It gets no verdicts.
+    """
+    compared = 0
     found: list[GpuVerdict] = []
     smallest: dict[str, dict[str, float]] = {}
     for gpu in gpus:
@@ -245,11 +254,16 @@ def judge_fleet(gpus: Sequence[Gpu]) -> FleetVerdict:
     reached = [gpu for gpu in gpus if not gpu.unreachable]
     for model in sorted({gpu.model for gpu in reached}):
         of_model = [gpu for gpu in reached if gpu.model == model]
-        judged, least = _judge_model(of_model)
-        found += judged
+        usual = Counter(repr(gpu.conditions) for gpu in of_model).most_common(1)[0][0]
+        known = [
+            gpu for gpu in reference if gpu.model == model and repr(gpu.conditions) == usual
+        ]  # fmt: skip
+        judged, least = _judge_model([*of_model, *known])
+        found += judged[: len(of_model)]
+        compared += len(known)
         smallest[model] = least
     found.sort(key=_severity)
-    return FleetVerdict(tuple(found), smallest)
+    return FleetVerdict(tuple(found), smallest, compared)
 
 
 # Unsuspicious GPUs that are measured again beside the suspicious ones of their model.
@@ -316,12 +330,15 @@ def confirmed(found: FleetVerdict, again: Sequence[Gpu]) -> FleetVerdict:
         else:
             reasons = (f"{gpu.verdict} at first, and not when measured again", *gpu.reasons)
             judged.append(replace(gpu, verdict="ok", reasons=reasons))
-    return FleetVerdict(tuple(sorted(judged, key=_severity)), found.smallest)
+    return replace(found, gpus=tuple(sorted(judged, key=_severity)))
 
 
 def comparable_conditions(hard: dict[str, Value], soft: dict[str, Value]) -> dict[str, Value]:
     """Return the fields of a fingerprint in which healthy GPUs of a model agree."""
-    known = {*ENVIRONMENT_FIELDS, "driver_version", "cuda_driver_version"}
+    known = {
+        *ENVIRONMENT_FIELDS, "driver_version", "cuda_driver_version", "pcie_link_width",
+        "nvlinks_active",
+    }  # fmt: skip
     return {**hard, **{name: value for name, value in soft.items() if name in known}}
 
 
@@ -361,9 +378,10 @@ def _judge_figures(gpus: Sequence[Gpu], figures: Sequence[str], repeats: int) ->
 def _verdict(
     gpu: Gpu, unlike: Sequence[str], at: int | None, judged: dict[str, Judged], reason: str
 ) -> GpuVerdict:
+    known: Verdict | None = "faulty" if gpu.faults else "different" if unlike else None
     if at is None:
-        verdict: Verdict = "different" if unlike else "not judged"
-        return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, (*unlike, reason))
+        reasons = (*gpu.faults, *unlike, reason)
+        return GpuVerdict(gpu.node, gpu.device, gpu.model, known or "not judged", reasons)
     deviations = {name: float(each.deviation[at]) for name, each in judged.items()}
     unsteady = [
         f"{name}: own runs spread {100 * each.spread[at]:.1f} %, "
@@ -373,8 +391,8 @@ def _verdict(
     ]
     slow_in = tuple(name for name, each in judged.items() if each.slow[at])
     slow = [f"{name}: {100 * deviations[name]:+.1f} % time" for name in slow_in]
-    verdict = "different" if unlike else "unstable" if unsteady else "slow" if slow else "ok"
-    reasons = (*unlike, *unsteady, *slow)
+    verdict = known or ("unstable" if unsteady else "slow" if slow else "ok")
+    reasons = (*gpu.faults, *unlike, *unsteady, *slow)
     return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, reasons, deviations, slow_in)
 
 

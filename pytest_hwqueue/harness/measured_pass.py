@@ -209,6 +209,8 @@ def _note(cell: OpenCell) -> None:
     if found.telemetry.throttled:
         tagged = found.telemetry.throttled_samples
         found.notes.append(f"{tagged} of {found.iterations} samples taken while throttled")
+    if errors := found.telemetry.xid_errors:
+        found.notes.append(f"the driver reported Xid {', '.join(map(str, errors))} meanwhile")
     sync_mode = request.plan.sync_mode
     if sync_mode != "per_iteration":
         found.notes.append(f"sync mode {sync_mode}: latency is device time from events")

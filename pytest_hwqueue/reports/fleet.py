@@ -125,6 +125,7 @@ def fleet_json(found: FleetVerdict) -> str:
         "named": len(found.named),
         "rate": RATE,
         "gpus": [asdict(gpu) for gpu in found.gpus],
+        "reference": found.reference,
         "smallest": found.smallest,
     }
     return json.dumps(content, indent=1) + "\n"
@@ -136,6 +137,8 @@ def remarks(found: FleetVerdict) -> list[str]:
     named = sum(counts[verdict] for verdict in NAMED)
     parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [f"{counted(len(found.gpus), 'GPU')}: {parts}; {named} named"]
+    if found.reference:
+        lines.append(f"compared with {counted(found.reference, 'GPU')} measured before, too")
     for model, figures in found.smallest.items():
         if figures:
             least = ", ".join(f"{name} {100 * each:.1f} %" for name, each in figures.items())

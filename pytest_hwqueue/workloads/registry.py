@@ -94,6 +94,7 @@ _DECLARED = (
     _built_in("moe", "distributed", "P1", (4, 16, 33), "MixtureOfExperts", collective=True),
     _built_in("grad_accum", "distributed", "P2", (2, 6, 16), "GradientAccumulation",
               collective=True),
+    _built_in("copy_engines", "pipeline", "P3", (1, 4, 16), "CopyEngines"),
     _built_in("async_dataload", "pipeline", "P3", (3, 6, 12), "AsyncDataload"),
     _built_in("zero_offload", "pipeline", "P3", (3, 6, 12), "ZeroOffload",
               no_graph="its optimiser's step is a function of the host, whose capture has not "

@@ -19,6 +19,7 @@ from pytest_hwqueue.devices.telemetry import (
     HostSample,
     NvmlReader,
     OtherProcess,
+    Telemetry,
     TelemetrySample,
     Unavailable,
     open_reader,
@@ -67,6 +68,20 @@ def test_what_nvml_does_not_tell_is_none_with_its_reason(install: Any) -> None:
     assert "nvmlDeviceGetClockInfo" in reader.missing["sm_clock_mhz"]
 
 
+def test_each_xid_error_is_read_once_and_a_lost_gpu_ends_it(install: Any) -> None:
+    library = install(Nvml())
+    reader = NvmlReader(UUID)
+    library.xid_errors = [79, 13]
+    read = [reader.read(), reader.read()]
+    assert [sample.xid_errors for sample in read] == [(79, 13), ()]
+    assert Telemetry("NVML", tuple(read)).xid_errors == [13, 79]
+    assert "xid_errors" not in reader.missing
+    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    library.nvmlEventSetWait_v2 = raising(lost)
+    assert [reader.read().xid_errors, reader.read().xid_errors] == [(), ()]
+    assert reader.missing["xid_errors"] == "GPU is lost"
+
+
 def test_older_drivers_and_newer_packages_cost_only_what_they_lack(install: Any) -> None:
     gone = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     mismatch = pynvml.NVMLLibraryMismatchError("use a versioned function")
@@ -112,7 +127,9 @@ def test_other_processes_exclude_ours(install: Any, monkeypatch: pytest.MonkeyPa
     )
     for namespace, told in (("4026532000", True), ("4026531836", False)):
         monkeypatch.setattr("pathlib.Path.readlink", lambda _, name=namespace: f"pid:[{name}]")
-        assert ("other_processes.own" in NvmlReader(SLICE).missing) is told
+        reader.close()
+        reader = NvmlReader(SLICE)
+        assert ("other_processes.own" in reader.missing) is told
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pynvml
 
 UUID = "00000000-1111-2222-3333-444444444444"
 SLICE = UUID[::-1]
+VOLATILE = pynvml.NVML_VOLATILE_ECC
 NOT_SUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 # Who ended a moment ago: no process has this number.
 GONE = 2**31 - 2
@@ -34,6 +35,7 @@ class Nvml:
 
     def __init__(self, **answers: Any) -> None:
         self.opened, self.sliced = 0, False
+        self.xid_errors: list[int] = []
         self.known = {f"GPU-{UUID}": "gpu", f"MIG-{SLICE}": "slice", "0000:0A:00.0": "gpu"}
         clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
         self.answers: dict[str, Any] = {
@@ -55,27 +57,43 @@ class Nvml:
             "PersistenceMode": 1,
             "EnforcedPowerLimit": 700_000,
             "PciInfo": SimpleNamespace(busId="00000000:0A:00.0"),
+            "CurrPcieLinkWidth": 16,
+            # Two links, of which one is down, and no third.
+            "NvLinkState": [1, 0, pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)],
+            "TotalEccErrors": {
+                (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC): 3
+            },
+            "RemappedRows": [5, 1, 1, 0],
+            "nvmlEventSetCreate": "events",
+            "nvmlDeviceRegisterEvents": None,
             **answers,
         }
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("NVML"):
+        if name.startswith(("NVML", "nvmlEventType")):
             return getattr(pynvml, name)
         asked = name.removeprefix("nvmlDeviceGet").removeprefix("nvmlSystemGet")
         if asked not in self.answers:
             raise AttributeError(name)  # a package that lacks the function
         of_slice = self.sliced and asked.endswith(("Processes", "Attributes_v2"))
 
-        def answer(handle: str = "gpu", key: int | None = None) -> Any:
+        def answer(handle: str = "gpu", *keys: int) -> Any:
             assert self.opened == 1
             assert handle == ("slice" if of_slice else "gpu")
             value = self.answers[asked]
-            value = value[key] if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                value = value[keys[0] if len(keys) == 1 else keys]
             if isinstance(value, Exception):
                 raise value
             return value
 
         return answer
+
+    def nvmlEventSetWait_v2(self, events: str, limit_ms: int) -> SimpleNamespace:
+        assert (self.opened, events, limit_ms) == (1, "events", 0)
+        if not self.xid_errors:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        return SimpleNamespace(eventData=self.xid_errors.pop(0))
 
     def nvmlInit(self) -> None:
         self.opened += 1

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.fleet.check import CheckRecord, write_check
+from pytest_hwqueue.fleet.check import CheckRecord, collect, write_check
+from pytest_hwqueue.fleet.outliers import judge_fleet
 from pytest_hwqueue.reports.page import render
 
 
@@ -42,6 +43,46 @@ def slow_down(gpu: Path, factor: float) -> None:
             rate["value"] /= factor
             rate["interval"] = None
         path.write_text(json.dumps(record))
+
+
+TELEMETRY = dict.fromkeys(
+    ("when_ns", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w"), 1
+)
+
+
+def change(gpu: Path, part: str, field: str, value: object) -> None:
+    for path in gpu.glob("*/large_gemm_only*.json"):
+        record = json.loads(path.read_text())
+        within = record["fingerprint"] if part == "soft" else record
+        within[part][field] = value
+        path.write_text(json.dumps(record))
+
+
+def throttled(*reasons: str) -> list[dict[str, object]]:
+    return [{"first_sample": 1, "end_sample": 3, "reasons": reasons}]
+
+
+def test_what_a_driver_reports_is_a_fault_where_no_healthy_gpu_has_it(tmp_path: Path) -> None:
+    gpus = fleet_of(tmp_path, 7)
+    change(gpus[1], "soft", "ecc_uncorrected_errors", 2)
+    change(gpus[2], "soft", "row_remapping", "pending")
+    change(gpus[3], "telemetry", "throttled", throttled("hardware_thermal", "power_cap"))
+    change(gpus[4], "telemetry", "throttled", throttled("power_cap"))
+    change(gpus[4], "telemetry", "samples", [{**TELEMETRY, "xid_errors": [43]}])
+    change(gpus[6], "telemetry", "samples", [{**TELEMETRY, "xid_errors": [43, 79]}])
+    change(gpus[5], "soft", "nvlinks_active", 17)
+    for gpu in (*gpus[:5], gpus[6]):
+        change(gpu, "soft", "nvlinks_active", 18)
+    found = {gpu.device: gpu for gpu in judge_fleet(collect([tmp_path])[0]).gpus}
+    assert {name: (gpu.verdict, gpu.reasons) for name, gpu in found.items()} == {
+        "gpu0": ("ok", ()),
+        "gpu1": ("faulty", ("2 uncorrected ECC errors since its driver was loaded",)),
+        "gpu2": ("faulty", ("remapping of its memory's rows: pending",)),
+        "gpu3": ("faulty", ("slowed down while it was measured: hardware_thermal",)),
+        "gpu4": ("ok", ()),
+        "gpu5": ("different", ("nvlinks_active is 17, usually 18",)),
+        "gpu6": ("faulty", ("Xid while it was measured: 79",)),
+    }
 
 
 def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path) -> None:

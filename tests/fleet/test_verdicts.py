@@ -50,17 +50,35 @@ def test_healthy() -> None:
     assert {gpu.verdict for gpu in found.gpus} == {"ok"}
 
 
-def test_slow_unstable_different_and_unreachable_are_named_and_no_other() -> None:
+def test_each_verdict_is_given_to_whom_it_is_due_and_to_no_other() -> None:
     gpus = fleet()
+    gpus[2] = replace(changed(gpus[2], 0.08), faults=("2 uncorrected ECC errors",))
     gpus[3] = changed(gpus[3], 0.08)
     gpus[5] = changed(gpus[5], 0.2, 0.2, -0.2, -0.2, 0.0, 0.0)
     gpus[7] = replace(gpus[7], conditions={"driver_version": "550"})
     gpus.append(Gpu("node9", "cuda:0", unreachable="no answer"))
     found = judge_fleet(gpus)
     assert {(gpu.node, gpu.device): gpu.verdict for gpu in found.named} == {
-        ("node0", "cuda:3"): "slow", ("node1", "cuda:1"): "unstable",
-        ("node1", "cuda:3"): "different", ("node9", "cuda:0"): "unreachable",
+        ("node0", "cuda:2"): "faulty", ("node0", "cuda:3"): "slow",
+        ("node1", "cuda:1"): "unstable", ("node1", "cuda:3"): "different",
+        ("node9", "cuda:0"): "unreachable",
     }  # fmt: skip
+    # Two GPUs are too few to be compared; what the driver says holds of one.
+    assert [gpu.verdict for gpu in judge_fleet(gpus[1:3]).gpus] == ["faulty", "not judged"]
+
+
+def test_two_gpus_are_judged_with_a_reference_of_the_same_conditions() -> None:
+    known, few = fleet(), fleet(seed=3)[:2]
+    few[1] = changed(few[1], 0.08)
+    assert {gpu.verdict for gpu in judge_fleet(few).gpus} == {"not judged"}
+    known[4] = replace(known[4], conditions={"driver_version": "550"})
+    known[5] = replace(known[5], model="H100")
+    found = judge_fleet(few, known)
+    assert found.reference == 14
+    assert [(gpu.node, gpu.device, gpu.verdict) for gpu in found.gpus] == [
+        ("node0", "cuda:1", "slow"), ("node0", "cuda:0", "ok"),
+    ]  # fmt: skip
+    assert "compared with 14 GPUs measured before, too" in markdown(fleet_document(found))
 
 
 def test_one_slow_half_is_not_confirmed() -> None:

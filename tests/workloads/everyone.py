@@ -192,6 +192,15 @@ CASES: dict[str, Case] = {
         FORMATS[:3],
         unneeded={2: {15}, 3: {12, 15}},
     ),
+    "copy_engines": Case(
+        lambda w: list(w._returned),
+        {"mebibytes": 1},
+        lambda streams: dict.fromkeys(("to_device", "within", "to_host"), streams),
+        lambda streams: {"GB": streams * 3 * 2**20 / 1e9},
+        lambda streams: streams,
+        formats=(),
+        whole=False,
+    ),
     "async_dataload": Case(
         lambda w: list(w._outputs),
         # Five batches, so that buffers are used again within an iteration.
