@@ -399,8 +399,9 @@ class CapacitySearch:
         found.stopped = _unusable(runs, own_run(scenario, case), rate)
         if found.stopped:
             return False
-        found.windows[index] = number
-        verdict, found.results[index] = runs.verdict(case)
+        verdict, results = runs.verdict(case)
+        # Together: of what is interrupted while it is judged, a table has nothing.
+        found.windows[index], found.results[index] = number, results
         if verdict != "undecided" or number == self.looks.at_most:
             found.verdicts[index] = verdict
             found.current = None

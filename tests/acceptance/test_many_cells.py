@@ -80,6 +80,28 @@ def test_a_record_lost_before_the_end_fails_the_session(
     assert len(json.loads((pytester.path / "out.json").read_text())["records"]) == 1
 
 
+# Each costs a function and shapes that no other has.
+COSTED_ANEW = """
+import gc
+import pytest
+import torch
+seen = []
+@pytest.mark.parametrize("value", range(6))
+def test_cell(hwq, value):
+    hwq.measure(lambda: torch.empty(value + 1) + 1)
+    gc.collect()
+    seen.append(len(gc.get_objects()))
+    assert value < 4 or seen[-1] <= seen[-2]
+"""
+
+
+def test_what_a_worker_collects_garbage_among_does_not_grow(
+    pytester: pytest.Pytester, sessions: Sessions
+) -> None:
+    pytester.makepyfile(COSTED_ANEW)
+    sessions.result(pytester.path, *FAST).assert_outcomes(passed=6)
+
+
 SCENARIO = """\
 name: NAME
 duration: 100ms

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, front
+from pytest_hwqueue.capacity.search import RateRuns
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun
 from pytest_hwqueue.scenarios.runs import ATTEMPTS
@@ -140,6 +141,25 @@ def test_interrupted_search_continues_and_ends_alike(
     assert "5 windows of it reused" in second.stderr
     assert measured_windows + 1000 == len(list(tmp_path.glob("d/*/shared*.json"))) - 5
     assert found == measured[1]
+
+
+def test_one_interrupted_while_it_judges_has_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict: Callable[..., Any] = RateRuns.verdict
+    judged = []
+
+    def interrupted(*arguments: Any) -> Any:
+        judged.append(arguments)
+        if len(judged) == 3:
+            raise KeyboardInterrupt
+        return verdict(*arguments)
+
+    # It judges too, while a window is measured.
+    monkeypatch.setattr(RateRuns, "decided", lambda *_: False)
+    monkeypatch.setattr(RateRuns, "verdict", interrupted)
+    _, result = search(tmp_path, SCENARIO, status=2)
+    assert "INCOMPLETE: interrupted; the same command continues." in result.stdout
 
 
 def with_invalid_windows(

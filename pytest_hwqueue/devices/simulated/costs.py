@@ -1,9 +1,9 @@
 """What calls of torch enqueue on a simulated device, and what it costs.
 
 A function runs once under a dispatch mode that sees every aten operation; what it enqueued is kept
-by the function's identity and its arguments' shapes, so that launching it again costs nothing. A
-function whose work depends on state that it changes itself would be costed by its first call: it
-must take what its work depends on as arguments.
+for its cell and the next, by the function and its arguments' shapes: launched again, it costs
+nothing. A function whose work depends on state that it changes itself would be costed by its first
+call: it must take what its work depends on as arguments.
 
 Times on a simulated device depend on neither the machine nor the driver, and on torch only through
 the kernels that it makes of an operation. Two versions that make the same kernels give the same
@@ -13,7 +13,6 @@ times.
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -206,7 +205,7 @@ def simulated_event(event: Event) -> SimulatedEvent:
     return event
 
 
-# More functions than a workload has; beyond it the oldest is costed anew.
+# More functions than a workload has; beyond it those of the cell are aged, too.
 _MOST_KEPT = 4096
 # From tiles of 128 x 128 to 64 x 64: below, libraries share the sum and not the result.
 _MOST_HALVINGS = 2
@@ -236,8 +235,17 @@ class Costs:
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
-        self._kept: OrderedDict[Hashable, tuple[Work, ...]] = OrderedDict()
+        self._kept: dict[Hashable, tuple[Work, ...]] = {}
+        self._older: dict[Hashable, tuple[Work, ...]] = {}
         self._mode = _Costing(profile)
+
+    def age(self) -> None:
+        """Forget what was not asked for since the last call, and what torch keeps of operations.
+
+        As each cell begins: collections of garbage would look through what all of them asked for.
+        """
+        self._older, self._kept = self._kept, {}
+        FakeTensorMode.cache_clear()
 
     def of(
         self, function: Callable[..., object], arguments: tuple[object, ...]
@@ -255,10 +263,12 @@ class Costs:
         )
         found = self._kept.get(key)
         if found is None:
-            found = self._mode.run(function, arguments)
+            found = self._older.get(key)
+            if found is None:
+                found = self._mode.run(function, arguments)
+            if len(self._kept) >= _MOST_KEPT:
+                self.age()
             self._kept[key] = found
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
         return found
 
     def add(self, work: Work) -> None:

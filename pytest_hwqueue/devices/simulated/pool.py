@@ -371,6 +371,7 @@ class SimulatedPool:
 
     def __enter__(self) -> SimulatedPool:
         # Outermost the device's fake tensors, so that what is made in here has no values.
+        self.device.costs.age()
         self.device.fake_tensors.__enter__()
         self._gradients.__enter__()
         return self

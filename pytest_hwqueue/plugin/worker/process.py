@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # How much captured output of a test goes with its report, at its beginning and at its end each.
 _HALF_OF_OUTPUT = 500_000
+# What makes the collector see a test's stash before the test runs.
+_TRACKED = pytest.StashKey[list[None]]()
 
 
 class WorkerPlugin:
@@ -78,7 +80,11 @@ class WorkerPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run single tests until asked to exit."""
         items = {item_key(item): item for item in session.items}
-        # Garbage is collected before each pass: not among all tests of the session each time.
+        # Garbage is collected before each pass: not among all tests of the session each time. As a
+        # test runs, pytest adds to these two of its dicts, which the collector sees from then on.
+        for each in session.items:
+            vars(each)
+            each.stash[_TRACKED] = []
         gc.collect()
         gc.freeze()
         self._channel.send("ready")

@@ -142,6 +142,21 @@ def test_a_function_runs_once_per_shape_and_value_though_made_anew(costs: Costs)
     assert [len(costs.of(of(times), ())) for times in (1, 3)] == [1, 3]
 
 
+def test_what_two_cells_did_not_ask_for_is_forgotten(costs: Costs) -> None:
+    calls = Calls()
+
+    def run(number: int) -> None:
+        calls.seen.append(number)
+
+    for begun in (0, 1, 1, 2):
+        for _ in range(begun):
+            costs.age()
+        costs.of(run, (begun,))
+    # That of the second was still known to the third.
+    costs.of(run, (0,))
+    assert calls.seen == [0, 1, 2, 0]
+
+
 def test_what_a_function_raises_is_raised_and_leaves_nothing_behind(costs: Costs) -> None:
     data = torch.empty(10)
 
