@@ -56,7 +56,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     assert done.returncode == 0, done.stdout + done.stderr
     path = f"{ROOT}{os.pathsep}{folder}"
     environment = pytest_environment({**plain_environment(), "PYTHONPATH": path})
-    server = ForkServer(worker_environment(environment), ahead(device="sim:h200"))
+    server = ForkServer(worker_environment(environment), ahead())
     with server.handing_over() as (variable, (descriptor,)):
         yield Example({**environment, **variable}, descriptor)
     server.close()
