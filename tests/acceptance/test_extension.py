@@ -56,7 +56,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     assert done.returncode == 0, done.stdout + done.stderr
     path = f"{ROOT}{os.pathsep}{folder}"
     environment = pytest_environment({**plain_environment(), "PYTHONPATH": path})
-    server = ForkServer(worker_environment(environment), ahead(device="sim:h200"))
+    server = ForkServer(worker_environment(environment), ahead())
     with server.handing_over() as (variable, (descriptor,)):
         yield Example({**environment, **variable}, descriptor)
     server.close()
@@ -114,6 +114,7 @@ def test_its_test_measures_under_its_scheduler_and_its_noise(
     assert neighbour.notes == ["64 MiB a process"]
 
 
+@pytest.mark.slow  # tests/test_extensions.py and tests/schedulers/test_added.py, in this process.
 def test_what_is_not_there_is_refused_with_what_is(example: Example, tmp_path: Path) -> None:
     suite = f"'-p', {plugin_name()!r}, {str(ROOT / 'benchmarks')!r}, '--hwq-device=cpu', "
     code = f"import pytest, sys\nfor each in sys.argv[1:]: print(pytest.main([{suite}each]))"

@@ -21,7 +21,7 @@ else:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 or later reads TOML")
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess
 
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 WRITTEN = (
@@ -142,7 +142,10 @@ def test_the_workload_is_listed_and_measured_once_installed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("device", ["sim:h200", pytest.param("cpu", marks=pytest.mark.slow)])
-def test_what_it_writes_is_green(device: str, tmp_path: Path, sessions: Sessions) -> None:
+def test_what_it_writes_is_green(
+    device: str, pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    tmp_path = pytester.path
     init("all", tmp_path)
     # Named alone, the same test and scenario are written.
     assert init("scenario", tmp_path / "two").exit_code == 0
@@ -157,8 +160,5 @@ def test_what_it_writes_is_green(device: str, tmp_path: Path, sessions: Sessions
     path = tmp_path / WRITTEN[2]
     path.write_text(path.read_text().replace("# baseline:", "baseline:"))
     assert inputs(tmp_path)["baseline"] == "main"
-    done = sessions.run(
-        tmp_path, "-p", "no:cacheprovider", f"--hwq-device={device}", *given["tests"].split()
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    done = run_in_process(f"--hwq-device={device}", *given["tests"].split())
+    done.assert_outcomes(passed=2)

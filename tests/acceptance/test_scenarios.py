@@ -24,12 +24,15 @@ from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.interference import priority_effect
 from pytest_hwqueue.plugin import checks
+from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.runs import ATTEMPTS
 from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
 from pytest_hwqueue.suite import plugin_name
-from pytest_hwqueue.tenancy import colocation, simulated
+from pytest_hwqueue.tenancy import colocation, simulated, tenant_processes
 from pytest_hwqueue.tenancy import run as tenancy_run
+from pytest_hwqueue.tenancy.spec import tenant_environment
+from pytest_hwqueue.workloads.registry import ahead
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
@@ -72,14 +75,41 @@ def _own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tempfile.tempdir = before
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run pytest in this process, where torch is loaded already, in a folder of its own."""
+class Lent(ForkServer):
+    """Forks the tenants of several sessions, none of which ends it."""
+
+    def close(self) -> None:
+        """Leave it to the others."""
+
+
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUITE.parent))
-    monkeypatch.chdir(tmp_path)
     for name in os.environ:
         if name.startswith(("HWQ_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def tenants_server() -> Iterator[Lent]:
+    """What forks tenants on the CPU, so torch is imported once for all sessions."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _plain(monkeypatch)
+        server = Lent(tenant_environment("cpu"), ahead(["large_gemm_only", "tiny_kernel_stress"]))
+    yield server
+    ForkServer.close(server)
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tenants_server: Lent,
+) -> Run:
+    """Run pytest in this process, where torch is loaded already, in a folder of its own."""
+    _plain(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tenant_processes, "tenant_server", lambda *_: tenants_server)
 
     number = 0
 

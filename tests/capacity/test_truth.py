@@ -48,12 +48,11 @@ def window(load: float, requests: float, seed: int) -> Served:
     # The first of a longer window of the same seed are those of a shorter one.
     due = np.cumsum(random.exponential(1 / load, 100 + round(2 * requests)))
     due = due[due < requests / load]
-    done, now = [], 0.0
-    for at in due.tolist():
-        now = max(now, at) + 1.0
-        done.append(now)
-    latency = ((np.array(done) - due) * MS).astype(int).tolist()
-    finished = (np.array(done) * MS).astype(int).tolist()
+    # Each is done a service time after it is due or the one before it is done.
+    number = np.arange(len(due))
+    done = np.maximum.accumulate(due - number) + number + 1
+    latency = ((done - due) * MS).astype(int).tolist()
+    finished = (done * MS).astype(int).tolist()
     return Served(len(latency), latency, finished, int(requests / load * MS))
 
 
@@ -104,24 +103,32 @@ def test_theory_is_that_of_the_simulated_queue() -> None:
     assert np.mean(np.array(latency) > 5 * MS) == pytest.approx(0.01, rel=0.1)
 
 
-@pytest.mark.parametrize("bound_ms", [5, 10])
+@pytest.mark.parametrize(
+    ("bound_ms", "seeds", "most"),
+    [
+        # ERROR is 5 %; more have a probability of 0.3 %.
+        (10, 20, 4),
+        pytest.param(5, 40, 6, marks=pytest.mark.slow),
+        pytest.param(10, 40, 6, marks=pytest.mark.slow),
+    ],
+)
 def test_at_the_capacity_itself_hardly_any_verdict_is_given(
-    bound_ms: float, monkeypatch: pytest.MonkeyPatch
+    bound_ms: float, seeds: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Any verdict there is a coin's: at most the stated error may be given, both sides together.
     load = load_with_p99(bound_ms)
 
     def wrong() -> int:
-        return sum(verdict(load, bound_ms, seed) != "undecided" for seed in range(40))
+        return sum(verdict(load, bound_ms, seed) != "undecided" for seed in range(seeds))
 
-    assert wrong() <= 0.15 * 40  # ERROR is 5 %; 7 of 40 have a probability of 0.3 %
+    assert wrong() <= most
     assert ERROR == 0.05
     if bound_ms == 10:
         # The negative control: as if independent, most verdicts would be given.
         monkeypatch.setattr(
             figures, "independent_samples", lambda parts, *_: float(sum(map(len, parts)))
         )
-        assert wrong() > 0.5 * 40
+        assert wrong() > 0.5 * seeds
 
 
 def test_no_early_look_takes_one_busy_spell_for_many_slow_requests() -> None:

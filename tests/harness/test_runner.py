@@ -145,7 +145,14 @@ def run(
     return record, failure
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+# With ratios and without, requests, copies; tests/workloads measures every one.
+_ALWAYS = ("hetero_kernels", "tiny_kernel_stress", "continuous_batch", "moe", "zero_offload")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[] if each in _ALWAYS else pytest.mark.slow) for each in WORKLOADS],
+)
 def test_each_workload_gives_an_ok_record(device: HostDevice, name: str) -> None:
     request = registered(name)
     workload, streams = request.workload, request.cell.streams

@@ -33,6 +33,9 @@ if (ROOT / "PKG-INFO").exists():
 FILES = [
     path for path in sorted((ROOT / "baselines").rglob("*.json*")) if path.name != "which.json"
 ]  # fmt: skip
+H200 = ROOT / "baselines" / "nvidia-h200"
+CELL = next((H200 / "noise/causes").glob("llm_decode*.json"))
+TRACED = next((H200 / "co-location/high_load-causes/traced").glob("*native*.json"))
 OF_SAMPLES = {"latency", "iteration", "device_time", "tags", "throughput"}
 OF_REQUESTS = {"issued", "completed", "failed", "latency_ns", "throughput", "lateness", "causes"}
 
@@ -129,13 +132,17 @@ def of_file(path: Path) -> Differing:
     return of_cell(read_record(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "baselines")))
+@pytest.mark.parametrize(
+    "path",
+    [
+        # That a traced one has no other figures than its samples', those changed below show, too.
+        pytest.param(path, marks=[pytest.mark.slow] * (path.parent == TRACED.parent))
+        for path in FILES
+    ],
+    ids=lambda path: str(path.relative_to(ROOT / "baselines")),
+)
 def test_stored_figures_follow_from_the_samples(path: Path) -> None:
     assert of_file(path) == {}
-
-
-CELL = next((ROOT / "baselines/nvidia-h200/noise/causes").glob("llm_decode*.json"))
-TRACED = next((ROOT / "baselines/nvidia-h200/co-location/high_load-causes/traced").glob("*.json"))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_goal_exactly_at_its_bound_is_seldom_decided_by_any_look(goal: str) ->
     generator = np.random.default_rng(1)
     planned = planned_looks(60 * S, 1, 1)
     decided = {"met": 0, "missed": 0}
-    sessions = 100
+    sessions = 50
     for _ in range(sessions):
         slow = generator.random(1200) < 0.01
         latency = np.where(slow, 20_000_000, 5_000_000)

@@ -187,7 +187,7 @@ def test_xsched_without_its_root_is_skipped_on_a_real_device(
 def test_ctrl_c_prints_the_table_so_far(tmp_path: Path, file: Path) -> None:
     command = [
         sys.executable, "-m", "pytest_hwqueue", "which", str(file), *SIMULATED, "--rounds", "50",
-        "--duration", "25s", "--dir", str(tmp_path / "d"), "--json", str(tmp_path / "w.json"),
+        "--duration", "5s", "--dir", str(tmp_path / "d"), "--json", str(tmp_path / "w.json"),
     ]  # fmt: skip
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

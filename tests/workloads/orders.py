@@ -7,8 +7,9 @@ the host's memory, and what bypasses torch's operations is not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
@@ -41,18 +42,17 @@ def unordered(
         around: wrapped around each stream; a test plants its race there.
 
     """
-    (races,) = unordered_each(workload, streams, [around], seed=seed)
-    return races
+    return two_iterations(workload, streams, seed=seed, around=around).races()
 
 
-def unordered_each(
+def two_iterations(
     workload: Workload,
     streams: int,
-    arounds: Iterable[Callable[[Stream], Stream]],
     *,
     seed: int = 3,
-) -> Iterator[list[str]]:
-    """Describe the races likewise under each of several, of a workload that is set up once."""
+    around: Callable[[Stream], Stream] = lambda stream: stream,
+) -> AccessLog:
+    """Run two iterations back to back; return what they did. Arguments as of `unordered`."""
     device = HostDevice()
     with (
         group_for(workload, device),
@@ -63,13 +63,12 @@ def unordered_each(
         # What is made once, in the first iteration, is made before looking.
         workload.iterate(pool.streams)
         pool.synchronize()
-        for around in arounds:
-            log = AccessLog()
-            noted = [around(NotedStream(stream, log)) for stream in pool.streams]
-            for _ in range(2):
-                workload.iterate(noted)
-            pool.synchronize()
-            yield log.races()
+        log = AccessLog()
+        noted = [around(NotedStream(stream, log)) for stream in pool.streams]
+        for _ in range(2):
+            workload.iterate(noted)
+        pool.synchronize()
+        return log
 
 
 # Storage, offset, sizes, strides.
@@ -84,7 +83,8 @@ class Launch:
         stream: its index.
         number: on its stream, from 1.
         name: of the function.
-        before: by stream, the number of the last launch that is sure to have ended before.
+        before: by stream, the number of the last launch that is sure to have ended before; set by
+            `AccessLog.order`.
         made: storages that it allocated.
 
     """
@@ -92,7 +92,7 @@ class Launch:
     stream: int
     number: int
     name: str
-    before: Mapping[int, int]
+    before: Mapping[int, int] = field(default_factory=dict)
     # By place in memory; holding the tensors keeps their memory from being used for others.
     read: dict[Place, torch.Tensor] = field(default_factory=dict)
     written: dict[Place, torch.Tensor] = field(default_factory=dict)
@@ -139,41 +139,65 @@ class NotedStream(StreamBeside):
 
 
 class AccessLog:
-    """Launches of all streams, each with a vector clock."""
+    """What all streams did, in the order of enqueueing; vector clocks say what that orders.
+
+    Attributes:
+        launches: of all streams.
+        waits: how many there were.
+
+    """
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
-        self._clocks: dict[int, dict[int, int]] = {}
-        # With the events, so that no other one gets the id of one that is gone.
-        self._events: dict[int, tuple[Event, dict[int, int]]] = {}
+        self.waits = 0
+        # With the events themselves, so that no other one gets the id of one that is gone.
+        self._steps: list[tuple[str, int, Any]] = []
+        self._shared: dict[tuple[_Touch, _Touch], bool] = {}
 
     def launched(self, stream: int, name: str) -> Launch:
         """Note a launch."""
-        clock = self._clocks.setdefault(stream, {})
-        launch = Launch(stream, clock.get(stream, 0) + 1, name, dict(clock))
-        clock[stream] = launch.number
+        number = 1 + sum(launch.stream == stream for launch in self.launches)
+        launch = Launch(stream, number, name)
+        self._steps.append(("launch", stream, launch))
         self.launches.append(launch)
         return launch
 
     def recorded(self, stream: int, event: Event) -> None:
         """Note an event."""
-        self._events[id(event)] = (event, dict(self._clocks.get(stream, {})))
+        self._steps.append(("record", stream, event))
 
     def waited(self, stream: int, event: Event) -> None:
         """Note a wait; an event recorded before the log began has passed."""
-        clock = self._clocks.setdefault(stream, {})
-        _, passed = self._events.get(id(event), (event, {}))
-        for other, number in passed.items():
-            clock[other] = max(number, clock.get(other, 0))
+        self._steps.append(("wait", stream, event))
+        self.waits += 1
 
-    def races(self) -> list[str]:
+    def order(self, left_out: Set[int] = frozenset()) -> None:
+        """Give every launch what is before it, without the waits left out, by number."""
+        clocks: dict[int, dict[int, int]] = {}
+        passed: dict[int, dict[int, int]] = {}
+        wait = 0
+        for what, stream, of in self._steps:
+            clock = clocks.setdefault(stream, {})
+            if what == "launch":
+                of.before = dict(clock)
+                clock[stream] = of.number
+            elif what == "record":
+                passed[id(of)] = dict(clock)
+            else:
+                if wait not in left_out:
+                    for other, number in passed.get(id(of), {}).items():
+                        clock[other] = max(number, clock.get(other, 0))
+                wait += 1
+
+    def races(self, left_out: Set[int] = frozenset()) -> list[str]:
         """Describe launches that meet in memory and must not, each pair of functions once."""
+        self.order(left_out)
         texts: dict[tuple[str, str], str] = {}
-        by_storage = self._by_storage()
+        by_storage = self._by_storage
         for touches in by_storage.values():
             for one, other in combinations(touches, 2):
                 key = (one.launch.name, other.launch.name)
-                if key not in texts and one.races_with(other):
+                if key not in texts and one.unordered_with(other) and self._share(one, other):
                     texts[key] = f"{one} what {other}, in no order"
         maker = {storage: launch for launch in self.launches for storage in launch.made}
         for storage, touches in by_storage.items():
@@ -186,6 +210,13 @@ class AccessLog:
                     )
         return list(texts.values())
 
+    def _share(self, one: _Touch, other: _Touch) -> bool:
+        if (one, other) not in self._shared:
+            bytes_of_both = _bytes_of(one.tensor), _bytes_of(other.tensor)
+            self._shared[one, other] = bool(numpy.shares_memory(*bytes_of_both))
+        return self._shared[one, other]
+
+    @cached_property
     def _by_storage(self) -> dict[int, list[_Touch]]:
         found: dict[int, list[_Touch]] = {}
         for launch in self.launches:
@@ -195,7 +226,7 @@ class AccessLog:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Touch:
     launch: Launch
     writes: bool
@@ -204,13 +235,11 @@ class _Touch:
     def __str__(self) -> str:
         return f"{self.launch} {'writes' if self.writes else 'reads'}"
 
-    def races_with(self, other: _Touch) -> bool:
+    def unordered_with(self, other: _Touch) -> bool:
         one, two = self.launch, other.launch
         if one.stream == two.stream or not (self.writes or other.writes):
             return False
-        if one.is_before(two) or two.is_before(one):
-            return False
-        return numpy.shares_memory(_bytes_of(self.tensor), _bytes_of(other.tensor))
+        return not (one.is_before(two) or two.is_before(one))
 
 
 def _bytes_of(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:

@@ -64,6 +64,7 @@ def test_block_is_freed_behind_its_computation_by_the_stream_that_gathered_it() 
     log = AccessLog()
     with Run(small(NAME), 3, lambda stream: _WithArguments(stream, log)) as run:
         run.once()
+    log.order()
     launches: dict[str, Launch] = {launch.name: launch for launch in log.launches}
     for block in range(3):
         # The last block is gathered in the one pass and freed in the other.

@@ -23,7 +23,7 @@ from pytest_hwqueue.workloads.workload import Workload, parameters_for
 if TYPE_CHECKING:
     from tests.devices.simulated.conftest import Bench
 
-_ITERATIONS = 12
+_ITERATIONS = 8
 # What it cannot do without on a device that runs no code.
 _GIVEN = {"torch_compile": {"mode": "eager"}}
 # One of each kind: kernels alone, traced tags, copies, iterations that differ. All others are slow.
