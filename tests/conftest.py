@@ -79,8 +79,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _keep_what_there_is(session.config)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Keep what a test was the first to import."""
+    """Keep what a test was the first to import, once its fixtures are gone."""
     if len(sys.modules) > item.config.stash[KEPT] + 50:
         _keep_what_there_is(item.config)
 

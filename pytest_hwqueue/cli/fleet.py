@@ -13,7 +13,6 @@ import click
 
 from pytest_hwqueue.cli.options import INTERRUPTED, OUT_FILE, out_file, output, with_options
 from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.metrics.numbers import counted
 
 _NAMED = 1
 
@@ -70,6 +69,7 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
     from pytest_hwqueue.fleet.outliers import confirmed, judge_fleet
+    from pytest_hwqueue.metrics.numbers import counted
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.fleet import fleet_document, fleet_json, write_fleet_page
 
