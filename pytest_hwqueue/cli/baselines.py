@@ -258,7 +258,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.baselines import hard_differences, render_differences
-    from pytest_hwqueue.reports.judgement_file import judgement_text
+    from pytest_hwqueue.reports.judgement_file import judgement_file, judgement_text
     from pytest_hwqueue.reports.outcome import write_markdown
     from pytest_hwqueue.verdicts.judging import compare_sources
     from pytest_hwqueue.verdicts.stored import nothing_in_common
@@ -292,7 +292,8 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     # First of all, so that a file that cannot be written hides no verdict.
     _echo("\n".join(parts))
     if given["json_file"]:
-        write_text(given["json_file"], judgement_text(judgement, new.label, status, hard))
+        content = judgement_file(judgement, new.label, status, hard)
+        write_text(given["json_file"], judgement_text(content))
     write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
     return status
 

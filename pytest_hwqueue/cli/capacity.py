@@ -160,7 +160,7 @@ def searched(
     from pytest_hwqueue.capacity.result import result
     from pytest_hwqueue.capacity.search import CapacitySearch, Found, KeptWindows, ResumingMeasurer
     from pytest_hwqueue.metrics.numbers import counted
-    from pytest_hwqueue.reports.which.progress import SearchProgress
+    from pytest_hwqueue.reports.progress import SearchProgress
     from pytest_hwqueue.which.session import Measurer
 
     bad = unopened_modes([case for case, _ in grids], settings)

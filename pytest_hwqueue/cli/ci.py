@@ -35,8 +35,8 @@ def badge(file: Path, output: Path | None) -> None:
     Exit status: 0 if it is written, whatever it says; 4 for wrong usage or input.
     """
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.badge import badge as badge_of
-    from pytest_hwqueue.reports.badge import read_compared
+    from pytest_hwqueue.reports.judgement_file import badge as badge_of
+    from pytest_hwqueue.reports.judgement_file import read_compared
 
     text = json.dumps(badge_of(read_compared(file)), ensure_ascii=False) + "\n"
     if output is None:

@@ -75,8 +75,7 @@ def report(
     written, whatever it says; 4 for wrong usage or input. `hwq compare` is the gate.
     """
     from pytest_hwqueue.metrics.numbers import counted
-    from pytest_hwqueue.reports.page.export import export_charts
-    from pytest_hwqueue.reports.page.render import cannot_write, write_page
+    from pytest_hwqueue.reports.page.render import cannot_write, export_charts, write_page
 
     reason = cannot_write(file)
     if reason is not None:

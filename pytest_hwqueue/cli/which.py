@@ -33,7 +33,7 @@ from pytest_hwqueue.errors import HwqError
 
 if TYPE_CHECKING:
     from pytest_hwqueue.capacity.result import CapacityFile
-    from pytest_hwqueue.reports.which.progress import WhichProgress
+    from pytest_hwqueue.reports.progress import WhichProgress
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.runs import WhichRuns
@@ -96,7 +96,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.records.files import make_session_folder
-    from pytest_hwqueue.reports.which.progress import WhichProgress
+    from pytest_hwqueue.reports.progress import WhichProgress
     from pytest_hwqueue.scenarios.own_functions import check_functions
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
     from pytest_hwqueue.which.runs import WhichRuns

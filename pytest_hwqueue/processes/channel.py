@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from pytest_hwqueue.errors import HwqError
+
 # Room below the highest descriptor that a process may have, or that such code is likely to try.
 _ROOM = 16
 _HIGHEST = 4096
@@ -66,12 +68,8 @@ Message = dict[str, Any]
 _KEY_BYTES = 16
 
 
-class ChannelClosed(EOFError):
-    """The other process has gone."""
-
-
-class ChannelDamaged(RuntimeError):
-    """What arrived is no message: something else writes to the channel's descriptor."""
+class ProcessEnded(HwqError):
+    """A process has ended while needed, or did not get ready; the text, if any, says how."""
 
 
 class Channel:
@@ -106,14 +104,14 @@ class Channel:
         """Join the channel that `to_process` opened, out of the reach of users' code.
 
         Raises:
-            ChannelClosed: if the other process has gone.
+            ProcessEnded: if the other process has gone.
 
         """
         key = b""
         while len(key) < _KEY_BYTES:
             data = os.read(read_descriptor, _KEY_BYTES - len(key))
             if not data:
-                raise ChannelClosed
+                raise ProcessEnded
             key += data
         return cls(moved_up(read_descriptor), moved_up(write_descriptor), key)
 
@@ -121,7 +119,7 @@ class Channel:
         """Send a message.
 
         Raises:
-            ChannelClosed: if the other process has gone.
+            ProcessEnded: if the other process has gone.
             RuntimeError: in a forked child, whose messages would be taken for its parent's.
 
         """
@@ -136,14 +134,14 @@ class Channel:
                 while view:
                     view = view[os.write(self._write, view) :]
             except BrokenPipeError as error:
-                raise ChannelClosed from error
+                raise ProcessEnded from error
 
     def receive(self, deadline: float | None = None) -> Message | None:
         """Wait for the next message until ``deadline`` (time.monotonic()); None when it passes.
 
         Raises:
-            ChannelClosed: if the other process has closed its end.
-            ChannelDamaged: if something else has written to it.
+            ProcessEnded: if the other process has closed its end.
+            HwqError: if something else has written to it.
 
         """
         # Unlike epoll, poll needs no descriptor of its own.
@@ -157,7 +155,7 @@ class Channel:
                 return None
             data = os.read(self._read, 1 << 20)
             if not data:
-                raise ChannelClosed
+                raise ProcessEnded
             self._buffer += data
             begin = bytes(self._buffer[: len(self._key)])
             if not self._key.startswith(begin):
@@ -172,8 +170,8 @@ class Channel:
             raise self._damaged(line[len(self._key) :]) from None
         return message
 
-    def _damaged(self, found: bytes) -> ChannelDamaged:
-        return ChannelDamaged(
+    def _damaged(self, found: bytes) -> HwqError:
+        return HwqError(
             f"something in it writes to descriptors that it has not opened: {found[:40]!r} arrived "
             "in place of a message"
         )

@@ -15,9 +15,8 @@ from typing import TypeVar
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes.channel import (
     Channel,
-    ChannelClosed,
-    ChannelDamaged,
     Message,
+    ProcessEnded,
     ending,
     last_lines,
     stacks,
@@ -27,10 +26,6 @@ from pytest_hwqueue.processes.starting import ForkServer, Main, Process, start_p
 Key = TypeVar("Key")
 
 _DYING_S = 5.0
-
-
-class ProcessEnded(HwqError):
-    """A process has ended while needed, or did not get ready; the text says how."""
 
 
 class MeasuredProcess:
@@ -82,7 +77,7 @@ class MeasuredProcess:
         """Send a command; ProcessEnded if the process has gone."""
         try:
             self._channel.send(kind, **content)
-        except ChannelClosed:
+        except ProcessEnded:
             raise ProcessEnded(self.how_it_ended()) from None
 
     def receive(self, deadline: float | None) -> Message | None:
@@ -94,10 +89,10 @@ class MeasuredProcess:
         """
         try:
             return self._channel.receive(deadline)
-        except ChannelDamaged as damaged:
-            self.kill(str(damaged))
+        except ProcessEnded:
             raise ProcessEnded(self.how_it_ended()) from None
-        except ChannelClosed:
+        except HwqError as damaged:
+            self.kill(str(damaged))
             raise ProcessEnded(self.how_it_ended()) from None
 
     def deliver_to(self, inbox: queue.SimpleQueue[tuple[Key, Message | None]], key: Key) -> None:
@@ -114,10 +109,10 @@ class MeasuredProcess:
             while message is not None:
                 try:
                     message = self._channel.receive()
-                except ChannelDamaged as damaged:
-                    self.kill(str(damaged))
+                except (ProcessEnded, OSError):
                     message = None
-                except (ChannelClosed, OSError):
+                except HwqError as damaged:
+                    self.kill(str(damaged))
                     message = None
                 inbox.put((key, message))
 
@@ -128,7 +123,7 @@ class MeasuredProcess:
         """Ask the process to exit; end it if it does not."""
         try:
             self._channel.send("exit")
-        except ChannelClosed:
+        except ProcessEnded:
             within_s = min(within_s, _DYING_S)
         try:
             self._process.wait(within_s)

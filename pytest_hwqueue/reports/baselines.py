@@ -48,7 +48,7 @@ from pytest_hwqueue.reports.document import (
     Row,
     Table,
 )
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.notes import Notes, grouped
 from pytest_hwqueue.reports.verdicts import (
     figure_value,
     in_words,
@@ -405,17 +405,15 @@ def render_differences(found: dict[str, tuple[FieldDifference, ...]]) -> str:
         found: from `hard_differences`.
 
     """
-    cells: dict[str, list[str]] = {}
-    meaning: dict[str, str] = {}
-    for cell_id, differences in found.items():
-        for each in differences:
-            line = f"  {each.field}: {in_words(each.a)} → {in_words(each.b)}"
-            cells.setdefault(line, []).append(cell_id)
-            meaning[line] = _MEANING[each.kind]
+    cells = grouped(
+        ((f"  {each.field}: {in_words(each.a)} → {in_words(each.b)}", _MEANING[each.kind]), cell_id)
+        for cell_id, differences in found.items()
+        for each in differences
+    )
     if not cells:
         return ""
     lines = [
-        f"{line} ({ids[0] if len(ids) == 1 else counted(len(ids), 'cell')}; {meaning[line]})"
-        for line, ids in cells.items()
+        f"{line} ({ids[0] if len(ids) == 1 else counted(len(ids), 'cell')}; {meaning})"
+        for (line, meaning), ids in cells.items()
     ]
     return "\n".join(["Conditions that differ (baseline → test):", *lines])

@@ -67,12 +67,10 @@ def stacked_svg(title: str, charts: Sequence[tuple[str, Spec]], note: str = "") 
     """
     size = {"width": _FILE_WIDTH, "height": _FILE_HEIGHT}
     spec = {
-        "title": {"text": title.split("\n"), "subtitle": note, "offset": 14},
         "vconcat": [{"title": name, **size, **chart} for name, chart in charts],
         "resolve": {"scale": {"stroke": "independent", "strokeDash": "independent"}},
-        "config": {**config("right"), "background": colour("card"), "padding": 12},
     }
-    text = _in_light(spec)
+    text = _in_light(spec, title, note, "right")
     import vl_convert
 
     return vl_convert.vegalite_to_svg(text)
@@ -90,21 +88,23 @@ def picture(title: str, chart: Spec, note: str = "") -> tuple[str, bytes]:
         ModuleNotFoundError: if vl-convert is not installed; the text says how to get it.
 
     """
-    text = _in_light({
-        "title": {"text": title.split("\n"), "subtitle": note.split("\n"), "offset": 14},
-        "width": _FILE_WIDTH, "height": _FILE_HEIGHT, **chart,
-        "config": {**config("bottom"), "background": colour("card"), "padding": 12},
-    })  # fmt: skip
+    sized = {"width": _FILE_WIDTH, "height": _FILE_HEIGHT, **chart}
+    text = _in_light(sized, title, note.split("\n"), "bottom")
     import vl_convert
 
     return vl_convert.vegalite_to_svg(text), vl_convert.vegalite_to_png(text, ppi=_DOTS_PER_INCH)
 
 
-def _in_light(spec: Spec) -> str:
-    """Return a description as JSON, with colours in place of their names."""
+def _in_light(chart: Spec, title: str, note: str | list[str], legend: str) -> str:
+    """Return a picture's description as JSON, with colours in place of their names."""
     if not can_plot():
         raise ModuleNotFoundError(INSTALL)
     light = _light()
+    spec = {
+        "title": {"text": title.split("\n"), "subtitle": note, "offset": 14},
+        **chart,
+        "config": {**config(legend), "background": colour("card"), "padding": 12},
+    }
     return re.sub(
         r"var\(--([\w-]+)\)", lambda found: light.get(found[1], found[0]), json.dumps(spec)
     )

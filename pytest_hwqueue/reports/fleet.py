@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_hwqueue.fleet.outliers import ALL_FIGURES, NAMED, RATE, FleetVerdict, GpuVerdict
 from pytest_hwqueue.metrics.numbers import counted
@@ -25,9 +24,7 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.drawing import colour
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.reports.page.render import Verdict
+from pytest_hwqueue.reports.page.render import Page, Verdict, write_page
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
 _STYLES = {"ok": "", "not judged": "cyan"}
@@ -158,15 +155,11 @@ def write_fleet_page(path: Path, found: FleetVerdict, document: Document) -> Non
         ModuleNotFoundError: if a package is missing; the text says how to get it.
 
     """
-    from pytest_hwqueue.reports.page.render import Page, write_page
-
     models = sorted({gpu.model for gpu in found.gpus if gpu.model})
     write_page(path, Page(_verdict(found), models, _is_simulated(found), [], [document]))
 
 
 def _verdict(found: FleetVerdict) -> Verdict:
-    from pytest_hwqueue.reports.page.render import Verdict
-
     every = counted(len(found.gpus), "GPU")
     if found.named:
         worst = found.named[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -31,12 +30,12 @@ from pytest_hwqueue.reports.notes import (
     Notes,
     by_kind,
     every_cell,
+    grouped,
     how_timed,
     title,
 )  # fmt: skip
 from pytest_hwqueue.reports.scaling import saturated_from
 
-Each = TypeVar("Each")
 Changes = Mapping[str, tuple[str, str, PrintedFigure]]
 """By cell id: the figure compared, the style of its verdict, and the change in percent."""
 
@@ -48,19 +47,13 @@ _MOST_KINDS = 4
 _MOST_NAMES = 3
 
 
-def glance_parts(cells: Sequence[CellRuns], changes: Changes) -> list[Part]:
-    """Return a session's cells, one line each, and what a reader must know to trust them.
+class Glance:
+    """Writes a line for each cell that was not skipped, and what a reader must know to trust all.
 
     Args:
         cells: at least one, of any status.
-        changes: of the cells that were compared with a baseline.
 
     """
-    return _Glance(cells).parts(changes)
-
-
-class _Glance:
-    """Writes a line for each cell that was not skipped, and notes on all."""
 
     def __init__(self, cells: Sequence[CellRuns]) -> None:
         self._cells = cells
@@ -68,7 +61,12 @@ class _Glance:
         self._records = [cell.middle for cell in cells if cell.middle.status != _SKIPPED]
 
     def parts(self, changes: Changes) -> list[Part]:
-        """Return the heading, the table, and the notes in the order of reading."""
+        """Return the heading, the table, and the notes in the order of reading.
+
+        Args:
+            changes: of the cells that were compared with a baseline.
+
+        """
         names, every = self._names, [cell.middle for cell in self._cells]
         subject = counted(len(every), "cell") + (f" of {names.file}" if names.file else "")
         shown, besides = Notes(), Notes()
@@ -119,7 +117,7 @@ class _Glance:
 
     def _named(self, records: Iterable[RunRecord]) -> str:
         """Name cells, those of one workload together: ``moe (s8 eager, s16 eager)``."""
-        found = _grouped(
+        found = grouped(
             (self._names.workload(each.cell), " ".join(self._names.settings(each.cell, short=True)))
             for each in records
         )
@@ -130,7 +128,7 @@ class _Glance:
         """Return what P50 and P99 are of, and who saw it."""
         measured = [each for each in self._records if each.metrics.latency is not None]
         whole = [each for each in measured if each.primary.per == "iteration"]
-        names = _grouped(
+        names = grouped(
             (each.primary.name, self._names.workload(each.cell))
             for each in measured
             if each.primary.per != "iteration" or each.primary.name != "iteration"
@@ -142,7 +140,7 @@ class _Glance:
 
     def _skipped(self) -> list[str]:
         middle = (cell.middle for cell in self._cells)
-        reasons = _grouped((r.reason or NO_REASON, r) for r in middle if r.status == _SKIPPED)
+        reasons = grouped((r.reason or NO_REASON, r) for r in middle if r.status == _SKIPPED)
         return [f"skipped: {self._named(of)}: {reason}" for reason, of in reasons.items()]
 
     def _bad_runs(self) -> list[str]:
@@ -186,7 +184,7 @@ class _Glance:
         found = saturated_from([cell.middle for cell in self._cells])
         if not found:
             return []
-        several = _grouped(
+        several = grouped(
             (self._names.workload(cell),
              " ".join([*self._names.settings(cell, short=True, streams=False), words]))
             for cell, words in found
@@ -196,7 +194,7 @@ class _Glance:
 
     def _per_second(self) -> list[str]:
         """Return what each workload's throughput counts, which the table does not say."""
-        nouns = _grouped(
+        nouns = grouped(
             (work_unit(first.unit), self._names.workload(record.cell))
             for record in self._records
             for first in record.metrics.throughput[:1]
@@ -205,13 +203,6 @@ class _Glance:
             return [f"per s: {noun}" for noun in nouns]
         told = [f"{noun} ({_some([*dict.fromkeys(of)])})" for noun, of in nouns.items()]
         return [f"per s: {', '.join(told)}"]
-
-
-def _grouped(pairs: Iterable[tuple[str, Each]]) -> dict[str, list[Each]]:
-    found: dict[str, list[Each]] = {}
-    for key, each in pairs:
-        found.setdefault(key, []).append(each)
-    return found
 
 
 def _refused(notes: Notes) -> list[str]:

@@ -11,6 +11,7 @@ from pytest_hwqueue.history.analysis import LEAST_SESSIONS
 from pytest_hwqueue.history.series import FoundChange, HistoryFile, SeriesHistory
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.reports.document import Column, Document, Heading, Line, Paragraph, Row, Table
+from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.verdicts import figure_value
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
@@ -34,9 +35,7 @@ _COLUMNS = (
 
 def history_document(found: HistoryFile) -> Document:
     """Return a line per series, those of cells that changed or have notes first."""
-    by_cell: dict[str, list[SeriesHistory]] = {}
-    for series in found.series:
-        by_cell.setdefault(series.cell, []).append(series)
+    by_cell = grouped((series.cell, series) for series in found.series)
     loud = {series.cell for series in found.series if series.changes or series.notes}
     ordered = sorted(by_cell, key=lambda cell: cell not in loud)
     rows = [
@@ -163,7 +162,6 @@ def _commits(series: SeriesHistory, change: FoundChange) -> list[str]:
 
 def _machine_lines(series: Sequence[SeriesHistory]) -> list[str]:
     """Return what tells the machines of a cell apart, once for all cells of which it is true."""
-    cells: dict[tuple[str, ...], dict[str, None]] = {}
     by_cell: dict[str, dict[int, str]] = {}
     for each in series:
         if each.machine_fields:
@@ -175,8 +173,7 @@ def _machine_lines(series: Sequence[SeriesHistory]) -> list[str]:
             by_cell.setdefault(each.cell, {})[each.machine] = (
                 f"#{each.machine} (from {first}): {fields}"
             )
-    for cell, machines in by_cell.items():
-        cells.setdefault(tuple(machines.values()), {})[cell] = None
+    cells = grouped((tuple(machines.values()), cell) for cell, machines in by_cell.items())
     return [
         f"{counted(len(those), 'cell')} on several machines: {'; '.join(machines)}. "
         f"{OF_THE_MACHINE[0].upper()}{OF_THE_MACHINE[1:]}."

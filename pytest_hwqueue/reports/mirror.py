@@ -7,7 +7,6 @@ replays our samples, so the data it stores are ours to the bit, in seconds.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,19 +22,6 @@ _NS_PER_S = 1e9
 _MS_PER_S = 1e3
 _PERCENTILES = ("p50", "p95", "p99", "p999")
 _names_given = pytest.StashKey[dict[str, int]]()
-
-
-@dataclass(frozen=True)
-class _Node:
-    """What a BenchmarkFixture reads from its test: the record's names.
-
-    5.1 and 5.2 read ``_nodeid``, 5.3 reads ``nodeid``.
-    """
-
-    name: str
-    nodeid: str
-    _nodeid: str
-    callspec: SimpleNamespace
 
 
 def mirror(item: pytest.Item, record: RunRecord) -> None:
@@ -119,8 +105,12 @@ def _session(config: pytest.Config) -> Any | None:
     return session
 
 
-def _node(item: pytest.Item, record: RunRecord) -> _Node:
-    """Name a record; the same session gives the same names, and no name twice."""
+def _node(item: pytest.Item, record: RunRecord) -> SimpleNamespace:
+    """Return what a BenchmarkFixture reads from its test: the record's names, none of them twice.
+
+    The same session gives the same names. pytest-benchmark 5.1 and 5.2 read ``_nodeid``, 5.3 reads
+    ``nodeid``.
+    """
     given = item.stash.setdefault(_names_given, {})
     first = not given
     given[record.cell_id] = number = given.get(record.cell_id, 0) + 1
@@ -134,7 +124,7 @@ def _node(item: pytest.Item, record: RunRecord) -> _Node:
     # For --benchmark-group-by=param:streams and the like; the test's own parameters come first.
     parameters = {} if callspec is None else _plain(callspec.params)
     label = f"{cell.device}-s{cell.streams}-{cell.scheduler}-{cell.dispatch}"
-    return _Node(
+    return SimpleNamespace(
         name=name,
         nodeid=nodeid,
         _nodeid=nodeid,

@@ -16,6 +16,7 @@ from pytest_hwqueue.noise.losses import (
 )
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.tenancy import TENANTS
 
 # What runs beside the measured process under each of the remedies too.
@@ -29,14 +30,14 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
     Each says what share of the work was lost, and how much longer the slowest requests took, as
     means over the runs of a session with a 95 % interval of the paired runs.
     """
-    cells: dict[str, dict[str, list[RunRecord]]] = {}
-    for record in records:
-        if record.noise is not None:
-            noise = record.noise.noise
-            cell = quiet_cell(record.cell, noise).id
-            cells.setdefault(cell, {}).setdefault(noise, []).append(record)
+    cells = grouped(
+        (quiet_cell(record.cell, record.noise.noise).id, (record.noise.noise, record))
+        for record in records
+        if record.noise is not None
+    )
     lines = []
-    for cell, by_noise in cells.items():
+    for cell, measured in cells.items():
+        by_noise = grouped(measured)
         if NONE not in by_noise or len(by_noise) < 2:
             continue
         rate = paired_losses(by_run(by_noise, throughput), higher_is_worse=False)
@@ -79,14 +80,14 @@ def remedy_lines(records: Sequence[RunRecord]) -> list[str]:
 
     Pinning and isolation are compared with the same load, schedulers with native; see `won_back`.
     """
-    cells: dict[str, dict[tuple[str, str], list[RunRecord]]] = {}
+    cells = []
     for record in records:
         if record.noise is not None:
             noise, mode = record.noise.noise, record.cell.scheduler
             cell = quiet_cell(record.cell, noise).model_copy(update={"scheduler": _NATIVE})
-            cells.setdefault(cell.id, {}).setdefault((mode, noise), []).append(record)
+            cells.append((cell.id, ((mode, noise), record)))
     lines = []
-    for measured in cells.values():
+    for measured in map(grouped, grouped(cells).values()):
         for (mode, noise), remedied in measured.items():
             pairs = []
             if noise in _REMEDIES:

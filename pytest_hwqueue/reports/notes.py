@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -79,14 +79,10 @@ def setting_words(cell: Cell) -> dict[str, str]:
 def title(subject: str, records: Sequence[RunRecord], what: str) -> Heading:
     """Return a table's heading: its subject, the devices, and how many cells are not fine."""
     # A record of a process that died may have no fingerprint; another one knows its device.
-    known: dict[str, str] = {}
-    for record in records:
-        if name := device_name(record):
-            known[record.cell.device] = name
-    names: dict[str, list[str]] = {}
-    for label in dict.fromkeys(record.cell.device for record in records):
-        names.setdefault(known.get(label, "unknown device"), []).append(label)
-    devices = ", ".join(f"{name} ({', '.join(labels)})" for name, labels in names.items())
+    known = {record.cell.device: name for record in records if (name := device_name(record))}
+    labels = dict.fromkeys(record.cell.device for record in records)
+    names = grouped((known.get(label, "unknown device"), label) for label in labels)
+    devices = ", ".join(f"{name} ({', '.join(those)})" for name, those in names.items())
     bad = [record.status for record in records if record.status != "ok"]
     return heading(f"{subject} on {devices}{what}", bad, counted(len(records), "cell"))
 
@@ -128,7 +124,16 @@ def _common_file(cells: Sequence[Cell]) -> str:
 
 
 _NUMBERS = re.compile(r"\d[\d.]*")
+Name = TypeVar("Name", bound=Hashable)
 Whose = TypeVar("Whose")
+
+
+def grouped(pairs: Iterable[tuple[Name, Whose]]) -> dict[Name, list[Whose]]:
+    """Return whose belongs to each name, in the order given."""
+    found: dict[Name, list[Whose]] = {}
+    for name, whose in pairs:
+        found.setdefault(name, []).append(whose)
+    return found
 
 
 def by_kind(texts: Iterable[tuple[str, Whose]]) -> dict[str, tuple[str, list[Whose]]]:
@@ -214,12 +219,13 @@ class Notes:
 
     def refused_in_short(self) -> dict[str, int]:
         """Return in how many cells each figure was refused, such as ``P99 of iteration``."""
-        cells: dict[str, set[str]] = {}
-        for (figure, _), refusal in self._refusals.items():
-            for tag in refusal.tags:
-                what = figure if tag is None else f"{figure} of {tag}"
-                cells.setdefault(what, set()).update(refusal.cells)
-        return {what: len(found) for what, found in cells.items()}
+        cells = grouped(
+            (figure if tag is None else f"{figure} of {tag}", cell)
+            for (figure, _), refusal in self._refusals.items()
+            for tag in refusal.tags
+            for cell in refusal.cells
+        )
+        return {what: len(set(found)) for what, found in cells.items()}
 
     def lines(self, cells: int) -> list[str]:
         """Return the notes of a table with so many cells, one unwrapped line each."""

@@ -14,7 +14,7 @@ from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import figures_table, status_of
 from pytest_hwqueue.reports.document import Bullets, Column, Document, Heading, Part, markdown
-from pytest_hwqueue.reports.notes import device_name
+from pytest_hwqueue.reports.notes import device_name, grouped
 from pytest_hwqueue.reports.terminal import shown
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ def _figures(cells: Sequence[CellRuns]) -> list[Part]:
 
 
 def _failures(cells: Sequence[CellRuns]) -> list[Part]:
-    about: dict[str, list[str]] = {}
-    for cell in cells:
-        for run in cell.bad:
-            which = f"run {run.run} " if len(cell.runs) > 1 else ""
-            about.setdefault(run.cell_id, []).append(which + status_of(run))
+    about = grouped(
+        (run.cell_id, f"run {run.run} " * (len(cell.runs) > 1) + status_of(run))
+        for cell in cells
+        for run in cell.bad
+    )
     if not about:
         return []
     count = sum(map(len, about.values()))

@@ -15,7 +15,7 @@ from pytest_hwqueue.reports.charts import scaling_chart
 from pytest_hwqueue.reports.document import Chart, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import Notes, device_name, setting_words
+from pytest_hwqueue.reports.notes import Notes, device_name, grouped, setting_words
 
 
 def _told(records: Sequence[RunRecord]) -> Iterator[tuple[list[RunRecord], Scaling | None, str]]:
@@ -160,7 +160,7 @@ def _measured(name: str, shown: Sequence[RunRecord]) -> str:
 
 def _charts(records: Sequence[RunRecord]) -> dict[str, list[tuple[str, Spec]]]:
     """Return by workload a chart for each device, size and unit."""
-    panels: dict[str, dict[tuple[str, str], list[tuple[str, Scaling]]]] = {}
+    curves = []
     for sweep, scaling, _ in _told(records):
         if scaling is None:
             # The table says why.
@@ -171,9 +171,8 @@ def _charts(records: Sequence[RunRecord]) -> dict[str, list[tuple[str, Spec]]]:
         title += ": a model's figures, not measured" if first.simulated else ""
         mode = cell.sync_mode if cell.sync_mode != "per_iteration" else ""
         label = ", ".join(filter(None, (cell.scheduler, cell.dispatch, mode, cell.variant)))
-        panel = panels.setdefault(cell.name, {}).setdefault((title, scaling.unit), [])
-        panel.append((label, scaling))
-    return {
-        name: [(title, scaling_chart(curves)) for (title, _), curves in those.items()]
-        for name, those in panels.items()
-    }
+        curves.append(((cell.name, title, scaling.unit), (label, scaling)))
+    panels = grouped(curves)
+    return grouped(
+        (name, (title, scaling_chart(those))) for (name, title, _), those in panels.items()
+    )

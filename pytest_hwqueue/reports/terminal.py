@@ -22,13 +22,14 @@ from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import PERCENTILES, figures_table, other_series, status_of
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
-from pytest_hwqueue.reports.glance import Changes, glance_parts
+from pytest_hwqueue.reports.glance import Changes, Glance
 from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import (
     NO_REASON,
     CellNames,
     Notes,
     by_kind,
+    grouped,
     heading,
     how_timed,
     title,
@@ -230,7 +231,7 @@ def render(
     if not records:
         return ""
     cells = gather(records)
-    parts = glance_parts(cells, changes or {})
+    parts = Glance(cells).parts(changes or {})
     if scaling:
         parts += scaling_parts([cell.middle for cell in cells], set())
     return rendered(parts, width, colour)
@@ -242,10 +243,7 @@ def render_details(records: Sequence[RunRecord], *, width: int, colour: bool) ->
     Narrow terminals get fewer columns; every figure stays in the records.
     """
     cells = gather(records)
-    families: dict[str, list[RunRecord]] = {}
-    for cell in cells:
-        record = shown(cell)
-        families.setdefault(record.family or OWN_TESTS, []).append(record)
+    families = grouped((record.family or OWN_TESTS, record) for record in map(shown, cells))
     parts: list[Part] = []
     readings: set[str] = set()
     for family, members in families.items():

@@ -29,7 +29,7 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.notes import Notes, grouped
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 SEVERITY: tuple[State, ...] = (
@@ -367,9 +367,7 @@ def judgement_parts(
         if not _differing(listed):
             lines.append(_differing(passes))
         parts += [Paragraph(line, "") for line in lines if line]
-    missing: dict[str, list[str]] = {}
-    for absent in judgement.missing:
-        missing.setdefault(absent.reason, []).append(absent.cell_id)
+    missing = grouped((absent.reason, absent.cell_id) for absent in judgement.missing)
     for reason, cells in missing.items():
         parts.append(_naming(f"missing ({reason})", cells, "yellow", brief, fold))
     new = [each.cell_id for each in judgement.verdicts if each.verdict.state == "no-baseline"]

@@ -39,15 +39,11 @@ _SHOWN = 200
 _MOST_TOKENS = 10**9
 
 
-class RequestFailed(Exception):
-    """A request got no answer, or the wrong one; the text says which."""
-
-    @classmethod
-    def by(cls, error: Exception) -> RequestFailed:
-        """Return the failure that a request's error means: itself, or its kind and message."""
-        if isinstance(error, cls):
-            return error
-        return cls(f"{type(error).__name__}: {shortened(str(error))}")
+def _failure(error: Exception) -> HwqError:
+    """Return the failure that a request's error means: itself, or its kind and message."""
+    if isinstance(error, HwqError):
+        return error
+    return HwqError(f"{type(error).__name__}: {shortened(str(error))}")
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ class Client:
         """Send one request and read the whole answer; return its tokens' times, if it has any.
 
         Raises:
-            RequestFailed: on a time-out, a wrong status, no token, or any other error.
+            HwqError: on a time-out, a wrong status, no token, or any other error.
 
         """
         spec = self._spec
@@ -128,14 +124,14 @@ class Client:
                 allow_redirects=False,
             ) as response:  # fmt: skip
                 if response.status != spec.status:
-                    raise RequestFailed(
+                    raise HwqError(
                         f"status {response.status}, not {spec.status}: {await _start_of(response)}"
                     )
                 return await self._read(response)
         except asyncio.TimeoutError:
-            raise RequestFailed(f"no whole answer within {spec.timeout_s:g} s") from None
+            raise HwqError(f"no whole answer within {spec.timeout_s:g} s") from None
         except Exception as error:  # also a bare ValueError: aiohttp's of a line that is too long
-            raise RequestFailed.by(error) from None
+            raise _failure(error) from None
 
     async def wait_until_ready(self) -> None:
         """Wait until the server is ready; one that runs already and states no URL must be.
@@ -200,16 +196,16 @@ async def _read_tokens(response: aiohttp.ClientResponse) -> Reply:
             event = json.loads(data)
             if event.get("error"):
                 error = shortened(str(event["error"]))
-                raise RequestFailed(f"the stream ended with an error: {error}")
+                raise HwqError(f"the stream ended with an error: {error}")
             if usage := event.get("usage"):
                 counted = _count(usage["completion_tokens"])
             has_text = any(_text(choice) for choice in event.get("choices", ()))
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            raise RequestFailed(f"not an event of a completion: {data[:_SHOWN]!r}") from None
+            raise HwqError(f"not an event of a completion: {data[:_SHOWN]!r}") from None
         if has_text:
             first_ns, last_ns, events = first_ns or now_ns, now_ns, events + 1
     if not events:
-        raise RequestFailed("the answer has no token: is it streamed (`stream: true`)?")
+        raise HwqError("the answer has no token: is it streamed (`stream: true`)?")
     return Reply(first_ns, last_ns, counted or events)
 
 
@@ -354,7 +350,7 @@ class _Run:
             self._replies[index] = await self._request()
             self._failures_in_a_row = 0
         except Exception as error:  # whatever it is, nobody was answered
-            log.failed.append(FailedRequest(index, str(RequestFailed.by(error))))
+            log.failed.append(FailedRequest(index, str(_failure(error))))
             self._failures_in_a_row += 1
         finally:
             log.finished_ns[index] = time.monotonic_ns() - begin_ns

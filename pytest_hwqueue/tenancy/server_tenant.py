@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.errors import HwqError, translated
 from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window
 from pytest_hwqueue.processes.channel import Message
-from pytest_hwqueue.servers.generator import Client, Load, Reply, RequestFailed, generate
+from pytest_hwqueue.servers.generator import Client, Load, Reply, generate
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
@@ -47,7 +47,7 @@ async def _live(
         # Elsewhere, so that the connections are looked after meanwhile.
         await asyncio.to_thread(link.wait_for, "warm up")
         link.enter("warm-up")
-        with translated(HwqError, f"the first request to {url} failed", RequestFailed):
+        with translated(HwqError, f"the first request to {url} failed", HwqError):
             await client.request()
         begin_ns = time.monotonic_ns() + _AHEAD_NS
         warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))

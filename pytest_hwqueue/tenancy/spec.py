@@ -23,7 +23,8 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of, open_device
 from pytest_hwqueue.errors import BadInput, DeviceError, translated
 from pytest_hwqueue.noise.names import NONE, noise_id
-from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.channel import ProcessEnded
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.schedulers.syntax import TenantRequest, tenant_requests
 from pytest_hwqueue.servers.spec import ServerSpec, server_from_json

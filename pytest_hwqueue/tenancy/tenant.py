@@ -22,7 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import OwnCodeFailed, speaks_for_itself
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def main() -> None:
         start = channel.receive()
         assert start is not None
         status = _identify(channel, start) if start["kind"] == "identify" else _run(channel, start)
-    except ChannelClosed:
+    except ProcessEnded:
         sys.exit("the parent has gone")
     sys.stdout.flush()
     sys.exit(status)
@@ -141,7 +141,7 @@ def _listen(channel: Channel, links: dict[str, Link]) -> None:
     while True:
         try:
             message = channel.receive()
-        except ChannelClosed:
+        except ProcessEnded:
             # The parent has gone without saying so: leave nothing behind, whatever runs now.
             os.killpg(os.getpgrp(), signal.SIGKILL)
         else:
@@ -190,7 +190,7 @@ def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
     def run() -> bool:
         try:
             serve()
-        except ChannelClosed:
+        except ProcessEnded:
             raise
         except Exception as error:  # every cause becomes a record
             # The user's own code has its traceback in the reason, and a server its own output.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_hwqueue.harness.attempt import Found, RunEnded
-from pytest_hwqueue.processes.channel import Message
-from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.channel import Message, ProcessEnded
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.records.tenants import LOOK_ERROR, TenantResult

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes.channel import (
     Channel,
-    ChannelClosed,
-    ChannelDamaged,
+    ProcessEnded,
     innermost_frames,
 )
 
@@ -115,10 +115,10 @@ def test_a_partial_line_waits_for_its_rest_until_its_sender_is_gone() -> None:
         os.write(write, b'"}\n{"kind": "never finished"')
         os.close(write)
         assert channel.receive(soon()) == {"kind": "half"}
-        with pytest.raises(ChannelClosed):
+        with pytest.raises(ProcessEnded):
             channel.receive()
         os.close(read)
-        with pytest.raises(ChannelClosed):
+        with pytest.raises(ProcessEnded):
             channel.send("anybody there")
 
 
@@ -127,7 +127,7 @@ def test_what_others_write_is_no_message(ends: Ends, text: bytes) -> None:
     ends.far.send("before")
     assert ends.near.receive(soon()) == {"kind": "before"}
     os.write(ends.wild, text.replace(b"KEY", ends.far._key))
-    with pytest.raises(ChannelDamaged, match="descriptors that it has not opened"):
+    with pytest.raises(HwqError, match="descriptors that it has not opened"):
         ends.near.receive(soon())
 
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from pytest_hwqueue.processes import measured_process
-from pytest_hwqueue.processes.channel import Message
-from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.channel import Message, ProcessEnded
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import Main
 
 PROGRAM = """

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pytest_hwqueue.errors import BadInput, BadOption, HwqError, LeaseError, NotProven
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message
+from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded
 from pytest_hwqueue.processes.remote import answer_to, one_way, remote
 from pytest_hwqueue.records.cell import WarmUp
 
@@ -59,7 +59,7 @@ def both() -> Iterator[tuple[Calls, Target]]:
         while True:
             try:
                 message = near.receive()
-            except ChannelClosed:
+            except ProcessEnded:
                 return
             assert message is not None
             answer = answer_to(message, Calls, target)

@@ -11,8 +11,14 @@ from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text
-from pytest_hwqueue.reports.badge import Compared, JudgedFile, badge
-from pytest_hwqueue.reports.judgement_file import SCHEMA, judgement_text
+from pytest_hwqueue.reports.judgement_file import (
+    SCHEMA,
+    Compared,
+    JudgedFile,
+    badge,
+    judgement_file,
+    judgement_text,
+)
 from pytest_hwqueue.verdicts.judging import Judgement
 
 CELL = "large_gemm_only[cuda-s4-native-graph]"
@@ -59,7 +65,7 @@ def session(records: list[RunRecord], *judgements: dict[str, Any]) -> str:
 def test_it_is_made_from_a_session_or_a_comparison_and_nothing_else(
     judgement: Judgement, session_records: list[RunRecord], tmp_path: Path
 ) -> None:
-    text = judgement_text(judgement, "session", 1, {})
+    text = judgement_text(judgement_file(judgement, "session", 1, {}))
     other = "is neither a session's file"
     files = [
         (text, 0, "2 regressions"),

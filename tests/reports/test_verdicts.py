@@ -18,7 +18,7 @@ from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import P95, P99, State
 from pytest_hwqueue.reports import verdicts
-from pytest_hwqueue.reports.judgement_file import json_schema, judgement_text
+from pytest_hwqueue.reports.judgement_file import json_schema, judgement_file, judgement_text
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from tests.reports.conftest import cell_id, judgement_of, verdict_of
 from tests.reports.stored_texts import assert_as_stored
@@ -79,7 +79,9 @@ def test_an_explanation_has_its_p_and_figures_have_the_units_of_their_size() -> 
 
 
 def test_a_run_without_a_figure_is_null_in_json() -> None:
-    text = judgement_text(judgement_of([CellVerdict(CELL, "p99", BROKEN)]), "new", 0, {})
+    text = judgement_text(
+        judgement_file(judgement_of([CellVerdict(CELL, "p99", BROKEN)]), "new", 0, {})
+    )
     content = json.loads(text)
     Draft202012Validator(json_schema()).validate(content)
     (verdict,) = content["verdicts"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.servers.generator import Client, Reply, RequestFailed
+from pytest_hwqueue.servers.generator import Client, Reply
 from pytest_hwqueue.servers.spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -125,7 +125,7 @@ def test_connections_are_kept_limited_and_counted() -> None:
 def test_every_wrong_answer_is_a_failure_that_says_what_came(
     spec: ServerSpec, parts: list[bytes] | None, reason: str
 ) -> None:
-    with pytest.raises(RequestFailed) as failed:
+    with pytest.raises(HwqError) as failed:
         ask(spec, breaking if parts is None else saying(*parts))
     assert reason in str(failed.value)
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pytest_hwqueue.errors import InvalidMeasurement
+from pytest_hwqueue.errors import HwqError, InvalidMeasurement
 from pytest_hwqueue.harness.open_loop import StoppedServing, Window, lateness
 from pytest_hwqueue.servers import generator
-from pytest_hwqueue.servers.generator import Load, Reply, RequestFailed, generate
+from pytest_hwqueue.servers.generator import Load, Reply, generate
 
 MS = 1_000_000
 
@@ -97,7 +97,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_until_the_window_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [RequestFailed("no"), ValueError("Chunk too big"), AssertionError(), EOFError("x")]
+    "error", [HwqError("no"), ValueError("Chunk too big"), AssertionError(), EOFError("x")]
 )
 @pytest.mark.parametrize("schedule", [[index * MS for index in range(20)], None])
 def test_a_request_that_raises_anything_has_failed_in_its_place(
@@ -117,7 +117,7 @@ def test_a_request_that_raises_anything_has_failed_in_its_place(
     found = load(request, schedule, 1, window_ms=20)
     assert [each.index for each in found.log.failed] == list(range(0, number, 2))
     assert len(found.log.failed) == len(found.log.started_ns) - found.log.completed
-    said = "no" if isinstance(error, RequestFailed) else f"{type(error).__name__}: {error}"
+    said = "no" if isinstance(error, HwqError) else f"{type(error).__name__}: {error}"
     assert {each.reason for each in found.log.failed} == {said}
     tokens = [reply and reply.tokens for reply in found.replies]
     assert tokens == [None if mine % 2 else mine for mine in range(1, number + 1)]
@@ -135,7 +135,7 @@ def test_a_cancelled_request_ends_the_load(
 def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "MOST_FAILURES_IN_A_ROW", 5)
     with pytest.raises(StoppedServing, match="5 requests failed in a row; the last: no") as stopped:
-        load(raising(RequestFailed("no")), None, 1)
+        load(raising(HwqError("no")), None, 1)
     assert len(stopped.value.log.failed) == 5
 
 

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.baselines.cell_file import write_lines
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import BadInput, BadScenario, RecordError
+from pytest_hwqueue.errors import BadInput, BadScenario, HwqError, RecordError
 from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
-from pytest_hwqueue.servers.generator import RequestFailed
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from tests.conftest import make_record
 
@@ -182,7 +181,7 @@ def test_answers_of_servers(event: Any, end: bytes, more: bytes) -> None:
     reply = None
     try:
         reply = ask(_OPENAI, saying(head + body))
-    except RequestFailed as error:
+    except HwqError as error:
         refused = str(error)
     assert len(refused) < 1000
     assert bool(refused) == (reply is None)
@@ -202,6 +201,6 @@ def test_answers_of_great_size(data: bytes) -> None:
 
     body = b"data: " + data + b"\n\ndata: [DONE]\n\n"
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with pytest.raises(RequestFailed) as refused:
+    with pytest.raises(HwqError) as refused:
         ask(_OPENAI, saying(head + body))
     assert len(str(refused.value)) < 1000

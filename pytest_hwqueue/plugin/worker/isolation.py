@@ -21,7 +21,8 @@ from pytest_hwqueue.plugin.worker.local_ranks import (
 )
 from pytest_hwqueue.plugin.worker.services import SchedulerServices, mode_of_worker, worker_of
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, problem_of
-from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.channel import ProcessEnded
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.processes.measured_process import MeasuredProcess, ProcessEnded
+from pytest_hwqueue.processes.channel import ProcessEnded
+from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.ranks.launched import place_on_this_host
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from pytest_hwqueue.plugin.state import (
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.services import Fitness
 from pytest_hwqueue.plugin.worker.test_run import packed
-from pytest_hwqueue.processes.channel import Channel, ChannelClosed, Message, keep_output
+from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded, keep_output
 from pytest_hwqueue.processes.remote import remote
 from pytest_hwqueue.ranks.launched import LOOPBACK, host_store
 from pytest_hwqueue.records.noise import Provenance
@@ -66,7 +66,7 @@ class WorkerPlugin:
         while True:
             try:
                 message = self._channel.receive()
-            except ChannelClosed:
+            except ProcessEnded:
                 # pytest has gone without saying so: leave nothing behind, whatever runs now.
                 os.killpg(os.getpgrp(), signal.SIGKILL)
             else:

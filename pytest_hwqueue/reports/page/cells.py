@@ -11,13 +11,14 @@ from typing import Generic, TypeVar
 from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.capacity.result import KIND as CAPACITY
 from pytest_hwqueue.capacity.result import CapacityFile
-from pytest_hwqueue.errors import RecordError, files
+from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.records.cell import Json, RunRecord, read_model, read_record
 from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.reports.judgement_file import judgement_of
+from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.verdicts import SEVERITY
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -137,17 +138,13 @@ def _stored_instead(folder: Path) -> str:
 
 
 def _read(path: Path, found: Found, *, named: bool) -> None:
+    with files("read", path):
+        content = path.read_bytes()
     try:
-        with files("read", path):
-            data = json.loads(path.read_bytes())
-    except ValueError as error:
-        if named:
-            raise RecordError(f"{path} is damaged: {error}") from error
-        found.damaged.append(f"{path} is damaged: {error}")
-        return
-    parts = data.keys() if isinstance(data, dict) else set()
-    schema = str(data["schema"]) if "schema" in parts else ""
-    try:
+        with translated(RecordError, f"{path} is damaged", ValueError):
+            data = json.loads(content)
+        parts = data.keys() if isinstance(data, dict) else set()
+        schema = str(data["schema"]) if "schema" in parts else ""
         if "schema_version" in parts and "plan" in parts:
             found.colocations.append(Stored(path, read_colocation(path)))
         elif schema.startswith(SESSION_FILES):
@@ -260,10 +257,7 @@ def page_cells(
 
 def _gathered(records: Iterable[tuple[Path, RunRecord]]) -> Iterator[tuple[PageCell, Path]]:
     """Return the cells of each folder, each with the file of the run shown."""
-    folders: dict[Path, list[tuple[Path, RunRecord]]] = {}
-    for path, record in records:
-        folders.setdefault(path.parent, []).append((path, record))
-    for folder, those in folders.items():
+    for folder, those in grouped((each[0].parent, each) for each in records).items():
         those.sort(key=lambda each: each[1].started)
         paths = {id(record): path for path, record in those}
         for runs in gather([record for _, record in those]):

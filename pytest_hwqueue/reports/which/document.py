@@ -21,7 +21,7 @@ from pytest_hwqueue.reports.document import (
     Table,
     Verbatim,
 )
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.notes import Notes, grouped
 from pytest_hwqueue.reports.which import words
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.schedulers.declaration import NATIVE
@@ -198,11 +198,9 @@ def _in_short(found: WhichFile) -> list[Part]:
         goal: ["; ".join(f"{v} under {listed(names[v])}" for v in _GOAL_ORDER if v in names)]
         for goal, names in by_goal.items()
     }
-    shown: dict[str, list[str]] = {}
-    for case in asked:
-        # That nothing orders native's work needs no proof.
-        if case.proof is not None and case.scheduler != NATIVE.name:
-            shown.setdefault(f"active: {words.effective(found, case)}", []).append(case.id)
+    # That nothing orders native's work needs no proof.
+    proven = [case for case in asked if case.proof is not None and case.scheduler != NATIVE.name]
+    shown = grouped((f"active: {words.effective(found, case)}", case.id) for case in proven)
     lines |= {what: [listed(names)] for what, names in shown.items()}
     return [Bullets(lines)] if lines else []
 
@@ -298,7 +296,7 @@ def _worst(
 
 def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:
     """Return a case's tenants of the highest priority, and the others."""
-    most = max(tenant.priority for tenant in case.tenants)
+    most = max((tenant.priority for tenant in case.tenants), default=0)
     urgent = [tenant for tenant in case.tenants if tenant.priority == most]
     return urgent, [tenant for tenant in case.tenants if tenant.priority < most]
 
@@ -316,16 +314,15 @@ _NOTE = (
 def fronts(cases: Sequence[WhichCase], simulated: bool) -> list[Chart]:
     """Return each urgent tenant's P99 against the loss of each less urgent one, mode by mode."""
     charts = []
-    asked = [case for case in cases if case.role == "case"]
-    for variant in dict.fromkeys(case.variant for case in asked):
-        those = [case for case in asked if case.variant == variant]
-        tenants = {tenant.name: tenant.priority for case in those for tenant in case.tenants}
-        if not tenants:
-            continue
-        most = max(tenants.values())
-        for urgent in (name for name, priority in tenants.items() if priority == most):
-            for greedy in (name for name, priority in tenants.items() if priority < most):
-                charts.append(_front(variant, those, urgent, greedy, simulated))
+    asked = grouped((case.variant, case) for case in cases if case.role == "case")
+    for variant, those in asked.items():
+        # A case that was not measured may not know its tenants.
+        urgent, others = _split(next((case for case in those if case.tenants), those[0]))
+        charts += [
+            _front(variant, those, high.name, low.name, simulated)
+            for high in urgent
+            for low in others
+        ]
     return charts
 
 

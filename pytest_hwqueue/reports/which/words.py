@@ -18,6 +18,7 @@ from pytest_hwqueue.metrics.numbers import (
     listed,
     rate,
 )
+from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.which.file import (
     WhichCase,
@@ -66,12 +67,9 @@ def settings(found: WhichFile) -> list[str]:
 
 def tenant_lines(found: WhichFile) -> list[str]:
     """Return what each tenant ran; of several variants, each of what it ran."""
-    works: dict[str, dict[str, None]] = {}
-    for case in found.cases:
-        for tenant in case.tenants:
-            if tenant.work:
-                works.setdefault(tenant.name, {})[tenant.work] = None
-    return [f"{name}: {'; or '.join(ran)}" for name, ran in works.items()]
+    tenants = [tenant for case in found.cases for tenant in case.tenants if tenant.work]
+    works = grouped((tenant.name, tenant.work) for tenant in tenants)
+    return [f"{name}: {'; or '.join(dict.fromkeys(ran))}" for name, ran in works.items()]
 
 
 def _sessions_and_gpus(found: WhichFile) -> str:
@@ -185,10 +183,10 @@ def failed_lines(found: WhichFile) -> list[str]:
 
 def last_outputs(case: WhichCase) -> list[str]:
     """Return the last output of tenants of a case without figures; threads share theirs."""
-    names: dict[str, list[str]] = {}
-    for name, text in case.last_output.items():
-        lines = text.rstrip().splitlines()[-_OUTPUT_LINES:]
-        names.setdefault("\n".join(lines), []).append(name)
+    names = grouped(
+        ("\n".join(text.rstrip().splitlines()[-_OUTPUT_LINES:]), name)
+        for name, text in case.last_output.items()
+    )
     return [f"last output of {listed(each)}:\n{text}" for text, each in names.items()]
 
 
