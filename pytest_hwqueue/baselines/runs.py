@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -191,7 +191,7 @@ class FieldDifference:
     b: Annotated[tuple[Any, ...], Field(alias="test")]
 
     def __str__(self) -> str:
-        return f"{self.field} is {_in_words(self.a)} in one and {_in_words(self.b)} in the other"
+        return f"{self.field} is {in_words(self.a)} in one and {in_words(self.b)} in the other"
 
 
 def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
@@ -382,5 +382,6 @@ def _quantiles(values_ns: Sequence[int], quantiles: Sequence[float]) -> list[int
     return [round(value) for value in found.tolist()]
 
 
-def _in_words(values: tuple[Any, ...]) -> str:
+def in_words(values: Iterable[object]) -> str:
+    """Return the values of a condition, such as ``570 or not known``."""
     return " or ".join("not known" if value is None else str(value) for value in values)

@@ -11,6 +11,7 @@ from pytest_hwqueue.baselines.runs import (
     CellBaseline,
     FieldDifference,
     condition_differences,
+    in_words,
     soft_fields,
 )
 from pytest_hwqueue.baselines.sources import Source
@@ -51,7 +52,6 @@ from pytest_hwqueue.reports.document import (
 from pytest_hwqueue.reports.notes import Notes, grouped
 from pytest_hwqueue.reports.verdicts import (
     figure_value,
-    in_words,
     least_detected,
     mean_value,
     tau_words,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
@@ -85,10 +85,11 @@ def figures_table(
     return Table([*columns, *COLUMNS], rows, notes.lines(len(cells)))
 
 
+@dataclass(frozen=True)
 class CellRows:
     """Turns one record into rows for a table with certain columns.
 
-    Args:
+    Attributes:
         record: any record, measured or not.
         name: the cell as notes call it.
         notes: collects refusals, explanations and footnotes.
@@ -96,13 +97,10 @@ class CellRows:
 
     """
 
-    def __init__(
-        self, record: RunRecord, name: str, notes: Notes, left_out: Collection[str] = ()
-    ) -> None:
-        self._record = record
-        self._name = name
-        self._notes = notes
-        self._left_out = left_out
+    record: RunRecord
+    name: str
+    notes: Notes
+    left_out: Collection[str] = ()
 
     def rows(self, identity: dict[str, str], ratios_once: bool) -> list[Row]:
         """Return the cell's row and those of its tags; it has a style if it came to nothing.
@@ -112,9 +110,9 @@ class CellRows:
             ratios_once: whether ratios are explained in the notes, once for several cells.
 
         """
-        record, metrics = self._record, self._record.metrics
+        record, metrics = self.record, self.record.metrics
         head = Row(texts=dict(identity), opens=True)
-        marks = "".join(self._notes.footnote(text) + " " for text in record_remarks(record))
+        marks = "".join(self.notes.footnote(text) + " " for text in record_remarks(record))
         if marks:
             head.texts["workload"] += f" {marks.rstrip()}"
         if record.primary.per != "iteration" or record.primary.name != "iteration":
@@ -140,7 +138,7 @@ class CellRows:
             rows.append(Row(texts={"workload": f"  {tag}"}))
             self._put_latency(rows[-1], summary, tag)
         for refused, reason in metrics.refused.items():
-            self._notes.refuse(refused, reason, self._name)
+            self.notes.refuse(refused, reason, self.name)
         below: list[Line] = rows[-1].below
         below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
         if metrics.overlap is not None:
@@ -159,7 +157,7 @@ class CellRows:
         self, what: str, given: Estimate, show: Show, tag: str | None = None, *, told: bool = True
     ) -> PrintedFigure:
         """Return a figure, with its interval if ``told``; note why either is refused."""
-        self._notes.note(given, what, self._name, tag, interval=told)
+        self.notes.note(given, what, self.name, tag, interval=told)
         return printed(given, show if told else lambda value, _: show(value, None))
 
     def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
@@ -169,10 +167,10 @@ class CellRows:
         most = summary.max * _NS_PER_MS
         unit = time_unit((values or [summary.mean * _NS_PER_MS])[0], [*values, most])
         row.texts["n"] = str(summary.n)
-        if "max" not in self._left_out:
+        if "max" not in self.left_out:
             row.figures["max"] = [milliseconds(summary.max, unit)]
         for key, each in given.items():
-            if key not in self._left_out:
+            if key not in self.left_out:
                 told = key in _WITH_INTERVAL
                 shown = self._figure(
                     PERCENTILES[key], each, lambda ms, ends: milliseconds(ms, unit, ends), tag,
@@ -186,7 +184,7 @@ class CellRows:
 
     def _device_figures(self) -> dict[str, list[PrintedFigure]]:
         """Return the timeline's and the memory's figures; a refused one is noted once."""
-        metrics, found = self._record.metrics, dict[str, list[PrintedFigure]]()
+        metrics, found = self.record.metrics, dict[str, list[PrintedFigure]]()
         if metrics.ready_to_start is not None:
             split = metrics.ready_to_start.other_stream_before
             for key, side in (("after_other", split.first), ("after_same", split.second)):
@@ -212,7 +210,7 @@ class CellRows:
             parts.append(f"{self._figure(f'{name} {at}', given, times)} {at}")
         parts[0] = f"{name} {parts[0]}"
         if once:
-            self._notes.explain(name, ratio.description)
+            self.notes.explain(name, ratio.description)
         else:
             parts.append(f"({ratio.description})")
         return parts
@@ -298,8 +296,8 @@ def _ranks(ranks: RanksSummary) -> list[str]:
     """Return how many processes ran the cell, and how much they differed."""
     if ranks.skew is None:
         return [f"one rank, over {ranks.backend}"]
-    given = {key: getattr(ranks.skew, key) for key in _WITH_INTERVAL}
-    known = {key: each for key, each in given.items() if each.value is not None}
+    given = ((key, getattr(ranks.skew, key)) for key in _WITH_INTERVAL)
+    known = {key: each for key, each in given if each.value is not None}
     in_ns = [each * _NS_PER_MS for each in known.values()]
     unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
     apart = [

@@ -20,7 +20,7 @@ from pytest_hwqueue.reports.document import (
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis
-    from pytest_hwqueue.doctor.checks import Check, Section
+    from pytest_hwqueue.doctor.checks import Section
     from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, Limit, QueuesAtOnce
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "unknown": "cyan"}
@@ -37,24 +37,20 @@ def machine_document(sections: Sequence[Section]) -> Document:
 
 def diagnosis_document(diagnosis: Diagnosis) -> Document:
     """Return checks, with advice where there is something to do, and limits."""
-    parts: list[Part] = [Heading("Checks"), _checks(diagnosis.checks)]
-    if diagnosis.limits is not None:
-        parts += _limits(diagnosis.limits)
-    if diagnosis.quick:
-        parts.append(Paragraph("Taken with --quick: fewer samples, so wider intervals."))
-    return Document(parts)
-
-
-def _checks(checks: Sequence[Check]) -> Table:
     columns = (Column("name", "check"), Column("status", "status"))
     rows = [
         Row(
             {"name": check.name, "status": check.status}, style=_STYLES[check.status], opens=True,
             below=[line for line in (check.found, check.advice) if line],
         )
-        for check in checks
+        for check in diagnosis.checks
     ]  # fmt: skip
-    return Table(columns, rows)
+    parts: list[Part] = [Heading("Checks"), Table(columns, rows)]
+    if diagnosis.limits is not None:
+        parts += _limits(diagnosis.limits)
+    if diagnosis.quick:
+        parts.append(Paragraph("Taken with --quick: fewer samples, so wider intervals."))
+    return Document(parts)
 
 
 def _limits(limits: DeviceLimits) -> list[Part]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from pytest_hwqueue.baselines.runs import in_words
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import GateSettings, Quantity, State, Verdict, percent
@@ -119,11 +120,6 @@ def set_aside_of(judged: CellVerdict) -> str:
 
 def _short_words(judged: CellVerdict) -> str:
     return f"{'; '.join(map(str, judged.short))}, set aside" if judged.short else ""
-
-
-def in_words(values: Iterable[object]) -> str:
-    """Return the values of a condition, such as ``570 or not known``."""
-    return " or ".join("not known" if value is None else str(value) for value in values)
 
 
 def remarks_of(judged: CellVerdict, *, brief: bool = False) -> list[str]:
