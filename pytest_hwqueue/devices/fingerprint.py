@@ -208,26 +208,22 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
         return f"{version // 1000}.{version % 1000 // 10}"
 
     def uncorrected_errors() -> int:
-        kind, since = (
-            nvml().library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            nvml().library.NVML_VOLATILE_ECC,
-        )
-        return int(ask("DeviceGetTotalEccErrors", nvml().gpu, kind, since))
+        library = nvml().library
+        which = library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, library.NVML_VOLATILE_ECC
+        return int(ask("DeviceGetTotalEccErrors", nvml().gpu, *which))
 
     def row_remapping() -> str:
         _, _, pending, failed = ask("DeviceGetRemappedRows", nvml().gpu)
         return "failed" if failed else "pending" if pending else "ok"
 
     def active_links() -> int:
-        library, links = nvml().library, 0
+        library, states = nvml().library, []
         for link in range(library.NVML_NVLINK_MAX_LINKS):
             try:
-                links += (
-                    ask("DeviceGetNvLinkState", nvml().gpu, link) == library.NVML_FEATURE_ENABLED
-                )
+                states.append(ask("DeviceGetNvLinkState", nvml().gpu, link))
             except (library.NVMLError_NotSupported, library.NVMLError_InvalidArgument):
                 break  # there are no more
-        return links
+        return states.count(library.NVML_FEATURE_ENABLED)
 
     driver = _Once(lambda: _nvidia_driver_version(nvml))
     fields.hard("driver_major", lambda: int(driver().split(".")[0]))
