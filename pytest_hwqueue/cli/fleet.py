@@ -68,7 +68,7 @@ def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> Non
 def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
     from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
-    from pytest_hwqueue.fleet.outliers import confirmed, judge_fleet
+    from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
     from pytest_hwqueue.metrics.numbers import counted
     from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.fleet import fleet_document, fleet_json, write_fleet_page
@@ -180,8 +180,8 @@ def run(
     resources of a node: ray start --resources='{"sim:h200": 8}'. Needs the extra `fleet`, also on
     the nodes, whose processes run what they are sent: trust the cluster.
 
-    Exit status: 0 if no GPU is named, 1 if one is, 2 if interrupted (--resume goes on), and 4 for
-    wrong usage or input.
+    Exit status: 0 if no GPU is named, 1 if one is, 2 if interrupted or if the cluster's head ends
+    (--resume goes on), and 4 for wrong usage or input.
     """  # fmt: skip
     from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
     from pytest_hwqueue.processes.reaper import signals_interrupt
@@ -196,8 +196,9 @@ def run(
                 run_fleet(cluster, out, lambda name: options)
             finally:
                 cluster.close()
-    except KeyboardInterrupt:
-        click.echo(f"interrupted: go on with hwq fleet run --resume --out {out}", err=True)
+    except (KeyboardInterrupt, ConnectionError) as error:
+        why = str(error) or "interrupted"
+        click.echo(f"{why}: go on with hwq fleet run --resume --out {out}", err=True)
         ctx.exit(INTERRUPTED)
     ctx.exit(merged([out], given))
 

@@ -32,7 +32,7 @@ from pytest_hwqueue.baselines.sources import read_session_file
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import RecordError, within
-from pytest_hwqueue.fleet.outliers import NAMED, FleetVerdict, Gpu, comparable_conditions
+from pytest_hwqueue.fleet.verdicts import NAMED, FleetVerdict, Gpu, comparable_conditions
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import RunRecord, now, read_model
@@ -134,9 +134,12 @@ def check_devices(
     """
     node = platform.node()
     sessions: list[_Session] = []
+    accelerators = [label for _, label in devices if capabilities_of(label).visible_by]
     try:
         for name, label in devices:
             own = seeded(options, name)
+            if label in accelerators and len(accelerators) > 1:
+                own.append("--hwq-param=copy_engines.peer=true")
             sessions.append(_start(name, label, folder / node / name, own))
         return [_ended(session, node) for session in sessions]
     finally:

@@ -12,6 +12,7 @@ process that called: actors belong to it, and sessions to their actor.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from pytest_hwqueue.fleet.check import (
     seeded,
     write_check,
 )
-from pytest_hwqueue.fleet.outliers import judge_fleet, to_measure_again
+from pytest_hwqueue.fleet.verdicts import judge_fleet, to_measure_again
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import write_bytes
 
@@ -45,6 +46,8 @@ START_S = 120.0
 """A GPU on which no process has begun by then is held by another job."""
 # Beyond a session's own limit: until the cluster has noticed that a node is gone.
 _SILENCE_S = 60.0
+# Ray itself ends a process with status 1 once its head has been gone for a minute.
+_HEAD_S = 20.0
 _GPUS = "all"
 _EXTRA = "hwq fleet run needs Ray: pip install 'pytest-hwqueue[fleet]'"
 
@@ -188,6 +191,7 @@ class Cluster:
 
         Raises:
             RecordError: if a record cannot be written here.
+            ConnectionError: if the cluster's head does not answer any more.
 
         """
         import ray
@@ -198,6 +202,8 @@ class Cluster:
         progress = _Progress(len(left))
         while running:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=1, fetch_local=True)
+            # Without it all GPUs would seem unreachable.
+            _require(ray.get_runtime_context().gcs_address)
             for answers in ready:
                 target = running[answers]
                 try:
@@ -252,6 +258,7 @@ def run_fleet(cluster: Cluster, folder: Path, options: Callable[[str], Sequence[
 
     Raises:
         RecordError: if a record cannot be read or written here.
+        ConnectionError: if the cluster's head does not answer any more.
 
     """
     cluster.check(
@@ -265,6 +272,20 @@ def run_fleet(cluster: Cluster, folder: Path, options: Callable[[str], Sequence[
         cluster.check(
             targets, folder / AGAIN, lambda name: seeded(options(name), f"{AGAIN} {name}")
         )
+
+
+def _require(head: str) -> None:
+    """Raise ConnectionError if nobody listens at HOST:PORT for a while."""
+    host, _, port = head.rpartition(":")
+    end_s = time.monotonic() + _HEAD_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end_s:
+                raise ConnectionError(f"the cluster's head is gone ({head}: {error})") from error
+            time.sleep(1)
 
 
 class _Progress:

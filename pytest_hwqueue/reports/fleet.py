@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pytest_hwqueue.fleet.outliers import ALL_FIGURES, NAMED, RATE, FleetVerdict, GpuVerdict
+from pytest_hwqueue.fleet.outliers import RATE
+from pytest_hwqueue.fleet.verdicts import ALL_FIGURES, NAMED, FleetVerdict, GpuVerdict
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.reports.charts import as_it_is, coloured_by, mark, told, view
 from pytest_hwqueue.reports.document import (
@@ -124,6 +125,7 @@ def fleet_json(found: FleetVerdict) -> str:
         "gpus": [asdict(gpu) for gpu in found.gpus],
         "reference": found.reference,
         "smallest": found.smallest,
+        "smallest_of_nodes": found.smallest_of_nodes,
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -136,11 +138,18 @@ def remarks(found: FleetVerdict) -> list[str]:
     lines = [f"{counted(len(found.gpus), 'GPU')}: {parts}; {named} named"]
     if found.reference:
         lines.append(f"compared with {counted(found.reference, 'GPU')} measured before, too")
-    for model, figures in found.smallest.items():
-        if figures:
-            least = ", ".join(f"{name} {100 * each:.1f} %" for name, each in figures.items())
-            lines.append(f"{model}: could have shown, as more time than the median GPU's: {least}")
-    if any(found.smallest.values()):
+    shown = (
+        ("a GPU", "the others of its node", found.smallest),
+        ("a node", "other nodes", found.smallest_of_nodes),
+    )
+    for what, others, smallest in shown:
+        for model, figures in smallest.items():
+            if figures:
+                least = ", ".join(f"{name} {100 * each:.1f} %" for name, each in figures.items())
+                lines.append(
+                    f"{model}: {what} is named from this much more time than {others}: {least}"
+                )
+    if any(found.smallest.values()) or any(found.smallest_of_nodes.values()):
         lines.append(f"a healthy fleet has a GPU named in at most {RATE:.0%} of checks")
     if _is_simulated(found):
         lines.append("simulated: these figures are a model's, not a GPU's")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 
 from pytest_hwqueue.fleet.check import AGAIN, checked_gpus, collect, read_check
 from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
-from pytest_hwqueue.fleet.outliers import confirmed, judge_fleet
+from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
 
 pytestmark = [
     # Ray's own: sockets that it leaves to the garbage collector.
@@ -130,6 +133,46 @@ def test_an_interrupted_run_goes_on(nodes: Any, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in done} == done
     for path in tmp_path.glob("a/*/*/session.json"):
         json.loads(path.read_text())
+
+
+def test_a_head_that_ends_is_told_from_its_gpus_and_the_run_goes_on_with_another(
+    tmp_path: Path,
+) -> None:
+    """Ray would end the command itself after a minute, with the status of a named GPU."""
+    head = {"num_cpus": 2, "resources": {LABEL: 5}, "node_name": "a"}
+    with cluster_of(head) as cluster, command(cluster, tmp_path) as running:
+        while not list(tmp_path.glob("a/*/check.json")):
+            time.sleep(0.1)
+        cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+        said, _ = running.communicate(timeout=120)
+        assert running.returncode == 2, said
+        assert "the cluster's head is gone (" in said
+        assert f"go on with hwq fleet run --resume --out {tmp_path}" in said
+    _no_session_is_left(tmp_path)
+    checks = [read_check(path) for path in tmp_path.glob("a/*/check.json")]
+    assert {each.status for each in checks} == {"measured"}
+    with cluster_of(head) as cluster, command(cluster, tmp_path, "--resume") as running:
+        said, _ = running.communicate(timeout=300)
+        assert running.returncode == 0, said
+        assert "5 GPUs: 5 ok; 0 named" in said
+
+
+@contextmanager
+def cluster_of(head: dict[str, Any]) -> Iterator[Any]:
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def command(cluster: Any, folder: Path, *more: str) -> subprocess.Popen[str]:
+    asked = ("--address", cluster.address, "--device", LABEL, "--out", str(folder))
+    session = ("--repeats", "4", "--size", "tiny", "--sim-noise", "session=0.01,run=0.005")
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest_hwqueue", "fleet", "run", *asked, *session, *more],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
 
 
 def _interrupt_once(folder: Path) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.fleet.check import CheckRecord, collect, write_check
-from pytest_hwqueue.fleet.outliers import judge_fleet
+from pytest_hwqueue.fleet.verdicts import judge_fleet
 from pytest_hwqueue.reports.page import render
 
 

@@ -10,17 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.fleet.check import drain_commands, prometheus_text
-from pytest_hwqueue.fleet.outliers import (
-    Gpu,
-    confirmed,
-    judge,
-    judge_fleet,
-    to_measure_again,
-)
+from pytest_hwqueue.fleet.outliers import compare
+from pytest_hwqueue.fleet.verdicts import Gpu, confirmed, judge_fleet, to_measure_again
 from pytest_hwqueue.reports.document import markdown
 from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
 
 FIGURES = ("launch", "matrix")
+NODES = [at // 4 for at in range(16)]
 
 
 def fleet(size: int = 16, seed: int = 1, repeats: int = 6) -> list[Gpu]:
@@ -98,7 +94,8 @@ def test_what_is_suspicious_is_named_if_it_is_likewise_when_measured_again() -> 
     wanted = to_measure_again(found)
     suspicious = {(gpus[at].node, gpus[at].device) for at in (3, 5, 7, 9)}
     assert suspicious < wanted
-    assert len(wanted) == 4 + 8
+    # The others of their nodes, and eight elsewhere.
+    assert len(wanted) == 12 + 8
     measured = [gpu for gpu in again if (gpu.node, gpu.device) in wanted]
     named = {(gpu.node, gpu.device, gpu.verdict) for gpu in confirmed(found, measured).named}
     assert named == {("node0", "cuda:3", "slow"), ("node1", "cuda:3", "unstable")}
@@ -107,6 +104,52 @@ def test_what_is_suspicious_is_named_if_it_is_likewise_when_measured_again() -> 
     # Without a second measurement, the first one counts.
     assert confirmed(found, []) == found
     assert to_measure_again(judge_fleet(fleet(64))) == set()
+
+
+def nodes_differ(nodes: int, gpus: int, seed: int) -> list[Gpu]:
+    """Return a fleet whose nodes differ by 5 %, and their GPUs by 0.3 %."""
+    by = np.random.default_rng(seed).normal(0, 0.05, nodes)
+    return [
+        replace(changed(gpu, by[at // gpus]), node=f"node{at // gpus}", device=f"cuda:{at % gpus}")
+        for at, gpu in enumerate(fleet(nodes * gpus, seed=seed))
+    ]
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_what_a_node_has_in_common_hides_no_gpu_and_names_none(gpus: int) -> None:
+    for seed in range(5):
+        healthy = nodes_differ(8, gpus, seed)
+        assert not judge_fleet(healthy).named
+        bad = [changed(healthy[0], 0.1), *healthy[1:]]
+        (named,) = judge_fleet(bad).named
+        assert (named.node, named.device, named.verdict) == ("node0", "cuda:0", "slow")
+        assert set(named.slow) == {*FIGURES, "all figures"}
+        assert named.slow["launch"] == pytest.approx(0.105, abs=0.03)
+        assert "% time beside the others of its node" in named.reasons[0]
+
+
+def test_a_slow_node_is_named_with_all_its_gpus() -> None:
+    gpus = [changed(gpu, 0.1 * (gpu.node == "node3")) for gpu in fleet(32)]
+    found = judge_fleet(gpus)
+    assert [(gpu.node, gpu.verdict) for gpu in found.named] == [("node3", "slow")] * 4
+    assert all(not gpu.slow and set(gpu.slow_node) >= {*FIGURES} for gpu in found.named)
+    assert "of its node beside other nodes" in found.named[0].reasons[0]
+    wanted = to_measure_again(found)
+    assert sum(node == "node3" for node, _ in wanted) == 4
+    again = {stands: [changed(gpu, stands * (gpu.node == "node3")) for gpu in fleet(32, seed=2)]
+             for stands in (0.0, 0.07)}  # fmt: skip
+    assert not confirmed(found, again[0.0]).named
+    assert len(confirmed(found, again[0.07]).named) == 4
+    # Four nodes are too few to tell.
+    assert not judge_fleet(gpus[:16]).named
+
+
+def test_a_gpu_alone_among_few_nodes_is_not_judged() -> None:
+    gpus = [replace(gpu, node=f"own{at}") if at > 13 else gpu for at, gpu in enumerate(fleet())]
+    verdicts = {gpu.node: gpu.verdict for gpu in judge_fleet(gpus).gpus}
+    assert set(verdicts.values()) == {"ok"}
+    verdicts = {gpu.node: gpu.verdict for gpu in judge_fleet([*gpus[:8], gpus[15]]).gpus}
+    assert verdicts == {"node0": "ok", "node1": "ok", "own15": "not judged"}
 
 
 def test_a_faster_gpu_is_not_named() -> None:
@@ -118,6 +161,16 @@ def test_a_faster_gpu_is_not_named() -> None:
 def test_too_few_gpus_or_repeats_are_not_judged() -> None:
     assert {gpu.verdict for gpu in judge_fleet(fleet(4)).gpus} == {"not judged"}
     assert {gpu.verdict for gpu in judge_fleet(fleet(8, repeats=3)).gpus} == {"not judged"}
+
+
+def test_one_gpu_with_more_repeats_or_another_figure_keeps_no_other_from_being_judged() -> None:
+    gpus = fleet()
+    gpus[0] = replace(gpus[0], log_times={n: each * 2 for n, each in gpus[0].log_times.items()})
+    gpus[1] = replace(gpus[1], log_times={**gpus[1].log_times, "copies": (0.0,) * 6})
+    gpus[2] = changed(gpus[2], 0.08)
+    gpus[3] = replace(gpus[3], log_times={"launch": gpus[3].log_times["launch"]})
+    verdicts = {gpu.device: gpu.verdict for gpu in judge_fleet(gpus).gpus if gpu.node == "node0"}
+    assert verdicts == {"cuda:0": "ok", "cuda:1": "ok", "cuda:2": "slow", "cuda:3": "not judged"}
 
 
 def test_models_are_compared_among_themselves() -> None:
@@ -132,7 +185,10 @@ def test_neither_units_nor_the_order_of_gpus_matter(
 ) -> None:
     times = np.array([gpu.log_times["launch"] for gpu in fleet(seed=seed)])
     times[0] += 0.1
-    one, other = judge(times, 1), judge(times[order] + shift, 1)
+    one = compare(times, NODES, 0.003)
+    other = compare(times[order] + shift, [NODES[at] for at in order], 0.003)
+    assert one is not None
+    assert other is not None
     assert one.slow[0]
     assert (one.slow[order] == other.slow).all()
     assert other.smallest == pytest.approx(one.smallest)
@@ -141,16 +197,31 @@ def test_neither_units_nor_the_order_of_gpus_matter(
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.floats(1.3, 3.0))
 def test_a_deviation_beyond_the_smallest_is_named(seed: int, times_smallest: float) -> None:
-    gpus = fleet(64, seed=seed)
-    times = np.array([gpu.log_times["launch"] for gpu in gpus])
-    smallest = judge(times, 1).smallest
-    times[0] += times_smallest * smallest - min(0.0, times[0].min())
-    assert judge(times, 1).slow[0]
+    times = np.array([gpu.log_times["launch"] for gpu in fleet(64, seed=seed)])
+    nodes = [at // 4 for at in range(64)]
+    found = compare(times, nodes, 0.003)
+    assert found is not None
+    slowest = max(0.0, *times[1:4].ravel()) - min(0.0, times[0].min())
+    times[0] += times_smallest * found.smallest + slowest
+    named = compare(times, nodes, 0.003)
+    assert named is not None
+    assert named.slow[0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=5, max_size=9))
+def test_each_is_compared_with_the_median_of_its_others(log_times: list[float]) -> None:
+    times = np.tile(np.array(log_times)[:, None], (1, 4))
+    found = compare(times, [0] * len(times), 0.003)
+    assert found is not None
+    for at, value in enumerate(log_times):
+        others = np.median([*log_times[:at], *log_times[at + 1 :]])
+        assert found.deviation[at] == pytest.approx(np.expm1(value - others), abs=1e-12)
 
 
 def test_not_finite_times_are_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
-        judge(np.full((8, 6), np.nan), 1)
+        compare(np.full((8, 6), np.nan), [0] * 8, 0.003)
 
 
 def test_outputs_name_the_gpu_and_quote() -> None:

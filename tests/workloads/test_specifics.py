@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.devices.kinds import open_device
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
+from pytest_hwqueue.workloads.pipeline import copy_engines
 from pytest_hwqueue.workloads.workload import Ranks, Setup, Where
 
 from .cells import Counts, Run
@@ -210,6 +212,7 @@ REFUSED: list[tuple[str, Given, Where, str]] = [
     )],
     ("continuous_batch", {"requests": 4, "output": 5}, Where("cpu", 8),
      r"steps=4: on 8 streams 2 prefill.*16 requests.*8"),
+    ("copy_engines", {"peer": "true"}, Where("sim", 2), "peer=true needs a second visible acc"),
     ("fsdp_tp", {"heads": 2, "tensor_ranks": 2}, Where("cpu", 3, 3), "tensor_ranks=2 .* the 3 ran"),
     ("fsdp_tp", {"heads": 1, "tensor_ranks": 2}, Where("cpu", 3, 2), "tensor_ranks=2 .* the 1 hea"),
     ("fsdp_tp", {}, Where("cuda", 3, dispatch="graph"), "use --hwq-dispatch=eager"),
@@ -253,3 +256,35 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
 )  # fmt: skip
 def test_what_fits_is_not_refused(name: str, given: Given, where: Where) -> None:
     small(name, **given).require_applicable(where)
+
+
+def test_copies_to_a_peer_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_engines, "visible_accelerators", lambda: ("cuda", 2))
+    copies = small("copy_engines", peer="true")
+    assert copies.tags == ("to_device", "within", "to_host", "to_peer")
+    copies.require_applicable(Where("cuda", 2))
+    with pytest.raises(NotApplicable, match="use --hwq-dispatch=eager"):
+        copies.require_applicable(Where("cuda", 2, dispatch="graph"))
+    monkeypatch.setattr(copy_engines, "visible_accelerators", lambda: ("cuda", 1))
+    with pytest.raises(NotApplicable, match="needs a second visible accelerator"):
+        copies.require_applicable(Where("cuda", 2))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_what_is_copied_to_a_peer_arrives_there() -> None:
+    device = open_device("cuda")
+    copies = small("copy_engines", peer="true", mebibytes=1)
+    copies.setup(Setup(device, 4, 3))
+    with device.open_streams(4) as pool:
+
+        def run_once() -> None:
+            copies.iterate(pool.streams)
+            pool.synchronize()
+
+        def lose_one() -> None:
+            run_once()
+            copies._beside[2].zero_()  # type: ignore[attr-defined]
+
+        copies.check(run_once)
+        with pytest.raises(CheckFailed, match=r"stream 2: .* wrong at the other device"):
+            copies.check(lose_one)

@@ -1,0 +1,398 @@
+"""What each GPU of a fleet is called, and why; suspicious ones are measured again before that."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
+from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.fleet.outliers import (
+    LEAST,
+    LEAST_EFFECT,
+    LEAST_REPEATS,
+    RATE,
+    Compared,
+    compare,
+    unsteady,
+)
+from pytest_hwqueue.metrics.numbers import counted
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+Verdict = Literal["ok", "slow", "unstable", "different", "faulty", "unreachable", "not judged"]
+NAMED: tuple[Verdict, ...] = ("unreachable", "faulty", "different", "unstable", "slow")
+"""Verdicts that name a GPU, the most severe first."""
+ALL_FIGURES = "all figures"
+"""The mean of a GPU's deviations: a GPU slow in everything stands out of it most."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What was measured on one GPU.
+
+    Attributes:
+        node: name of its machine.
+        device: its name there.
+        model: such as NVIDIA H200.
+        conditions: driver, clocks and settings, by field of the fingerprint.
+        log_times: by figure, logarithms of times, in the order measured.
+        faults: what its driver reports, in words.
+        unreachable: why nothing was measured; empty if something was.
+
+    """
+
+    node: str
+    device: str
+    model: str = ""
+    conditions: dict[str, Value] = field(default_factory=dict)
+    log_times: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    unreachable: str = ""
+
+
+@dataclass(frozen=True)
+class GpuVerdict:
+    """The verdict on one GPU, with its reasons.
+
+    ``deviations`` are relative to the median GPU of its model, by figure; 0.05 is 5 % slower.
+    ``slow`` and ``slow_node`` are what it is called slow for, by figure: how much slower it is than
+    the others of its node, and how much slower its node is than other nodes.
+    """
+
+    node: str
+    device: str
+    model: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    deviations: dict[str, float] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
+    slow_node: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FleetVerdict:
+    """All GPUs, those named first.
+
+    ``smallest`` is the least deviation of a GPU from the others of its node that the fleet could
+    have shown, by model and figure, and ``smallest_of_nodes`` that of a node from others;
+    ``reference``, how many GPUs measured before they were compared with.
+    """
+
+    gpus: tuple[GpuVerdict, ...]
+    smallest: dict[str, dict[str, float]]
+    smallest_of_nodes: dict[str, dict[str, float]]
+    reference: int = 0
+
+    @property
+    def named(self) -> tuple[GpuVerdict, ...]:
+        """The GPUs that need attention."""
+        return tuple(gpu for gpu in self.gpus if gpu.verdict in NAMED)
+
+
+_SUSPICIOUS: tuple[Verdict, ...] = ("unstable", "slow")
+
+
+def _severity(gpu: GpuVerdict) -> tuple[int, str, str]:
+    order: tuple[Verdict, ...] = (*NAMED, "not judged", "ok")
+    return order.index(gpu.verdict), gpu.node, gpu.device
+
+
+def judge_fleet(gpus: Sequence[Gpu], reference: Sequence[Gpu] = ()) -> FleetVerdict:
+    """Compare the GPUs of each model with each other, and with those of a reference.
+
+    Of the reference only GPUs count that were measured under the conditions of most of ``gpus`` of
+    their model. It gets no verdicts.
+    """
+    compared = 0
+    found: list[GpuVerdict] = []
+    smallest: dict[str, dict[str, float]] = {}
+    of_nodes: dict[str, dict[str, float]] = {}
+    for gpu in gpus:
+        if gpu.unreachable:
+            verdict = GpuVerdict(gpu.node, gpu.device, gpu.model, "unreachable", (gpu.unreachable,))
+            found.append(verdict)
+    reached = [gpu for gpu in gpus if not gpu.unreachable]
+    for model in sorted({gpu.model for gpu in reached}):
+        of_model = [gpu for gpu in reached if gpu.model == model]
+        usual = Counter(repr(gpu.conditions) for gpu in of_model).most_common(1)[0][0]
+        known = [
+            gpu for gpu in reference if gpu.model == model and repr(gpu.conditions) == usual
+        ]  # fmt: skip
+        verdicts, judged = _judge_model([*of_model, *known])
+        found += verdicts[: len(of_model)]
+        compared += len(known)
+        smallest[model] = {name: each.gpu.smallest for name, each in judged.items() if each.gpu}
+        of_nodes[model] = {name: each.node.smallest for name, each in judged.items() if each.node}
+    found.sort(key=_severity)
+    return FleetVerdict(tuple(found), smallest, of_nodes, compared)
+
+
+# Unsuspicious GPUs of other nodes that are measured again beside the suspicious ones of a model.
+_PARTNERS = 8
+# Of what it was at first: what a deviation must be again.
+_STANDS = 0.5
+# Times the largest spread of the others' own runs: what that of an unstable one must exceed again.
+_UNSTEADY = 2
+
+
+def to_measure_again(found: FleetVerdict) -> set[tuple[str, str]]:
+    """Return node and name of suspicious GPUs, and of others to compare them with.
+
+    These are all of their nodes, and some of other nodes.
+    """
+    wanted: set[tuple[str, str]] = set()
+    for model in {gpu.model for gpu in found.gpus if gpu.verdict in _SUSPICIOUS}:
+        of_model = [gpu for gpu in found.gpus if gpu.model == model]
+        bad = [gpu for gpu in of_model if gpu.verdict in _SUSPICIOUS]
+        good = [gpu for gpu in of_model if gpu.verdict == "ok"]
+        nodes = {gpu.node for gpu in bad}
+        beside = [gpu for gpu in good if gpu.node in nodes]
+        elsewhere = [gpu for gpu in good if gpu.node not in nodes][:_PARTNERS]
+        wanted |= {(gpu.node, gpu.device) for gpu in (*bad, *beside, *elsewhere)}
+    return wanted
+
+
+def confirmed(found: FleetVerdict, again: Sequence[Gpu]) -> FleetVerdict:
+    """Judge suspicious GPUs by what they did when they were measured again, too.
+
+    One stays slow if its deviation from the others measured again, or its node's from those of
+    other nodes, is at least half of the first in one of its figures, and worth naming; unstable, if
+    its own runs spread more than twice as much as those of each other one. That only takes names
+    back: the rate of false ones holds.
+    """
+    measured = {(gpu.node, gpu.device): gpu for gpu in again if gpu.log_times}
+    judged = []
+    for gpu in found.gpus:
+        own = measured.get((gpu.node, gpu.device))
+        others = [
+            other
+            for each in found.gpus
+            if each.verdict == "ok" and each.model == gpu.model
+            and (other := measured.get((each.node, each.device)))
+        ]  # fmt: skip
+        if gpu.verdict not in _SUSPICIOUS or own is None or not others:
+            judged.append(gpu)
+            continue
+        if gpu.verdict == "slow":
+            node = [each for each in measured.values() if each.node == gpu.node]
+            beside = [each for each in others if each.node == gpu.node] or others
+            elsewhere = [each for each in others if each.node != gpu.node]
+            stands = _is_slow_again([own], beside, gpu.slow) or (
+                _is_slow_again(node, elsewhere, gpu.slow_node)
+            )
+        else:
+            least = max(_UNSTEADY * max(map(_spread, others)), math.log1p(LEAST_EFFECT))
+            stands = _spread(own) > least
+        if stands:
+            judged.append(replace(gpu, reasons=(*gpu.reasons, "measured again: likewise")))
+        else:
+            reasons = (f"{gpu.verdict} at first, and not when measured again", *gpu.reasons)
+            judged.append(replace(gpu, verdict="ok", reasons=reasons))
+    return replace(found, gpus=tuple(sorted(judged, key=_severity)))
+
+
+def _is_slow_again(
+    gpus: Sequence[Gpu], others: Sequence[Gpu], deviations: Mapping[str, float]
+) -> bool:
+    """Return whether GPUs are half as slow as at first in a figure; without others, they are."""
+    least = math.log1p(LEAST_EFFECT)
+    return any(
+        not others
+        or _log_median(gpus, name) - _log_median(others, name)
+        >= max(_STANDS * math.log1p(deviation), least)
+        for name, deviation in deviations.items()
+    )
+
+
+def _log_median(gpus: Sequence[Gpu], figure: str) -> float:
+    """Return the median of the GPUs' medians in a figure."""
+    import numpy as np
+
+    return float(
+        np.median(
+            [
+                np.mean([np.median(each) for each in gpu.log_times.values()])
+                if figure == ALL_FIGURES
+                else np.median(gpu.log_times[figure])
+                for gpu in gpus
+            ]
+        )
+    )
+
+
+def _spread(gpu: Gpu) -> float:
+    import numpy as np
+
+    return max(float(np.std(each, ddof=1)) for each in gpu.log_times.values())
+
+
+def comparable_conditions(hard: dict[str, Value], soft: dict[str, Value]) -> dict[str, Value]:
+    """Return the fields of a fingerprint in which healthy GPUs of a model agree."""
+    known = {
+        *ENVIRONMENT_FIELDS, "driver_version", "cuda_driver_version", "pcie_link_width",
+        "nvlinks_active",
+    }  # fmt: skip
+    return {**hard, **{name: value for name, value in soft.items() if name in known}}
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """All GPUs of a model in one figure.
+
+    Attributes:
+        deviation: relative to the median GPU; shape (GPUs,).
+        gpu: each compared with the others of its node.
+        node: each node compared with the others.
+        spread: standard deviation of a GPU's own repeats, relative; shape (GPUs,).
+        unstable: whether a GPU is named for it.
+
+    """
+
+    deviation: Floats
+    gpu: Compared | None
+    node: Compared | None
+    spread: Floats
+    unstable: NDArray[np.bool_]
+
+
+def _judge_model(gpus: Sequence[Gpu]) -> tuple[list[GpuVerdict], dict[str, _Judged]]:
+    # Only those measured as most are compared, in what all of these have: one that was interrupted
+    # and measured again has more repeats.
+    measured = [frozenset(gpu.log_times) for gpu in gpus if gpu.log_times]
+    figures = sorted(_most(measured, frozenset[str]()))
+
+    def repeats_of(gpu: Gpu) -> int:
+        return min((len(gpu.log_times.get(name, ())) for name in figures), default=0)
+
+    repeats = _most([each for gpu in gpus if (each := repeats_of(gpu))], 0)
+    whole = [gpu for gpu in gpus if repeats and repeats_of(gpu) >= repeats]
+    short = ""
+    if len(whole) < LEAST:
+        alike = counted(len(whole), "comparable GPU")
+        short = f"{alike} of this model: at least {LEAST} are needed"
+    elif repeats < LEAST_REPEATS:
+        short = f"{repeats} repeats: at least {LEAST_REPEATS} are needed"
+    nodes = sorted({gpu.node for gpu in whole})
+    judged = {} if short else _judge_figures(whole, nodes, figures, repeats)
+    verdicts = []
+    for gpu in gpus:
+        unlike = _unlike(gpu, gpus)
+        if short or gpu not in whole:
+            reason = short or "figures or repeats are missing"
+            verdicts.append(_without_figures(gpu, unlike, reason))
+        else:
+            verdicts.append(_verdict(gpu, unlike, whole.index(gpu), nodes, judged))
+    return verdicts, judged
+
+
+def _most(values: Sequence[T], otherwise: T) -> T:
+    """Return the most frequent value, the first of several."""
+    return Counter(values).most_common(1)[0][0] if values else otherwise
+
+
+def _judge_figures(
+    gpus: Sequence[Gpu], nodes: Sequence[str], figures: Sequence[str], repeats: int
+) -> dict[str, _Judged]:
+    import numpy as np
+
+    tables = {name: np.array([gpu.log_times[name][:repeats] for gpu in gpus]) for name in figures}
+    if len(tables) > 1:
+        tables[ALL_FIGURES] = np.mean(list(tables.values()), axis=0)
+    groups = [nodes.index(gpu.node) for gpu in gpus]
+    # A GPU, a node, and a GPU's own repeats are each asked after.
+    alpha = RATE / (3 * len(tables))
+    judged = {}
+    for name, times in tables.items():
+        medians = np.median(times, axis=1)
+        of_gpus = compare(times, groups, alpha)
+        # One that is slow by itself does not make its node slow.
+        usual = ~of_gpus.slow if of_gpus else np.full(len(gpus), True)
+        of_nodes = np.array(
+            [np.median(times[np.equal(groups, at) & usual], axis=0) for at in range(len(nodes))]
+        )
+        judged[name] = _Judged(
+            deviation=np.expm1(medians - np.median(medians)),
+            gpu=of_gpus,
+            node=compare(of_nodes, [0] * len(nodes), alpha),
+            spread=times.std(axis=1, ddof=1),
+            unstable=unsteady(times, alpha),
+        )
+    return judged
+
+
+def _without_figures(gpu: Gpu, unlike: Sequence[str], reason: str) -> GpuVerdict:
+    verdict: Verdict = "faulty" if gpu.faults else "different" if unlike else "not judged"
+    reasons = (*gpu.faults, *unlike, reason)
+    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, reasons)
+
+
+def _verdict(
+    gpu: Gpu, unlike: Sequence[str], at: int, nodes: Sequence[str], judged: dict[str, _Judged]
+) -> GpuVerdict:
+    import numpy as np
+
+    node = nodes.index(gpu.node)
+    slow = {
+        name: float(each.gpu.deviation[at])
+        for name, each in judged.items()
+        if each.gpu and each.gpu.slow[at]
+    }
+    slow_node = {
+        name: float(each.node.deviation[node])
+        for name, each in judged.items()
+        if each.node and each.node.slow[node]
+    }
+    unsteady = [
+        f"{name}: own runs spread {100 * each.spread[at]:.1f} %, "
+        f"usual {100 * float(np.median(each.spread)):.1f} %"
+        for name, each in judged.items()
+        if each.unstable[at]
+    ]
+    any_figure = next(iter(judged.values()))
+    compared = any_figure.node is not None or (
+        any_figure.gpu is not None and bool(np.isfinite(any_figure.gpu.deviation[at]))
+    )
+    if not (compared or unsteady):
+        reason = (
+            f"compared are GPUs of one node, and nodes: at least {LEAST} GPUs with another on "
+            f"their node, or {LEAST} nodes, are needed"
+        )
+        return _without_figures(gpu, unlike, reason)
+    beside = " beside the others of its node" if len(nodes) > 1 else ""
+    reasons = (
+        *gpu.faults, *unlike, *unsteady,
+        *(f"{name}: {100 * by:+.1f} % time{beside}" for name, by in slow.items()),
+        *(f"{name}: {100 * by:+.1f} % time of its node beside other nodes"
+          for name, by in slow_node.items()),
+    )  # fmt: skip
+    verdict: Verdict = (
+        "faulty" if gpu.faults else "different" if unlike else "unstable" if unsteady
+        else "slow" if slow or slow_node else "ok"
+    )  # fmt: skip
+    deviations = {name: float(each.deviation[at]) for name, each in judged.items()}
+    return GpuVerdict(
+        gpu.node, gpu.device, gpu.model, verdict, reasons, deviations, slow, slow_node
+    )
+
+
+def _unlike(gpu: Gpu, gpus: Sequence[Gpu]) -> list[str]:
+    """Return the conditions in which a GPU differs from most of its model."""
+    found = []
+    for name in sorted({name for each in gpus for name in each.conditions}):
+        values = Counter(repr(each.conditions.get(name)) for each in gpus)
+        usual, count = values.most_common(1)[0]
+        own = repr(gpu.conditions.get(name))
+        if own != usual and 2 * count > len(gpus):
+            found.append(f"{name} is {own}, usually {usual}")
+    return found
