@@ -202,30 +202,26 @@ def confirmed(found: FleetVerdict, again: Sequence[Gpu]) -> FleetVerdict:
 def _is_slow_again(
     gpus: Sequence[Gpu], others: Sequence[Gpu], deviations: Mapping[str, float]
 ) -> bool:
-    """Return whether GPUs are half as slow as at first in a figure; without others, they are."""
+    """Return whether GPUs are half as slow as at first in a figure; what has no other, is."""
     least = math.log1p(LEAST_EFFECT)
-    return any(
-        not others
-        or _log_median(gpus, name) - _log_median(others, name)
-        >= max(_STANDS * math.log1p(deviation), least)
-        for name, deviation in deviations.items()
-    )
+    for name, deviation in deviations.items():
+        own, usual = _log_median(gpus, name), _log_median(others, name)
+        if not own - usual < max(_STANDS * math.log1p(deviation), least):
+            return True
+    return False
 
 
 def _log_median(gpus: Sequence[Gpu], figure: str) -> float:
-    """Return the median of the GPUs' medians in a figure."""
+    """Return the median of the GPUs' medians in a figure; not a number if none has it."""
     import numpy as np
 
-    return float(
-        np.median(
-            [
-                np.mean([np.median(each) for each in gpu.log_times.values()])
-                if figure == ALL_FIGURES
-                else np.median(gpu.log_times[figure])
-                for gpu in gpus
-            ]
-        )
-    )
+    medians = []
+    for gpu in gpus:
+        if figure == ALL_FIGURES:
+            medians.append(np.mean([np.median(each) for each in gpu.log_times.values()]))
+        elif figure in gpu.log_times:
+            medians.append(np.median(gpu.log_times[figure]))
+    return float(np.median(medians)) if medians else math.nan
 
 
 def _spread(gpu: Gpu) -> float:
