@@ -25,10 +25,11 @@ from pytest_hwqueue.workloads.registry import ahead
 _PACKAGE = Path(__file__).resolve().parent
 _PLUGIN = "pytest_hwqueue.plugin"
 _PYTEST = ["-m", "pytest"]
-# The same, but without a traceback if Ctrl-C comes while pytest and the plugin are imported.
+# The same, but without a traceback if Ctrl-C comes before pytest catches it: until here it waits.
 _WITHOUT_TRACEBACK = """
 import os, runpy, signal
 try:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     runpy.run_module("pytest", run_name="__main__", alter_sys=True)
 except KeyboardInterrupt:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -178,14 +179,20 @@ def _values(command: Sequence[str], option: str) -> list[str]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+    def before() -> None:
+        # Killed, this process can ask nobody to end; the command would measure on.
+        die_with_parent()
+        if _WITHOUT_TRACEBACK in command:
+            # Python's own beginning has a traceback for it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
     running: list[subprocess.Popen[bytes]] = []
     with _signals_left_to(running):
         process = subprocess.Popen(
             command,
             env=dict(environment),
             pass_fds=descriptors,
-            # Killed, this process can ask nobody to end; the command would measure on.
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has no threads
+            preexec_fn=before,  # noqa: PLW1509 - this process has no threads
         )
         running.append(process)
         status = process.wait()

@@ -39,10 +39,18 @@ def earlier_schemas(schema: int | str, *earlier: int | str) -> BeforeValidator:
     return BeforeValidator(lambda given: schema if given in earlier else given)
 
 
+# Pydantic's copies have sets of their own.
+_NOT_KEPT: set[str] = set()
+
+
 class PlainData(BaseModel):
     """Data that JSON can hold: it has no infinity and no NaN, so neither has this."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Forget which fields were given: nobody asks, and it is half of a record's memory."""
+        object.__setattr__(self, "__pydantic_fields_set__", _NOT_KEPT)
 
 
 def _null_if_infinite(value: float | None) -> float | None:

@@ -240,9 +240,22 @@ class Measuring:
             except ValueError as error:
                 self.session.problems.append(str(error))
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End the worker; write the session file."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(
+        self, session: pytest.Session, exitstatus: int
+    ) -> Generator[None, object, object]:
+        """End the worker, write the session file, and have others' reports, tables too, written."""
+        try:
+            self._finish(session, exitstatus)
+            return (yield)
+        except KeyboardInterrupt:
+            # pytest would end in a traceback.
+            pytest.exit(
+                f"interrupted while the session was reported; records: {self.session.folder}",
+                pytest.ExitCode.INTERRUPTED,
+            )
+
+    def _finish(self, session: pytest.Session, exitstatus: int) -> None:
         if self._isolation is not None:
             self._isolation.close()
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED

@@ -80,6 +80,20 @@ def test_a_record_lost_before_the_end_fails_the_session(
     assert len(json.loads((pytester.path / "out.json").read_text())["records"]) == 1
 
 
+def test_ctrl_c_while_tables_are_written_ends_in_one_line(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    pytester.makepyfile("def test_one(hwq): hwq.measure(lambda: None)")
+    pytester.makeconftest("def pytest_terminal_summary(): raise KeyboardInterrupt")
+    result = run_in_process(*FAST)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stderr.fnmatch_lines(
+        ["Exit: interrupted while the session was reported; records: */.hwqueue/*"]
+    )
+    (file,) = pytester.path.glob(".hwqueue/*/session.json")
+    assert json.loads(file.read_text())["session"]["finished"]
+
+
 # Each costs a function and shapes that no other has.
 COSTED_ANEW = """
 import gc

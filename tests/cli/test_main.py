@@ -183,6 +183,17 @@ def test_a_command_that_a_signal_ended_has_the_shells_status() -> None:
         suite.run_pytest([sys.executable, "-c", ends.format(2)], os.environ)
 
 
+def test_ctrl_c_while_pythons_own_beginning_lasts_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begins = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / "sitecustomize.py").write_text(begins, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "--version", "--hwq-isolation=none"]
+    with pytest.raises(KeyboardInterrupt):
+        suite.run_pytest(command, os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert capfd.readouterr() == ("", "")
+
+
 def test_list_verbose_has_all_that_a_workload_declares() -> None:
     output = hwq("list", "--verbose").output
 

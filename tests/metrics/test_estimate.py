@@ -219,3 +219,10 @@ def test_figures_of_earlier_versions_are_read(
     for found in (model.model_validate(stored), model.model_validate_json(json.dumps(stored))):
         assert (getattr(found, name) if name else found) == figure
         assert model.model_validate_json(found.model_dump_json()) == found
+
+
+def test_figures_do_not_each_keep_which_fields_were_given() -> None:
+    one, other = Estimate(value=1.0), Estimate.model_validate_json('{"value": 2.0, "n": 3}')
+    assert one.model_fields_set is other.model_fields_set
+    assert one.model_copy(update={"n": 5}).n == 5
+    assert not one.model_fields_set
