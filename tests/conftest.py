@@ -97,8 +97,8 @@ def no_process_is_left() -> Iterator[None]:
 ROOT = Path(__file__).parents[1]
 
 
-# Its plugin has no part in these sessions, and takes half a second of each and of each worker.
-_WITHOUT = ("-p", "no:hypothesispytest")
+# These plugins have no part in such sessions, and take half a second of each and of each worker.
+_WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:anyio")
 
 
 @pytest.hookimpl(optionalhook=True)
