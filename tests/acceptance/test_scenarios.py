@@ -207,7 +207,7 @@ def test_what_stands_beside_a_named_file_is_no_scenario_left_out(run: Run, tmp_p
         assert ("4 scenario files not run" in found.output) == bool(told)
 
 
-LONG = ("batch_sweep", "standard_load")
+LONG = ("batch_sweep", "bert_multi_priority", "standard_load")
 
 
 @pytest.mark.parametrize(

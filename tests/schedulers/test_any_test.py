@@ -158,7 +158,10 @@ def test_each_run_gets_its_environment(
     assert len(set(served_pids(folder))) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+# tests/acceptance/test_measuring.py interrupts a session, too.
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_services_end_with_the_session(
     pytester: pytest.Pytester, sessions: Sessions, folder: Path, number: signal.Signals
 ) -> None:
