@@ -97,8 +97,12 @@ def no_process_is_left() -> Iterator[None]:
 ROOT = Path(__file__).parents[1]
 
 
-# These plugins have no part in such sessions, and take half a second of each and of each worker.
-_WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:anyio")
+# A session as a process. Both plugins that it leaves out have no part in it, and take half a second
+# of each and of each worker.
+PYTEST = (
+    sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:hypothesispytest", "-p",
+    "no:anyio",
+)  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -128,8 +132,7 @@ class Sessions:
     ) -> subprocess.CompletedProcess[str]:
         """Run pytest with the plugin in a folder."""
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", plugin_name(), *_WITHOUT, *arguments],
-            cwd=folder,
+            [*PYTEST, *arguments], cwd=folder,
             env={**self.environment, **variables, **self._given}, pass_fds=self._descriptors,
             capture_output=True, text=True, check=False,
         )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,8 @@ import psutil
 import pytest
 
 from pytest_hwqueue.devices.lease import lease
-from pytest_hwqueue.suite import plugin_name
 from tests.acceptance.inner import plain_environment, records_in
+from tests.conftest import PYTEST
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -186,8 +185,7 @@ def test_a_killed_session_leaves_nothing_whatever_its_tests_do(tmp_path: Path) -
         "    hwq.measure(lambda: ctypes.PyDLL(None).sleep(600))\n"
     )
     session = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", plugin_name(), *ARGUMENTS],
-        cwd=tmp_path, env=plain_environment(), stdout=subprocess.DEVNULL,
+        [*PYTEST, *ARGUMENTS], cwd=tmp_path, env=plain_environment(), stdout=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (tmp_path / "started").exists():

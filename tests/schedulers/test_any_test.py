@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from pytest_hwqueue.suite import plugin_name
+from tests.conftest import PYTEST
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -175,8 +175,7 @@ def test_services_end_with_the_session(
         """
     )
     session = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", plugin_name(),
-         *arguments("--hwq-scheduler=preload:served")],
+        [*PYTEST, *arguments("--hwq-scheduler=preload:served")],
         cwd=pytester.path, env=sessions.environment, stdout=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
