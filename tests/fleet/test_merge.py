@@ -14,10 +14,11 @@ from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.fleet.check import CheckRecord, collect, write_check
 from pytest_hwqueue.fleet.outliers import judge_fleet
 from pytest_hwqueue.reports.page import render
-from tests.acceptance.inner import SUITE
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions
+
+SUITE = Path(__file__).parents[2] / "benchmarks"
 
 
 def hwq(*arguments: object) -> Result:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from pytest_hwqueue.suite import plugin_name
 from tests.conftest import PYTEST
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 ) -> None:
     pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
     given = f"--hwq-isolation=process --hwq-scheduler={modes}".split()
-    result = run_in_process("-p", plugin_name(), *arguments(*given))
+    result = run_in_process(*arguments(*given))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in result.stderr.str()
     assert not (folder / "pids").exists()
@@ -218,7 +217,7 @@ def test_tests_of_a_scheduler_follow_one_another(
 ) -> None:
     pytester.makepyfile("def test_nothing(): pass\ndef test_a(hwq): pass\ndef test_b(hwq): pass")
     modes = ("--hwq-isolation=process", "--hwq-scheduler=native,preload:served")
-    result = run_in_process("-p", plugin_name(), *arguments(*modes, "--collect-only", "-q"))
+    result = run_in_process(*arguments(*modes, "--collect-only", "-q"))
     names = [line.partition("::")[2] for line in result.outlines if "::" in line]
     assert names == ["test_nothing"] + [
         f"{test}[cpu-s1-{scheduler}-eager]"

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from filelock import FileLock
 from torch._C._distributed_c10d import FileStore, HashStore
-from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import start_processes
 
 _ROOT = Path(__file__).parents[2]
 _CALL = "import sys; from tests.workloads.two_ranks import call; call(*sys.argv[1:])"
