@@ -97,8 +97,12 @@ def no_process_is_left() -> Iterator[None]:
 ROOT = Path(__file__).parents[1]
 
 
-# Its plugin has no part in these sessions, and takes half a second of each and of each worker.
-_WITHOUT = ("-p", "no:hypothesispytest")
+# A session as a process. Both plugins that it leaves out have no part in it, and take half a second
+# of each and of each worker.
+PYTEST = (
+    sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:hypothesispytest", "-p",
+    "no:anyio",
+)  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,8 +118,7 @@ class Sessions:
     all sessions of a test process are given one, as ``hwq`` does it, so torch is imported once.
     """
 
-    def __init__(self, server: ForkServer, environment: Mapping[str, str]) -> None:
-        self._server = server
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
         self._descriptors: tuple[int, ...] = ()
         self.environment = dict(environment)
@@ -128,14 +131,9 @@ class Sessions:
         self, folder: Path, *arguments: str, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run pytest with the plugin in a folder."""
-        environment = {**self.environment, **variables}
-        # Where a variable is not the server's, the session needs a server of its own.
-        lent = self._server.fits(worker_environment(environment))
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", plugin_name(), *_WITHOUT, *arguments],
-            cwd=folder,
-            env={**environment, **self._given} if lent else environment,
-            pass_fds=self._descriptors if lent else (),
+            [*PYTEST, *arguments], cwd=folder,
+            env={**self.environment, **variables, **self._given}, pass_fds=self._descriptors,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 
@@ -158,7 +156,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     # Leases of their own: they need not wait for sessions of other tests that measure the CPU.
     environment["TMPDIR"] = str(tmp_path_factory.mktemp("leases"))
     server = ForkServer(worker_environment(environment), ahead(marks=("P0",), device="sim:h200"))
-    given = Sessions(server, environment)
+    given = Sessions(environment)
     with server.handing_over() as (variable, descriptors):
         given.lend(variable, descriptors)
         yield given

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pytest_hwqueue.processes import fork_loop
-from pytest_hwqueue.suite import plugin_name
+from tests.conftest import PYTEST
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -308,9 +308,9 @@ def test_a_session_that_is_ended_keeps_what_was_measured_and_leaves_no_process(
     sessions: Sessions, tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "test_it.py").write_text(INTERRUPTED)
-    plugin = ("-p", plugin_name(), "--hwq-streams=1", "--hwq-json=s.json")
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *FAST, *plugin], cwd=tmp_path, env=sessions.environment,
+        [*PYTEST, *FAST, "--hwq-streams=1", "--hwq-json=s.json"],
+        cwd=tmp_path, env=sessions.environment,
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60

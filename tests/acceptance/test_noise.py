@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from pytest_hwqueue.suite import plugin_name
 from tests.acceptance.inner import plain_environment, records_in
+from tests.conftest import PYTEST
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -174,7 +174,7 @@ def test_a_block_where_there_can_be_no_noise_is_skipped(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
 )
 def test_nothing_burns_on_when_pytest_has_gone(session: pytest.Pytester, number: int) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", plugin_name(), *ARGUMENTS, "-k", "beside"]
+    command = [*PYTEST, *ARGUMENTS, "-k", "beside"]
     command += ["--hwq-noise=./burns.yaml", "--hwq-max-time=60", "--hwq-iterations=10000000"]
     process = subprocess.Popen(
         command, cwd=session.path, env=plain_environment(TMPDIR=str(session.path)),

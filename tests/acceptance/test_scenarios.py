@@ -34,6 +34,7 @@ from pytest_hwqueue.tenancy import run as tenancy_run
 from pytest_hwqueue.tenancy.spec import tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
+from tests.conftest import PYTEST
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
@@ -207,7 +208,7 @@ def test_what_stands_beside_a_named_file_is_no_scenario_left_out(run: Run, tmp_p
         assert ("4 scenario files not run" in found.output) == bool(told)
 
 
-LONG = ("batch_sweep", "standard_load")
+LONG = ("batch_sweep", "bert_multi_priority", "standard_load")
 
 
 @pytest.mark.parametrize(
@@ -562,8 +563,8 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     write(tmp_path, duration="600s")
     command = [
-        sys.executable, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", *HOST,
-        "--hwq-size=full", "mine.hwq.yaml", "--hwq-json=session.json",
+        *PYTEST, "-p", "no:cacheprovider", *HOST, "--hwq-size=full", "mine.hwq.yaml",
+        "--hwq-json=session.json",
     ]  # fmt: skip
     quiet = subprocess.DEVNULL
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -626,9 +627,8 @@ def test_what_has_no_server_needs_no_aiohttp(tmp_path: Path) -> None:
     script = "import sys; sys.modules['aiohttp'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(script)
     # What simulates tenants is imported, too.
-    plugins = ("-p", plugin_name(), "-p", simulated.__name__, "-p", "no:hypothesispytest")
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, str(file), "--hwq-device=cpu"],
+        [*PYTEST, "-p", simulated.__name__, str(file), "--hwq-device=cpu"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SUITE.parent}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

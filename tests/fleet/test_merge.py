@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.fleet.check import CheckRecord, collect, write_check
 from pytest_hwqueue.fleet.verdicts import judge_fleet
 from pytest_hwqueue.reports.page import render
 
+if TYPE_CHECKING:
+    from tests.conftest import Sessions
 
-def hwq(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_hwqueue", *map(str, arguments)],
-        capture_output=True, text=True, check=False,
+SUITE = Path(__file__).parents[2] / "benchmarks"
+
+
+def hwq(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, sessions: Sessions) -> Path:
+    """The records of a GPU."""
+    folder = tmp_path_factory.mktemp("measured")
+    done = sessions.run(
+        folder, str(SUITE), "--hwq-workload=large_gemm_only", "--hwq-device=sim:h200",
+        "--hwq-size=tiny", "--hwq-runs=4", "--hwq-max-time=0.02", "--hwq-dir=.",
     )  # fmt: skip
-
-
-def fleet_of(folder: Path, gpus: int) -> list[Path]:
-    """Measure once and copy: every GPU has the same figures."""
-    first = folder / "node" / "gpu0"
-    done = hwq("run", "large_gemm_only", "--device", "sim:h200", "--size", "tiny", "--runs", "4",
-               "--max-time", "0.02", "--dir", first)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    copies = [folder / "node" / f"gpu{number}" for number in range(1, gpus)]
+    return folder
+
+
+def fleet_of(folder: Path, gpus: int, measured: Path) -> list[Path]:
+    """Every GPU has the same figures."""
+    copies = [folder / "node" / f"gpu{number}" for number in range(gpus)]
     for copy in copies:
-        shutil.copytree(first, copy)
-    return [first, *copies]
+        shutil.copytree(measured, copy)
+    return copies
 
 
 def slow_down(gpu: Path, factor: float) -> None:
@@ -62,8 +71,10 @@ def throttled(*reasons: str) -> list[dict[str, object]]:
     return [{"first_sample": 1, "end_sample": 3, "reasons": reasons}]
 
 
-def test_what_a_driver_reports_is_a_fault_where_no_healthy_gpu_has_it(tmp_path: Path) -> None:
-    gpus = fleet_of(tmp_path, 7)
+def test_what_a_driver_reports_is_a_fault_where_no_healthy_gpu_has_it(
+    tmp_path: Path, measured: Path
+) -> None:
+    gpus = fleet_of(tmp_path, 7, measured)
     change(gpus[1], "soft", "ecc_uncorrected_errors", 2)
     change(gpus[2], "soft", "row_remapping", "pending")
     change(gpus[3], "telemetry", "throttled", throttled("hardware_thermal", "power_cap"))
@@ -85,10 +96,10 @@ def test_what_a_driver_reports_is_a_fault_where_no_healthy_gpu_has_it(tmp_path: 
     }
 
 
-def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path) -> None:
-    gpus = fleet_of(tmp_path / "fleet", 6)
+def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path, measured: Path) -> None:
+    gpus = fleet_of(tmp_path / "fleet", 6, measured)
     healthy = hwq("fleet", "merge", tmp_path / "fleet")
-    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
+    assert healthy.exit_code == 0, healthy.output
     assert "6 GPUs: 6 ok; 0 named" in healthy.stdout
     slow_down(gpus[2], 1.05)
     write_check(
@@ -101,7 +112,7 @@ def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     named = hwq("fleet", "merge", tmp_path / "fleet", "--json", out, "--drain", "slurm",
                 "--html", tmp_path / "fleet.html")  # fmt: skip
-    assert named.returncode == 1, named.stdout + named.stderr
+    assert named.exit_code == 1, named.output
     verdicts = {gpu["device"]: gpu["verdict"] for gpu in json.loads(out.read_text())["gpus"]}
     assert {name: found for name, found in verdicts.items() if found != "ok"} == {
         "gpu2": "slow", "gpu6": "unreachable",
@@ -114,7 +125,7 @@ def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path) -> None:
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     refused = hwq("fleet", "merge", tmp_path)
-    assert refused.returncode == 4
+    assert refused.exit_code == 4
     assert "neither session.json nor check.json" in refused.stderr
 
 
@@ -126,14 +137,14 @@ def test_a_device_that_no_cluster_has_is_refused_before_ray_starts(
     tmp_path: Path, device: str, said: str
 ) -> None:
     refused = hwq("fleet", "run", "--device", device, "--out", tmp_path / "out")
-    assert (refused.returncode, said in refused.stderr) == (4, True), refused.stderr
+    assert (refused.exit_code, said in refused.stderr) == (4, True), refused.stderr
 
 
 def test_a_page_that_cannot_be_written_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(render, "missing_packages", lambda: "the report needs jinja2")
-    arguments = ["fleet", "check", "--device", "sim:h200", "--out", str(tmp_path / "out")]
-    refused = CliRunner().invoke(main, [*arguments, "--html", str(tmp_path / "fleet.html")])
+    arguments = ("fleet", "check", "--device", "sim:h200", "--out", tmp_path / "out")
+    refused = hwq(*arguments, "--html", tmp_path / "fleet.html")
     assert (refused.exit_code, "the report needs jinja2" in refused.stderr) == (4, True)
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from pytest_hwqueue.suite import plugin_name
+from tests.conftest import PYTEST
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -158,7 +157,10 @@ def test_each_run_gets_its_environment(
     assert len(set(served_pids(folder))) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+# tests/acceptance/test_measuring.py interrupts a session, too.
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_services_end_with_the_session(
     pytester: pytest.Pytester, sessions: Sessions, folder: Path, number: signal.Signals
 ) -> None:
@@ -172,8 +174,7 @@ def test_services_end_with_the_session(
         """
     )
     session = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", plugin_name(),
-         *arguments("--hwq-scheduler=preload:served")],
+        [*PYTEST, *arguments("--hwq-scheduler=preload:served")],
         cwd=pytester.path, env=sessions.environment, stdout=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
@@ -205,7 +206,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 ) -> None:
     pytester.makepyfile("def test_mine(hwq): hwq.measure(lambda: None)")
     given = f"--hwq-isolation=process --hwq-scheduler={modes}".split()
-    result = run_in_process("-p", plugin_name(), *arguments(*given))
+    result = run_in_process(*arguments(*given))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in result.stderr.str()
     assert not (folder / "pids").exists()
@@ -216,7 +217,7 @@ def test_tests_of_a_scheduler_follow_one_another(
 ) -> None:
     pytester.makepyfile("def test_nothing(): pass\ndef test_a(hwq): pass\ndef test_b(hwq): pass")
     modes = ("--hwq-isolation=process", "--hwq-scheduler=native,preload:served")
-    result = run_in_process("-p", plugin_name(), *arguments(*modes, "--collect-only", "-q"))
+    result = run_in_process(*arguments(*modes, "--collect-only", "-q"))
     names = [line.partition("::")[2] for line in result.outlines if "::" in line]
     assert names == ["test_nothing"] + [
         f"{test}[cpu-s1-{scheduler}-eager]"

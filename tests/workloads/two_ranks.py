@@ -10,14 +10,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from filelock import FileLock
 from torch._C._distributed_c10d import FileStore, HashStore
+from torch.multiprocessing.spawn import start_processes
 
 _ROOT = Path(__file__).parents[2]
 _CALL = "import sys; from tests.workloads.two_ranks import call; call(*sys.argv[1:])"
@@ -25,15 +26,23 @@ _CALL = "import sys; from tests.workloads.two_ranks import call; call(*sys.argv[
 _OF_TWO = ("collectives", "comms_compute_overlap", "fsdp_tp", "moe")
 
 
-def call(names: str, rank: str, size: str, folder: str) -> None:
-    """Run ``of_ranks`` of the tests of each name, and print what each printed as a JSON object."""
+def call(names: str, size: str, folder: str) -> None:
+    """Run ``of_ranks`` of the tests of each name in forks of this process, one per rank."""
+    modules = {
+        name: importlib.import_module(f"tests.workloads.test_{name}") for name in names.split(",")
+    }
+    start_processes(_rank, (modules, int(size), Path(folder)), int(size), start_method="fork")
+
+
+def _rank(rank: int, modules: dict[str, Any], size: int, folder: Path) -> None:
+    """Write what each printed as a JSON object."""
+    os.environ["RANK"] = str(rank)
     printed = {}
-    for name in names.split(","):
-        module = importlib.import_module(f"tests.workloads.test_{name}")
+    for name, module in modules.items():
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            module.of_ranks(int(rank), int(size), f"{folder}/{name}")
+            module.of_ranks(rank, size, str(folder / name))
         printed[name] = out.getvalue()
-    print(json.dumps(printed))
+    (folder / f"{rank}.json").write_text(json.dumps(printed))
 
 
 Printed = Callable[..., list[str]]
@@ -61,46 +70,17 @@ def printed_of(name: str, size: int, shared: Path) -> list[str]:
     return [printed[name] for printed in found]
 
 
-def run_ranks(names: Sequence[str], size: int, *, timeout_s: float = 120) -> list[dict[str, str]]:
+def run_ranks(names: Sequence[str], size: int) -> list[dict[str, str]]:
     """Run ``of_ranks`` of some tests in one process per rank; return what each has printed."""
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / f"{rank}.out" for rank in range(size)]
-        errors = [Path(folder) / f"{rank}.err" for rank in range(size)]
-        processes = [
-            _start([",".join(names), str(rank), str(size), folder], outputs[rank], errors[rank])
-            for rank in range(size)
-        ]
-        try:
-            deadline = time.monotonic() + timeout_s
-            # A rank that has failed leaves the others waiting for it.
-            while any(process.poll() is None for process in processes) and not any(
-                process.poll() for process in processes
-            ):
-                assert time.monotonic() < deadline, _last_words(errors)
-                time.sleep(0.02)
-            assert not any(process.poll() for process in processes), _last_words(errors)
-            return [json.loads(path.read_text()) for path in outputs]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-
-
-def _start(arguments: Sequence[str], output: Path, errors: Path) -> subprocess.Popen[bytes]:
-    rank, size = arguments[1:3]
-    with output.open("wb") as out, errors.open("wb") as err:
-        return subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", _CALL, *arguments],
-            cwd=_ROOT,
-            env={**os.environ, "RANK": rank, "WORLD_SIZE": size, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
-
-
-def _last_words(errors: Sequence[Path]) -> str:
-    return "\n".join(f"rank {rank}: {path.read_text()}" for rank, path in enumerate(errors))
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", _CALL, ",".join(names), str(size), folder],
+            cwd=_ROOT, env={**os.environ, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        # A rank that has failed ends the others, and its traceback is shown.
+        assert done.returncode == 0, done.stderr
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
 
 
 @contextlib.contextmanager
