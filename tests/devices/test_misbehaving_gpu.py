@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,11 +23,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 HEAD = """
-import os, signal
+import os, pathlib, signal
 import torch
 
 def capturing():
     return torch.cuda.is_current_stream_capturing()
+
+def end(name):
+    # Kills the processes of a program.
+    for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        if name.encode() in file.read_bytes().split(b"\\0")[0]:
+            os.kill(int(file.parent.name), signal.SIGKILL)
 
 def good():
     square = torch.ones(256, 256, device="cuda")
@@ -125,3 +132,28 @@ def test_the_next_session_measures_after_one_was_killed_or_is_done(tmp_path: Pat
     print(*said, sep="\n")
     assert [each.returncode for each in others] == [0, 0]
     assert sum("waiting" in text for text in said) == 1
+
+
+@pytest.mark.skipif(shutil.which("nvidia-cuda-mps-control") is None, reason="there is no MPS")
+@pytest.mark.parametrize(
+    ("killed", "outcome", "told"),
+    [
+        # The daemon starts another one for the next worker.
+        ("nvidia-cuda-mps-server", "1 failed, 2 passed", "the MPS server and the MPS client"),
+        ("nvidia-cuda-mps-control", "2 failed, 1 passed", "NotProven: mps: "),
+    ],
+)
+def test_where_what_mps_consists_of_is_killed_first_nothing_else_is_called_mps(
+    tmp_path: Path, killed: str, outcome: str, told: str
+) -> None:
+    suite = {"before": GOOD, "killed": (f'end("{killed}")\n    {GOOD[0]}', None), "after": GOOD}
+    said, _ = start(tmp_path, suite, "--hwq-scheduler=mps").communicate(timeout=300)
+    print(said)
+    assert outcome in said
+    assert told in " ".join(said.split())
+    (tmp_path / "native").mkdir()
+    alone = ("--hwq-dispatch=eager", "-k", "test_before")
+    said, _ = start(tmp_path / "native", EAGER, *alone).communicate(timeout=120)
+    assert "1 passed" in said
+    programs = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [each for each in programs if each.startswith(b"nvidia-cuda-mps")]
