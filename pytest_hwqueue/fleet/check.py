@@ -13,6 +13,7 @@ Prometheus gets its text-based exposition format, version 0.0.4.
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import shlex
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Literal
 from zlib import crc32
@@ -35,7 +37,7 @@ from pytest_hwqueue.errors import RecordError, within
 from pytest_hwqueue.fleet.verdicts import NAMED, FleetVerdict, Gpu, comparable_conditions
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import die_with_parent
-from pytest_hwqueue.records.cell import RunRecord, now, read_model
+from pytest_hwqueue.records.cell import RunRecord, read_model
 from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.suite import pytest_command, pytest_environment
 
@@ -59,9 +61,35 @@ class CheckRecord(BaseModel):
     reason: str = Field("", description="why it is unreachable")
 
 
-def write_check(folder: Path, record: CheckRecord) -> None:
-    """Write a GPU's record into its folder, atomically; raises RecordError."""
+def write_check(
+    folder: Path, node: str, device: str, label: str, wall_s: float, reason: str = ""
+) -> CheckRecord:
+    """Write into a GPU's folder how its check ended now; atomically.
+
+    Args:
+        folder: of the GPU; it is made.
+        node: name of its machine.
+        device: its name on the node.
+        label: as ``--hwq-device`` takes it.
+        wall_s: how long it took.
+        reason: why the GPU is unreachable; empty if it was measured.
+
+    Raises:
+        RecordError: if it cannot be written.
+
+    """
+    record = CheckRecord(
+        node=node,
+        device=device,
+        label=label,
+        started=(datetime.now(timezone.utc) - timedelta(seconds=wall_s)).isoformat("T", "seconds"),
+        wall_s=round(wall_s, 3),
+        status="unreachable" if reason else "measured",
+        reason=reason,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CHECK_FILE, record.model_dump_json(by_alias=True, indent=1) + "\n")
+    return record
 
 
 def read_check(path: Path) -> CheckRecord:
@@ -102,7 +130,6 @@ class _Session:
     name: str
     label: str
     folder: Path
-    started: str
     began_s: float
     process: subprocess.Popen[bytes]
 
@@ -205,7 +232,7 @@ def _start(name: str, label: str, folder: Path, options: Sequence[str]) -> _Sess
             # Killed, this process can ask nobody to end; the session would measure on.
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has no threads
         )  # fmt: skip
-    return _Session(name, label, folder, now(), time.monotonic(), process)
+    return _Session(name, label, folder, time.monotonic(), process)
 
 
 def _ended(session: _Session, node: str) -> CheckRecord:
@@ -215,16 +242,10 @@ def _ended(session: _Session, node: str) -> CheckRecord:
         reason = f"the session ended with status {status}; its output is in check.log beside this"
     except subprocess.TimeoutExpired:
         status, reason = -1, f"the session took more than {LIMIT_S:g} s"
-    record = CheckRecord(
-        node=node,
-        device=session.name,
-        label=session.label,
-        started=session.started,
-        wall_s=round(time.monotonic() - session.began_s, 3),
-        status="unreachable" if status else "measured",
-        reason=reason if status else "",
+    wall_s = time.monotonic() - session.began_s
+    record = write_check(
+        session.folder, node, session.name, session.label, wall_s, reason if status else ""
     )
-    write_check(session.folder, record)
     print(f"hwq fleet check: {session.name}: {record.status}", file=sys.stderr)
     return record
 
@@ -357,6 +378,7 @@ def _gpu(records: Sequence[RunRecord], place: Path) -> Gpu:
         comparable_conditions(fingerprint.hard, fingerprint.soft),
         _log_times(good),
         tuple(_faults(fingerprint, good)),
+        day=good[-1].started[:10],
     )
 
 
@@ -424,8 +446,6 @@ def prometheus_text(found: FleetVerdict) -> str:
 
 
 def _labels(**values: str) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    # A label's value is escaped as a string of JSON is.
+    pairs = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    return "{" + ",".join(pairs) + "}"

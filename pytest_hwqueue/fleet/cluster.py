@@ -29,7 +29,6 @@ from pytest_hwqueue.fleet.check import (
     AGAIN,
     CHECK_FILE,
     LIMIT_S,
-    CheckRecord,
     checked_gpus,
     collect,
     follow,
@@ -39,7 +38,6 @@ from pytest_hwqueue.fleet.check import (
     write_check,
 )
 from pytest_hwqueue.fleet.verdicts import judge_fleet, to_measure_again
-from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import write_bytes
 
 START_S = 120.0
@@ -346,19 +344,8 @@ def _late(running: Mapping[Any, _Target]) -> Iterator[tuple[Any, str]]:
 
 def _lose(target: _Target, folder: Path, reason: str) -> None:
     place = folder / target.node / target.name
-    place.mkdir(parents=True, exist_ok=True)
-    write_check(
-        place,
-        CheckRecord(
-            node=target.node,
-            device=target.name,
-            label=target.label,
-            started=now(),
-            wall_s=round(time.monotonic() - target.asked_s, 3),
-            status="unreachable",
-            reason=reason,
-        ),
-    )
+    wall_s = time.monotonic() - target.asked_s
+    write_check(place, target.node, target.name, target.label, wall_s, reason)
 
 
 def _why(error: Exception) -> str:

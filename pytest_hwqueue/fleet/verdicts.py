@@ -46,6 +46,7 @@ class Gpu:
         log_times: by figure, logarithms of times, in the order measured.
         faults: what its driver reports, in words.
         unreachable: why nothing was measured; empty if something was.
+        day: when it was measured, as 2026-11-28.
 
     """
 
@@ -56,6 +57,7 @@ class Gpu:
     log_times: dict[str, tuple[float, ...]] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     unreachable: str = ""
+    day: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,9 @@ def judge_fleet(gpus: Sequence[Gpu], reference: Sequence[Gpu] = ()) -> FleetVerd
             gpu for gpu in reference if gpu.model == model and repr(gpu.conditions) == usual
         ]  # fmt: skip
         verdicts, judged = _judge_model([*of_model, *known])
-        found += verdicts[: len(of_model)]
+        of_reference = zip(known, verdicts[len(of_model) :], strict=True)
+        before = {(gpu.node, gpu.device): (gpu.day, each) for gpu, each in of_reference}
+        found += [_since(each, before) for each in verdicts[: len(of_model)]]
         compared += len(known)
         smallest[model] = {name: each.gpu.smallest for name, each in judged.items() if each.gpu}
         of_nodes[model] = {name: each.node.smallest for name, each in judged.items() if each.node}
@@ -135,7 +139,17 @@ def judge_fleet(gpus: Sequence[Gpu], reference: Sequence[Gpu] = ()) -> FleetVerd
     return FleetVerdict(tuple(found), smallest, of_nodes, compared)
 
 
-# Unsuspicious GPUs of other nodes that are measured again beside the suspicious ones of a model.
+def _since(gpu: GpuVerdict, before: Mapping[tuple[str, str], tuple[str, GpuVerdict]]) -> GpuVerdict:
+    """Add to a slow GPU's reasons what it was in the reference, if it is there."""
+    day, earlier = before.get((gpu.node, gpu.device), ("", gpu))
+    named = {**gpu.slow, **gpu.slow_node}
+    if earlier is gpu or not (named and earlier.deviations):
+        return gpu
+    then = ", ".join(f"{name} {100 * earlier.deviations[name]:+.1f} %" for name in named)
+    return replace(gpu, reasons=(*gpu.reasons, f"{day}, beside the median GPU: {then}"))
+
+
+# Unsuspicious GPUs of each node, and of others, that are measured again beside the suspicious ones.
 _PARTNERS = 8
 # Of what it was at first: what a deviation must be again.
 _STANDS = 0.5
@@ -144,19 +158,17 @@ _UNSTEADY = 2
 
 
 def to_measure_again(found: FleetVerdict) -> set[tuple[str, str]]:
-    """Return node and name of suspicious GPUs, and of others to compare them with.
-
-    These are all of their nodes, and some of other nodes.
-    """
+    """Return node and name of suspicious GPUs, and of some of their nodes and of other nodes."""
     wanted: set[tuple[str, str]] = set()
     for model in {gpu.model for gpu in found.gpus if gpu.verdict in _SUSPICIOUS}:
         of_model = [gpu for gpu in found.gpus if gpu.model == model]
         bad = [gpu for gpu in of_model if gpu.verdict in _SUSPICIOUS]
         good = [gpu for gpu in of_model if gpu.verdict == "ok"]
         nodes = {gpu.node for gpu in bad}
-        beside = [gpu for gpu in good if gpu.node in nodes]
-        elsewhere = [gpu for gpu in good if gpu.node not in nodes][:_PARTNERS]
-        wanted |= {(gpu.node, gpu.device) for gpu in (*bad, *beside, *elsewhere)}
+        elsewhere = [gpu for gpu in good if gpu.node not in nodes]
+        beside = [[gpu for gpu in good if gpu.node == node] for node in nodes]
+        partners = [gpu for group in (elsewhere, *beside) for gpu in group[:_PARTNERS]]
+        wanted |= {(gpu.node, gpu.device) for gpu in (*bad, *partners)}
     return wanted
 
 

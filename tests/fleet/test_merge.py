@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.fleet.check import CheckRecord, collect, write_check
+from pytest_hwqueue.fleet.check import collect, write_check
 from pytest_hwqueue.fleet.verdicts import judge_fleet
 from pytest_hwqueue.reports.page import render
 
@@ -102,13 +102,8 @@ def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path, measured: Path)
     assert healthy.exit_code == 0, healthy.output
     assert "6 GPUs: 6 ok; 0 named" in healthy.stdout
     slow_down(gpus[2], 1.05)
-    write_check(
-        tmp_path / "fleet" / "node" / "gpu6",
-        CheckRecord(
-            node="node", device="gpu6", label="cuda:6", started="2026-07-01T00:00:00Z", wall_s=1.0,
-            status="unreachable", reason="the session ended with status 1",
-        ),
-    )  # fmt: skip
+    lost = tmp_path / "fleet" / "node" / "gpu6"
+    write_check(lost, "node", "gpu6", "cuda:6", 1.0, "the session ended with status 1")
     out = tmp_path / "out.json"
     named = hwq("fleet", "merge", tmp_path / "fleet", "--json", out, "--drain", "slurm",
                 "--html", tmp_path / "fleet.html")  # fmt: skip

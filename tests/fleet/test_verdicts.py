@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -75,6 +76,19 @@ def test_two_gpus_are_judged_with_a_reference_of_the_same_conditions() -> None:
         ("node0", "cuda:1", "slow"), ("node0", "cuda:0", "ok"),
     ]  # fmt: skip
     assert "compared with 14 GPUs measured before, too" in markdown(fleet_document(found))
+
+
+def test_a_reference_says_what_a_slow_gpu_was_before() -> None:
+    known = [replace(gpu, day="2026-11-01") for gpu in fleet()]
+    now = fleet(seed=3)
+    now[3] = changed(now[3], 0.08)
+    (named,) = judge_fleet(now, known).named
+    told = re.fullmatch(r"2026-11-01, beside the median GPU: (.*)", named.reasons[-1])
+    assert told
+    assert {each.rsplit(" ", 2)[0] for each in told[1].split(", ")} == set(named.slow)
+    assert all(abs(float(each.split()[-2])) < 2 for each in told[1].split(", "))
+    # One that is new has no before.
+    assert "median GPU" not in judge_fleet(now, known[4:]).named[0].reasons[-1]
 
 
 def test_one_slow_half_is_not_confirmed() -> None:
