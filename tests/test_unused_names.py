@@ -11,7 +11,7 @@ _TREE = Path(__file__).parents[1]
 # Called by name: by pytest, pydantic, torch, urllib, click, a process that is started, a user.
 _CALLED = re.compile(
     r"pytest_\w+|__\w+__|main|teardown|reportinfo|redirect_request|get_seq_length"
-    r"|assert_p95|convert|format_commands"
+    r"|assert_p95|convert|format_commands|model_post_init"
 )
 _BY_OTHERS = {"_OneHost"}
 

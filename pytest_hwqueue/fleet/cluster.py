@@ -215,7 +215,7 @@ class Cluster:
                     _lose(target, folder, _why(error))
                     progress.ended(target, "unreachable")
                 else:
-                    _take(target, folder, path, content)
+                    self._take(target, folder, path, content)
             for answers, reason in _late(running):
                 target = running.pop(answers)
                 _lose(target, folder, reason)
@@ -244,6 +244,19 @@ class Cluster:
         name = target.name if target.simulated else ""
         own = list(options(target.name))
         return asked.remote(__version__, target.node, name, target.label, own, names)
+
+    def _take(self, target: _Target, folder: Path, path: str, content: bytes) -> None:
+        target.began_s = target.began_s or time.monotonic()
+        if not content and "/" not in path:
+            # The GPU that was thought to be this one is another, which nobody has asked yet.
+            for other in self.targets:
+                if other.key == (target.node, path):
+                    other.name = target.name
+            target.name = path
+            return
+        file = folder / target.node / PurePosixPath(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, content)
 
 
 def run_fleet(cluster: Cluster, folder: Path, options: Callable[[str], Sequence[str]]) -> None:
@@ -319,16 +332,6 @@ def _names(resources: Mapping[str, float], label: str, simulated: bool) -> list[
     if simulated:
         return [name for name, _ in names_of([label], int(resources.get(label, 0)))]
     return [f"gpu-{index}" for index in range(int(resources.get("GPU", 0)))]
-
-
-def _take(target: _Target, folder: Path, path: str, content: bytes) -> None:
-    target.began_s = target.began_s or time.monotonic()
-    if not content and "/" not in path:
-        target.name = path
-        return
-    file = folder / target.node / PurePosixPath(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(file, content)
 
 
 def _late(running: Mapping[Any, _Target]) -> Iterator[tuple[Any, str]]:

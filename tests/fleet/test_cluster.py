@@ -17,16 +17,21 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_hwqueue import __version__
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.fleet import cluster as fleet_cluster
 from pytest_hwqueue.fleet.check import AGAIN, checked_gpus, collect, read_check
 from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
 from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
+from pytest_hwqueue.records.files import write_bytes
 
 pytestmark = [
     # Ray's own: sockets that it leaves to the garbage collector.
     pytest.mark.filterwarnings("default"),
     pytest.mark.slow,
 ]
-cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra fleet is not there")
+ray = pytest.importorskip("ray", reason="the extra fleet is not there")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 LABEL = "sim:h200"
 QUICK = ["--hwq-size=tiny", "--hwq-runs=4", "--hwq-sim-noise=session=0.01,run=0.005"]
@@ -110,6 +115,68 @@ def test_each_gpu_of_a_node_is_asked_once_and_again(nodes: Any, tmp_path: Path) 
         cluster.close()
 
 
+def test_a_gpu_that_another_job_holds_and_another_version_cost_what_they_concern(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.add_node(num_cpus=2, num_gpus=3, node_name="g")
+    monkeypatch.setattr(fleet_cluster, "START_S", 30)
+    cluster = Cluster(nodes.address, ["all"], 1)
+    try:
+        holder = ray.remote(num_gpus=1)(_Holder).remote()
+        held = ray.get(holder.gpu.remote())
+        cluster.check(cluster.targets, tmp_path / "held", lambda name: QUICK)
+        reasons = _reasons(tmp_path / "held")
+        assert sorted(reasons) == ["gpu-0", "gpu-1", "gpu-2"]
+        by_job = [name for name, reason in reasons.items() if "another job holds it" in reason]
+        assert by_job == [f"gpu-{held}"]
+        ray.kill(holder)
+        monkeypatch.setattr(fleet_cluster, "__version__", "0.0")
+        cluster.check(cluster.targets, tmp_path / "version", lambda name: QUICK)
+        for reason in _reasons(tmp_path / "version").values():
+            assert f"pytest-hwqueue is {__version__} there, and 0.0 here" in reason
+    finally:
+        cluster.close()
+
+
+class _Holder:
+    def gpu(self) -> int:
+        return int(ray.get_gpu_ids()[0])
+
+
+def _reasons(folder: Path) -> dict[str, str]:
+    checks = map(read_check, folder.glob("g/*/check.json"))
+    return {each.device: each.reason for each in checks}
+
+
+def test_a_full_disk_ends_the_run_which_goes_on_once_there_is_room(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(nodes, "a", 3)
+
+    def full(path: Path, content: bytes) -> None:
+        if checked_gpus(tmp_path):
+            raise RecordError(f"{path}: No space left on device")
+        write_bytes(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet_cluster, "write_bytes", full)
+        with pytest.raises(RecordError, match="No space"):
+            _run(nodes, tmp_path)
+    _no_session_is_left(tmp_path)
+    (done,) = checked_gpus(tmp_path)
+    _run(nodes, tmp_path)
+    assert done in checked_gpus(tmp_path)
+    assert len(checked_gpus(tmp_path)) == 3
+
+
+def _run(nodes: Any, folder: Path) -> None:
+    cluster = Cluster(nodes.address, [LABEL], 1)
+    try:
+        run_fleet(cluster, folder, lambda name: QUICK)
+    finally:
+        cluster.close()
+
+
 def test_an_interrupted_run_goes_on(nodes: Any, tmp_path: Path) -> None:
     add(nodes, "a", 4)
     cluster = Cluster(nodes.address, [LABEL], 1)
@@ -124,11 +191,7 @@ def test_an_interrupted_run_goes_on(nodes: Any, tmp_path: Path) -> None:
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("a/*/check.json")}
     assert 0 < len(done) < 4
     _no_session_is_left(tmp_path)
-    cluster = Cluster(nodes.address, [LABEL], 1)
-    try:
-        run_fleet(cluster, tmp_path, lambda name: QUICK)
-    finally:
-        cluster.close()
+    _run(nodes, tmp_path)
     assert len(checked_gpus(tmp_path)) == 4
     assert {path: path.stat().st_mtime_ns for path in done} == done
     for path in tmp_path.glob("a/*/*/session.json"):

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.fleet import check
 from pytest_hwqueue.fleet.check import collect, write_check
 from pytest_hwqueue.fleet.verdicts import judge_fleet
 from pytest_hwqueue.reports.page import render
@@ -116,6 +117,17 @@ def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path, measured: Path)
     assert "2 of 7 GPUs named: node/gpu6 is unreachable among others." in page
     assert "Nodes and GPUs" in page
     assert named.stdout.count("scontrol update nodename=node state=drain") == 1
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_session_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "LIMIT_S", 0.2)
+    (found,) = check.check_devices([("sim-h200-0", "sim:h200")], tmp_path, [])
+    assert (found.status, found.reason) == ("unreachable", "the session took more than 0.2 s")
+    ((gpu,), _) = collect([tmp_path])
+    assert gpu.unreachable == found.reason
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
