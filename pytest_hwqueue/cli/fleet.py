@@ -67,11 +67,17 @@ def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> Non
 
 def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
-    from pytest_hwqueue.fleet.check import collect, drain_commands, prometheus_text
+    from pytest_hwqueue.fleet.collected import collect
     from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
     from pytest_hwqueue.metrics.numbers import counted
     from pytest_hwqueue.records.files import write_text
-    from pytest_hwqueue.reports.fleet import fleet_document, fleet_json, write_fleet_page
+    from pytest_hwqueue.reports.fleet import (
+        drain_commands,
+        fleet_document,
+        fleet_json,
+        prometheus_text,
+        write_fleet_page,
+    )
 
     first, again = collect(folders)
     reference = collect([given["reference"]])[0] if given["reference"] else []

@@ -30,13 +30,13 @@ from pytest_hwqueue.fleet.check import (
     CHECK_FILE,
     LIMIT_S,
     checked_gpus,
-    collect,
     follow,
     names_of,
     read_check,
     seeded,
     write_check,
 )
+from pytest_hwqueue.fleet.collected import collect
 from pytest_hwqueue.fleet.verdicts import judge_fleet, to_measure_again
 from pytest_hwqueue.records.files import write_bytes
 

@@ -1,9 +1,13 @@
-"""The verdicts on a fleet's GPUs, as a document and as JSON."""
+"""The verdicts on a fleet's GPUs: a document, JSON, Prometheus's text, commands that drain nodes.
+
+Prometheus gets its text-based exposition format, version 0.0.4.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -128,6 +132,59 @@ def fleet_json(found: FleetVerdict) -> str:
         "smallest_of_nodes": found.smallest_of_nodes,
     }
     return json.dumps(content, indent=1) + "\n"
+
+
+SYSTEMS = ("slurm", "kubernetes")
+
+
+def drain_commands(found: FleetVerdict, system: str) -> list[str]:
+    """Return a command for each node with a named GPU.
+
+    Raises:
+        ValueError: if the system is none of `SYSTEMS`.
+
+    """
+    if system not in SYSTEMS:
+        raise ValueError(f"{system} is none of {', '.join(SYSTEMS)}")
+    by_node: dict[str, list[str]] = {}
+    for gpu in found.named:
+        by_node.setdefault(gpu.node, []).append(f"{gpu.device} {gpu.verdict}")
+    if system == "kubernetes":
+        return [f"kubectl cordon -- {shlex.quote(node)}" for node in sorted(by_node)]
+    return [
+        f"scontrol update {shlex.quote(f'nodename={node}')} state=drain "
+        f"reason={shlex.quote('hwq: ' + ', '.join(by_node[node]))}"
+        for node in sorted(by_node)
+    ]
+
+
+_HEAD = (
+    "# HELP hwq_fleet_named Whether the GPU was named: 1 yes, 0 no.\n# TYPE hwq_fleet_named gauge"
+)
+_DEVIATION = (
+    "# HELP hwq_fleet_deviation_ratio Time relative to the median GPU of its model, less 1.\n"
+    "# TYPE hwq_fleet_deviation_ratio gauge"
+)
+
+
+def prometheus_text(found: FleetVerdict) -> str:
+    """Return the file's text, with a final newline."""
+    lines = [_HEAD]
+    for gpu in found.gpus:
+        labels = _labels(node=gpu.node, device=gpu.device, verdict=gpu.verdict)
+        lines.append(f"hwq_fleet_named{labels} {int(gpu.verdict in NAMED)}")
+    lines.append(_DEVIATION)
+    for gpu in found.gpus:
+        for figure, deviation in gpu.deviations.items():
+            labels = _labels(node=gpu.node, device=gpu.device, figure=figure)
+            lines.append(f"hwq_fleet_deviation_ratio{labels} {deviation:.6g}")
+    return "\n".join(lines) + "\n"
+
+
+def _labels(**values: str) -> str:
+    # A label's value is escaped as a string of JSON is.
+    pairs = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    return "{" + ",".join(pairs) + "}"
 
 
 def remarks(found: FleetVerdict) -> list[str]:

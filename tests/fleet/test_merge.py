@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.fleet import check
-from pytest_hwqueue.fleet.check import collect, write_check
+from pytest_hwqueue.fleet.check import write_check
+from pytest_hwqueue.fleet.collected import collect
 from pytest_hwqueue.fleet.verdicts import judge_fleet
 from pytest_hwqueue.reports.page import render
 

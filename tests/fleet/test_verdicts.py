@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.fleet.check import drain_commands, prometheus_text
 from pytest_hwqueue.fleet.outliers import compare
 from pytest_hwqueue.fleet.verdicts import Gpu, confirmed, judge_fleet, to_measure_again
 from pytest_hwqueue.reports.document import markdown
-from pytest_hwqueue.reports.fleet import fleet_document, fleet_json
+from pytest_hwqueue.reports.fleet import drain_commands, fleet_document, fleet_json, prometheus_text
 
 FIGURES = ("launch", "matrix")
 NODES = [at // 4 for at in range(16)]

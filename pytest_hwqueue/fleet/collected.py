@@ -1,0 +1,151 @@
+"""The GPUs of a fleet, as their records say.
+
+Every ``session.json`` counts. A GPU is known by the UUID in its fingerprint; without one, as on a
+simulated device, by the folder around its sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_hwqueue.baselines.sources import read_session_file
+from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.fleet.check import AGAIN, CHECK_FILE, read_check
+from pytest_hwqueue.fleet.verdicts import Gpu, comparable_conditions
+from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.records.cell import RunRecord
+
+_SESSION = "session.json"
+# Where the work's rate says more than one sample's latency: these keep the device full.
+_BY_RATE = frozenset({"tiny_kernel_stress", "large_gemm_only"})
+# Whose tagged launches are figures of their own.
+_BY_TAG = frozenset({"copy_engines"})
+# Clocks that a limit holds down on healthy GPUs, too, and what AMD SMI gives without a reason.
+_NO_FAULT = frozenset({"power_cap", "sync_boost", "unspecified"})
+# Xid errors that a process can cause. https://docs.nvidia.com/deploy/xid-errors/
+_OF_PROCESSES = frozenset({8, 13, 31, 43, 45, 68, 69})
+
+
+def collect(folders: Sequence[Path]) -> tuple[list[Gpu], list[Gpu]]:
+    """Return the GPUs whose records are below these folders, and those measured again.
+
+    They are in order of node and device.
+
+    Raises:
+        RecordError: naming a folder without records, or a file that is damaged.
+        RecordError: likewise, of a session.
+
+    """
+    first: list[Path] = []
+    again: list[Path] = []
+    for folder in folders:
+        found = [*sorted(folder.rglob(_SESSION)), *sorted(folder.rglob(CHECK_FILE))]
+        if not found:
+            raise RecordError(f"{folder} has neither {_SESSION} nor {CHECK_FILE} below it")
+        for path in found:
+            (again if AGAIN in path.relative_to(folder).parts else first).append(path)
+    return _gpus(first), _gpus(again)
+
+
+def _gpus(paths: Sequence[Path]) -> list[Gpu]:
+    """Return the GPUs of these session files and checks."""
+    measured: dict[str, list[RunRecord]] = {}
+    places: dict[str, Path] = {}
+    missed: list[Gpu] = []
+    for path in paths:
+        if path.name == _SESSION:
+            _, records = read_session_file(path)
+            for record in records:
+                key = _identity(record, path)
+                measured.setdefault(key, []).append(record)
+                places[key] = path.parent.parent
+        elif (check := read_check(path)).status == "unreachable":
+            missed.append(Gpu(check.node, check.device, unreachable=check.reason))
+    gpus = _told_apart(
+        {key: _gpu(records, places[key]) for key, records in measured.items()}, places
+    )
+    named = {(gpu.node, gpu.device) for gpu in missed}
+    kept = [gpu for gpu in gpus if (gpu.node, gpu.device) not in named]
+    return sorted([*missed, *kept], key=lambda gpu: (gpu.node, gpu.device))
+
+
+def _told_apart(gpus: dict[str, Gpu], places: dict[str, Path]) -> list[Gpu]:
+    """Call GPUs by their folders where several of a node have one label, as if each were alone."""
+    labels = Counter((gpu.node, gpu.device) for gpu in gpus.values())
+    return [
+        gpu if labels[gpu.node, gpu.device] == 1 else replace(gpu, device=places[key].name)
+        for key, gpu in gpus.items()
+    ]
+
+
+def _identity(record: RunRecord, path: Path) -> str:
+    uuid = None if record.fingerprint is None else record.fingerprint.soft.get("device_uuid")
+    return str(uuid) if uuid else f"{path.parent.parent.resolve()} {record.cell.device}"
+
+
+def _gpu(records: Sequence[RunRecord], place: Path) -> Gpu:
+    check = read_check(place / CHECK_FILE) if (place / CHECK_FILE).exists() else None
+    good = [each for each in records if each.status == "ok" and each.fingerprint is not None]
+    fingerprint = good[-1].fingerprint if good else None
+    host = fingerprint.soft.get("host_name") if fingerprint is not None else None
+    node = check.node if check is not None else str(host or place.parent.name or "unknown")
+    label = records[0].cell.device
+    real = fingerprint is not None and "device_uuid" in fingerprint.soft
+    device = check.device if check is not None else label if real else place.name
+    if fingerprint is None:
+        reason = next((each.reason for each in records if each.reason), "nothing was measured")
+        return Gpu(node, device, unreachable=reason.splitlines()[0][:200])
+    return Gpu(
+        node,
+        device,
+        str(fingerprint.hard.get("device_name", label)),
+        comparable_conditions(fingerprint.hard, fingerprint.soft),
+        _log_times(good),
+        tuple(_faults(fingerprint, good)),
+        day=good[-1].started[:10],
+    )
+
+
+def _faults(fingerprint: Fingerprint, records: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield what the driver reports of a GPU that no healthy one has."""
+    if uncorrected := fingerprint.soft.get("ecc_uncorrected_errors"):
+        yield f"{counted(int(uncorrected), 'uncorrected ECC error')} since its driver was loaded"
+    if (remapping := fingerprint.soft.get("row_remapping", "ok")) != "ok":
+        yield f"remapping of its memory's rows: {remapping}"
+    read = [each.telemetry for each in records if each.telemetry is not None]
+    spans = [span for each in read for span in each.throttled]
+    if reasons := {reason for span in spans for reason in span.reasons} - _NO_FAULT:
+        yield f"slowed down while it was measured: {', '.join(sorted(reasons))}"
+    if errors := {number for each in read for number in each.xid_errors} - _OF_PROCESSES:
+        yield f"Xid while it was measured: {', '.join(map(str, sorted(errors)))}"
+
+
+def _log_times(records: Sequence[RunRecord]) -> dict[str, tuple[float, ...]]:
+    found: dict[str, list[float]] = {}
+    for record in sorted(records, key=lambda each: each.started):
+        for name, time_ns in _times(record):
+            found.setdefault(name, []).append(math.log(time_ns))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _times(record: RunRecord) -> Iterator[tuple[str, float]]:
+    """Yield a run's figures and their times for some work: per unit, or a sample's median."""
+    cell, metrics = record.cell, record.metrics
+    parts = [cell.name, f"s{cell.streams}", cell.scheduler, cell.dispatch, cell.variant]
+    figure = " ".join(part for part in parts if part)
+    if cell.name in _BY_RATE:
+        if metrics.throughput and metrics.throughput[0].value:
+            yield figure, 1 / metrics.throughput[0].value
+        return
+    latencies = {figure: metrics.latency}
+    if cell.name in _BY_TAG:
+        latencies = {f"{figure} {record.primary.name}": metrics.latency}
+        latencies |= {f"{figure} {tag}": latency for tag, latency in metrics.tags.items()}
+    for name, latency in latencies.items():
+        if latency is not None and latency.p50.value:
+            yield name, latency.p50.value
