@@ -65,11 +65,12 @@ def write_check(
         RecordError: if it cannot be written.
 
     """
+    began = datetime.now(timezone.utc) - timedelta(seconds=wall_s)
     record = CheckRecord(
         node=node,
         device=device,
         label=label,
-        started=(datetime.now(timezone.utc) - timedelta(seconds=wall_s)).isoformat("T", "seconds"),
+        started=began.isoformat(timespec="milliseconds"),
         wall_s=round(wall_s, 3),
         status="unreachable" if reason else "measured",
         reason=reason,

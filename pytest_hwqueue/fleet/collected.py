@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.baselines.sources import read_session_file
-from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.fleet.check import AGAIN, CHECK_FILE, read_check
-from pytest_hwqueue.fleet.verdicts import Gpu, comparable_conditions
+from pytest_hwqueue.fleet.verdicts import Gpu
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
 
@@ -104,11 +105,21 @@ def _gpu(records: Sequence[RunRecord], place: Path) -> Gpu:
         node,
         device,
         str(fingerprint.hard.get("device_name", label)),
-        comparable_conditions(fingerprint.hard, fingerprint.soft),
+        _comparable_conditions(fingerprint),
         _log_times(good),
         tuple(_faults(fingerprint, good)),
         day=good[-1].started[:10],
     )
+
+
+def _comparable_conditions(fingerprint: Fingerprint) -> dict[str, Value]:
+    """Return the fields of a fingerprint in which healthy GPUs of a model agree."""
+    known = {
+        *ENVIRONMENT_FIELDS, "driver_version", "cuda_driver_version", "pcie_link_width",
+        "nvlinks_active",
+    }  # fmt: skip
+    soft = {name: value for name, value in fingerprint.soft.items() if name in known}
+    return {**fingerprint.hard, **soft}
 
 
 def _faults(fingerprint: Fingerprint, records: Sequence[RunRecord]) -> Iterator[str]:

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.fleet.outliers import (
     LEAST,
@@ -124,7 +123,7 @@ def judge_fleet(gpus: Sequence[Gpu], reference: Sequence[Gpu] = ()) -> FleetVerd
     reached = [gpu for gpu in gpus if not gpu.unreachable]
     for model in sorted({gpu.model for gpu in reached}):
         of_model = [gpu for gpu in reached if gpu.model == model]
-        usual = Counter(repr(gpu.conditions) for gpu in of_model).most_common(1)[0][0]
+        usual = _most([repr(gpu.conditions) for gpu in of_model], "")
         known = [
             gpu for gpu in reference if gpu.model == model and repr(gpu.conditions) == usual
         ]  # fmt: skip
@@ -183,14 +182,14 @@ def confirmed(found: FleetVerdict, again: Sequence[Gpu]) -> FleetVerdict:
     measured = {(gpu.node, gpu.device): gpu for gpu in again if gpu.log_times}
     judged = []
     for gpu in found.gpus:
-        own = measured.get((gpu.node, gpu.device))
-        others = [
+        own = measured.get((gpu.node, gpu.device)) if gpu.verdict in _SUSPICIOUS else None
+        others = [] if own is None else [
             other
             for each in found.gpus
             if each.verdict == "ok" and each.model == gpu.model
             and (other := measured.get((each.node, each.device)))
         ]  # fmt: skip
-        if gpu.verdict not in _SUSPICIOUS or own is None or not others:
+        if own is None or not others:
             judged.append(gpu)
             continue
         if gpu.verdict == "slow":
@@ -217,8 +216,8 @@ def _is_slow_again(
     """Return whether GPUs are half as slow as at first in a figure; what has no other, is."""
     least = math.log1p(LEAST_EFFECT)
     for name, deviation in deviations.items():
-        own, usual = _log_median(gpus, name), _log_median(others, name)
-        if not own - usual < max(_STANDS * math.log1p(deviation), least):
+        by = _log_median(gpus, name) - _log_median(others, name)
+        if math.isnan(by) or by >= max(_STANDS * math.log1p(deviation), least):
             return True
     return False
 
@@ -242,27 +241,18 @@ def _spread(gpu: Gpu) -> float:
     return max(float(np.std(each, ddof=1)) for each in gpu.log_times.values())
 
 
-def comparable_conditions(hard: dict[str, Value], soft: dict[str, Value]) -> dict[str, Value]:
-    """Return the fields of a fingerprint in which healthy GPUs of a model agree."""
-    known = {
-        *ENVIRONMENT_FIELDS, "driver_version", "cuda_driver_version", "pcie_link_width",
-        "nvlinks_active",
-    }  # fmt: skip
-    return {**hard, **{name: value for name, value in soft.items() if name in known}}
-
-
 T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """All GPUs of a model in one figure.
+    """All GPUs of a model in one figure; arrays have shape (GPUs,).
 
     Attributes:
-        deviation: relative to the median GPU; shape (GPUs,).
+        deviation: relative to the median GPU.
         gpu: each compared with the others of its node.
-        node: each node compared with the others.
-        spread: standard deviation of a GPU's own repeats, relative; shape (GPUs,).
+        node: its node compared with others.
+        spread: standard deviation of a GPU's own repeats, relative.
         unstable: whether a GPU is named for it.
 
     """
@@ -291,16 +281,17 @@ def _judge_model(gpus: Sequence[Gpu]) -> tuple[list[GpuVerdict], dict[str, _Judg
         short = f"{alike} of this model: at least {LEAST} are needed"
     elif repeats < LEAST_REPEATS:
         short = f"{repeats} repeats: at least {LEAST_REPEATS} are needed"
-    nodes = sorted({gpu.node for gpu in whole})
-    judged = {} if short else _judge_figures(whole, nodes, figures, repeats)
+    judged = {} if short else _judge_figures(whole, figures, repeats)
+    usual = _usual_conditions(gpus)
+    beside = " beside the others of its node" if len({gpu.node for gpu in whole}) > 1 else ""
     verdicts = []
     for gpu in gpus:
-        unlike = _unlike(gpu, gpus)
+        unlike = _unlike(gpu, usual)
         if short or gpu not in whole:
             reason = short or "figures or repeats are missing"
             verdicts.append(_without_figures(gpu, unlike, reason))
         else:
-            verdicts.append(_verdict(gpu, unlike, whole.index(gpu), nodes, judged))
+            verdicts.append(_verdict(gpu, unlike, whole.index(gpu), judged, beside))
     return verdicts, judged
 
 
@@ -309,14 +300,13 @@ def _most(values: Sequence[T], otherwise: T) -> T:
     return Counter(values).most_common(1)[0][0] if values else otherwise
 
 
-def _judge_figures(
-    gpus: Sequence[Gpu], nodes: Sequence[str], figures: Sequence[str], repeats: int
-) -> dict[str, _Judged]:
+def _judge_figures(gpus: Sequence[Gpu], figures: Sequence[str], repeats: int) -> dict[str, _Judged]:
     import numpy as np
 
     tables = {name: np.array([gpu.log_times[name][:repeats] for gpu in gpus]) for name in figures}
     if len(tables) > 1:
         tables[ALL_FIGURES] = np.mean(list(tables.values()), axis=0)
+    nodes = sorted({gpu.node for gpu in gpus})
     groups = [nodes.index(gpu.node) for gpu in gpus]
     # A GPU, a node, and a GPU's own repeats are each asked after.
     alpha = RATE / (3 * len(tables))
@@ -326,41 +316,38 @@ def _judge_figures(
         of_gpus = compare(times, groups, alpha)
         # One that is slow by itself does not make its node slow.
         usual = ~of_gpus.slow if of_gpus else np.full(len(gpus), True)
-        of_nodes = np.array(
+        medians_of_nodes = np.array(
             [np.median(times[np.equal(groups, at) & usual], axis=0) for at in range(len(nodes))]
         )
+        of_nodes = compare(medians_of_nodes, [0] * len(nodes), alpha)
         judged[name] = _Judged(
             deviation=np.expm1(medians - np.median(medians)),
             gpu=of_gpus,
-            node=compare(of_nodes, [0] * len(nodes), alpha),
+            node=of_nodes
+            and replace(of_nodes, deviation=of_nodes.deviation[groups], slow=of_nodes.slow[groups]),
             spread=times.std(axis=1, ddof=1),
             unstable=unsteady(times, alpha),
         )
     return judged
 
 
+def _sure(gpu: Gpu, unlike: Sequence[str], otherwise: Verdict) -> Verdict:
+    """Return the verdict that needs no figures, if there is one."""
+    return "faulty" if gpu.faults else "different" if unlike else otherwise
+
+
 def _without_figures(gpu: Gpu, unlike: Sequence[str], reason: str) -> GpuVerdict:
-    verdict: Verdict = "faulty" if gpu.faults else "different" if unlike else "not judged"
-    reasons = (*gpu.faults, *unlike, reason)
-    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, reasons)
+    verdict = _sure(gpu, unlike, "not judged")
+    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, (*gpu.faults, *unlike, reason))
 
 
 def _verdict(
-    gpu: Gpu, unlike: Sequence[str], at: int, nodes: Sequence[str], judged: dict[str, _Judged]
+    gpu: Gpu, unlike: Sequence[str], at: int, judged: Mapping[str, _Judged], beside: str
 ) -> GpuVerdict:
     import numpy as np
 
-    node = nodes.index(gpu.node)
-    slow = {
-        name: float(each.gpu.deviation[at])
-        for name, each in judged.items()
-        if each.gpu and each.gpu.slow[at]
-    }
-    slow_node = {
-        name: float(each.node.deviation[node])
-        for name, each in judged.items()
-        if each.node and each.node.slow[node]
-    }
+    slow = _slow({name: each.gpu for name, each in judged.items()}, at)
+    slow_node = _slow({name: each.node for name, each in judged.items()}, at)
     unsteady = [
         f"{name}: own runs spread {100 * each.spread[at]:.1f} %, "
         f"usual {100 * float(np.median(each.spread)):.1f} %"
@@ -377,30 +364,41 @@ def _verdict(
             f"their node, or {LEAST} nodes, are needed"
         )
         return _without_figures(gpu, unlike, reason)
-    beside = " beside the others of its node" if len(nodes) > 1 else ""
     reasons = (
         *gpu.faults, *unlike, *unsteady,
         *(f"{name}: {100 * by:+.1f} % time{beside}" for name, by in slow.items()),
         *(f"{name}: {100 * by:+.1f} % time of its node beside other nodes"
           for name, by in slow_node.items()),
     )  # fmt: skip
-    verdict: Verdict = (
-        "faulty" if gpu.faults else "different" if unlike else "unstable" if unsteady
-        else "slow" if slow or slow_node else "ok"
-    )  # fmt: skip
+    by_figures: Verdict = "unstable" if unsteady else "slow" if slow or slow_node else "ok"
     deviations = {name: float(each.deviation[at]) for name, each in judged.items()}
     return GpuVerdict(
-        gpu.node, gpu.device, gpu.model, verdict, reasons, deviations, slow, slow_node
-    )
+        gpu.node, gpu.device, gpu.model, _sure(gpu, unlike, by_figures), reasons, deviations,
+        slow, slow_node,
+    )  # fmt: skip
 
 
-def _unlike(gpu: Gpu, gpus: Sequence[Gpu]) -> list[str]:
-    """Return the conditions in which a GPU differs from most of its model."""
-    found = []
+def _slow(figures: Mapping[str, Compared | None], at: int) -> dict[str, float]:
+    """Return the figures that a GPU is named for, and by how much it deviates in them."""
+    return {
+        name: float(each.deviation[at]) for name, each in figures.items() if each and each.slow[at]
+    }
+
+
+def _usual_conditions(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """Return the conditions in which more than half of the GPUs agree, as they are written out."""
+    usual = {}
     for name in sorted({name for each in gpus for name in each.conditions}):
-        values = Counter(repr(each.conditions.get(name)) for each in gpus)
-        usual, count = values.most_common(1)[0]
-        own = repr(gpu.conditions.get(name))
-        if own != usual and 2 * count > len(gpus):
-            found.append(f"{name} is {own}, usually {usual}")
-    return found
+        (value, count), *_ = Counter(repr(each.conditions.get(name)) for each in gpus).most_common()
+        if 2 * count > len(gpus):
+            usual[name] = value
+    return usual
+
+
+def _unlike(gpu: Gpu, usual: Mapping[str, str]) -> list[str]:
+    """Return the conditions in which a GPU differs from most of its model."""
+    return [
+        f"{name} is {own}, usually {value}"
+        for name, value in usual.items()
+        if (own := repr(gpu.conditions.get(name))) != value
+    ]
