@@ -22,6 +22,7 @@ from itertools import pairwise, zip_longest
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
+from pytest_hwqueue.records.tenants import GeneratorLateness, RequestFailure
 
 # A sleep ends late by the kernel's timer slack (50 µs) and the time to wake up: on an otherwise
 # idle core by 130 µs at P99. So much of each wait is spent looking at the clock. Looking holds the
@@ -212,14 +213,6 @@ class Window:
 
 
 @dataclass(frozen=True)
-class FailedRequest:
-    """A request that raised; ``index`` is its place in the log."""
-
-    index: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class RequestLog:
     """Requests in order of arrival; times in ns from the window's start.
 
@@ -238,7 +231,7 @@ class RequestLog:
     scheduled_ns: array[int] = field(default_factory=lambda: array("q"))
     started_ns: array[int] = field(default_factory=lambda: array("q"))
     finished_ns: array[int] = field(default_factory=lambda: array("q"))
-    failed: list[FailedRequest] = field(default_factory=list)
+    failed: list[RequestFailure] = field(default_factory=list)
     unserved: int = 0
     concurrency: int = 1
 
@@ -280,19 +273,6 @@ class StoppedServing(HwqError):
     def __init__(self, reason: str, log: RequestLog) -> None:
         super().__init__(reason)
         self.log = log
-
-
-@dataclass(frozen=True)
-class Lateness:
-    """How late the loop started ``n`` requests that were due and did not have to wait.
-
-    Percentiles are sample values, by nearest rank: P99 of fewer than 100 requests is the largest.
-    """
-
-    p50_us: float
-    p99_us: float
-    max_us: float
-    n: int
 
 
 def serve(
@@ -356,7 +336,7 @@ def serve(
     return log
 
 
-def lateness(log: RequestLog) -> Lateness | None:
+def lateness(log: RequestLog) -> GeneratorLateness | None:
     """Summarise the generator's own lateness: from when a request could start until it did.
 
     It could start once it was due and fewer than ``concurrency`` before it were still being served.
@@ -374,7 +354,7 @@ def lateness(log: RequestLog) -> Lateness | None:
         )
     )
     n = len(ordered)
-    return Lateness(
+    return GeneratorLateness(
         p50_us=ordered[-(-50 * n // 100) - 1] / 1e3,
         p99_us=ordered[-(-99 * n // 100) - 1] / 1e3,
         max_us=ordered[-1] / 1e3,
@@ -382,9 +362,10 @@ def lateness(log: RequestLog) -> Lateness | None:
     )
 
 
-def invalid_reason(log: RequestLog, limit_ms: float = LATENESS_LIMIT_MS) -> str | None:
+def invalid_reason(
+    late: GeneratorLateness | None, limit_ms: float = LATENESS_LIMIT_MS
+) -> str | None:
     """Return why a late generator makes a run invalid, and what to change; or None."""
-    late = lateness(log)
     if late is None or late.p99_us <= limit_ms * 1e3:
         return None
     p99_ms, max_ms = late.p99_us / 1e3, late.max_us / 1e3
@@ -426,7 +407,9 @@ def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
         scheduled_ns=started_ns if schedule is None else array("q", schedule[:n]),
         started_ns=started_ns,
         finished_ns=finished_ns,
-        failed=[FailedRequest(number, reason) for number, reason in sorted(failed.items())],
+        failed=[
+            RequestFailure(index=number, reason=reason) for number, reason in sorted(failed.items())
+        ],
         unserved=0 if schedule is None else len(schedule) - n,
         concurrency=len(slots),
     )

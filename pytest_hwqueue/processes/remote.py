@@ -7,7 +7,6 @@ are read back by their annotations.
 from __future__ import annotations
 
 import inspect
-import queue
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
@@ -16,7 +15,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue import errors
-from pytest_hwqueue.processes.channel import Channel, Message
+from pytest_hwqueue.processes.channel import Message
 
 Interface = TypeVar("Interface")
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -29,17 +28,19 @@ def one_way(method: Method) -> Method:
 
 
 def remote(
-    interface: type[Interface], channel: Channel, answers: queue.SimpleQueue[Message]
+    interface: type[Interface],
+    send: Callable[..., None],
+    answer: Callable[[], Message] = lambda: {},
 ) -> Interface:
-    """Return an object whose methods are called in the process at the channel's other end.
+    """Return an object whose methods are called in the process at a channel's other end.
 
     A method that is not one-way waits for its answer, and raises the `HwqError` that it raised
     there.
 
     Args:
         interface: its class; the other process passes each call to `answer_to`.
-        channel: receives the calls.
-        answers: gets the messages of kind ``answer``.
+        send: sends each call, as `Channel.send` does.
+        answer: waits for the next message of kind ``answer``; not called if all are one-way.
 
     """
 
@@ -51,13 +52,13 @@ def remote(
             arguments = dict(signature.bind(self, *positional, **named).arguments)
             del arguments["self"]
             content = to_jsonable_python(arguments, fallback=str)
-            channel.send("call", method=name, arguments=content, waits=waits)
+            send("call", method=name, arguments=content, waits=waits)
             if not waits:
                 return None
-            answer = answers.get()
-            if answer["error"]:
-                raise getattr(errors, answer["error"])(answer["text"])
-            return _reader(method, "return").validate_python(answer["value"])
+            found = answer()
+            if found["error"]:
+                raise getattr(errors, found["error"])(found["text"])
+            return _reader(method, "return").validate_python(found["value"])
 
         return call
 

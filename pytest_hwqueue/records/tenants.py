@@ -25,7 +25,7 @@ class RequestTimes(PlainData):
 
 
 class RequestFailure(PlainData):
-    """A failed request."""
+    """A request that raised, or was answered otherwise than expected."""
 
     index: int = Field(description="position in the request times, from 0")
     reason: str
@@ -43,7 +43,10 @@ class TenantThroughput(PlainData):
 
 
 class GeneratorLateness(PlainData):
-    """How late the load generator started requests that were due and had nothing before them."""
+    """How late the load generator started ``n`` requests that were due and had nothing before them.
+
+    Percentiles are sample values, by nearest rank: P99 of fewer than 100 requests is the largest.
+    """
 
     p50_us: float
     p99_us: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
@@ -32,7 +32,7 @@ _LOADS_PER_REQUEST, _STARTING_NS = 3, 15_000_000
 _MOST_LOADS = 500
 
 
-class ProbeClient(Protocol):
+class ProbeClient:
     """A tenant in the probe; what it answers is plain data."""
 
     def prepare(self, elements: int) -> list[int]:
@@ -42,21 +42,24 @@ class ProbeClient(Protocol):
             the elements, and how long a load lasts in ns.
 
         """
+        raise NotImplementedError
 
     def small(self, requests: int) -> int:
         """Run so many small kernels, one after the other; return their mean latency in ns."""
+        raise NotImplementedError
 
     def fill(self, loads: int) -> None:
         """Enqueue so many loads."""
 
     def drain(self) -> bool:
         """Wait for the loads; return whether any was still running."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Give the memory back."""
 
 
-class StreamClient:
+class StreamClient(ProbeClient):
     """A client on a stream of this process; any device."""
 
     def __init__(self, device: Device, pool: StreamPool, stream: int = 0) -> None:
@@ -132,15 +135,6 @@ def _load(order: torch.Tensor, argument: torch.Tensor, result: torch.Tensor) -> 
 
 def _small(few: torch.Tensor) -> None:
     few.add_(1)
-
-
-def answer(client: ProbeClient, step: str, argument: int) -> Any:
-    """Let a client do one step, asked for by name from another process."""
-    if step in ("prepare", "small", "fill"):
-        return getattr(client, step)(argument)
-    if step in ("drain", "close"):
-        return getattr(client, step)()
-    raise ValueError(f"the probe has no step {step!r}")
 
 
 def probe_priority(

@@ -24,12 +24,12 @@ import aiohttp
 from pytest_hwqueue.errors import HwqError, shortened
 from pytest_hwqueue.harness.open_loop import (
     MOST_FAILURES_IN_A_ROW,
-    FailedRequest,
     RequestLog,
     StoppedServing,
     Window,
     require_early,
 )
+from pytest_hwqueue.records.tenants import RequestFailure
 from pytest_hwqueue.servers.spec import ServerSpec
 
 _POLL_S = 0.05
@@ -350,7 +350,7 @@ class _Run:
             self._replies[index] = await self._request()
             self._failures_in_a_row = 0
         except Exception as error:  # whatever it is, nobody was answered
-            log.failed.append(FailedRequest(index, str(_failure(error))))
+            log.failed.append(RequestFailure(index=index, reason=str(_failure(error))))
             self._failures_in_a_row += 1
         finally:
             log.finished_ns[index] = time.monotonic_ns() - begin_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urljoin
 
 ServerProtocol = Literal["http", "openai"]
@@ -63,11 +63,6 @@ class ServerSpec:
     def ready_url(self, url: str) -> str | None:
         """Return the URL to ask whether it is ready, given that of the requests."""
         return None if self.ready is None else urljoin(url, self.ready)
-
-
-def server_from_json(data: Mapping[str, Any]) -> ServerSpec:
-    """Return the server of a plan that has crossed processes as JSON."""
-    return ServerSpec(**{**data, "command": tuple(data["command"])})
 
 
 def missing_client() -> str | None:

@@ -11,12 +11,10 @@ from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.noise.names import NONE, noise_id
-from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     GeneratorLateness,
-    RequestFailure,
     RequestTimes,
     ServerLoad,
     TenantResult,
@@ -28,6 +26,7 @@ from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.harness.open_loop import RequestLog
     from pytest_hwqueue.tenancy.figures import Served, Session
 
 
@@ -189,47 +188,61 @@ _KNOWN = (
 )  # fmt: skip
 
 
-def delivered(name: str, told: Message, duration_ns: int) -> TenantResult:
-    """Return a tenant's result from its own message.
+def delivered(
+    name: str,
+    log: RequestLog,
+    window_ns: int,
+    *,
+    work: str = "",
+    items_per_request: float = 1.0,
+    unit: str = "requests",
+    lateness: GeneratorLateness | None = None,
+    memory_bytes: Mapping[str, int] | None = None,
+    counters: CpuCounters | None = None,
+    server: ServerLoad | None = None,
+) -> TenantResult:
+    """Return a tenant's result.
 
     Args:
         name: of the tenant.
-        told: joined results of `window.times_in_parts` and `window.without_times`, with
-            ``items_per_request``, ``unit`` and ``memory_bytes``; also ``work``, ``counters``
-            and ``server`` if there are any.
-        duration_ns: length of the window. Rates count what was completed within it.
+        log: its requests.
+        window_ns: length of the window. Rates count what was completed within it.
+        work: what it ran.
+        items_per_request: in ``unit``.
+        unit: what an item is.
+        lateness: of the load generator, where there is one.
+        memory_bytes: as the device counts it.
+        counters: of its process.
+        server: what did its work, if not its process.
 
     """
-    failures = [RequestFailure.model_validate(failure) for failure in told["failures"]]
-    failed = {failure.index for failure in failures}
-    times = RequestTimes(
-        scheduled_ns=told["scheduled_ns"],
-        started_ns=told["started_ns"],
-        finished_ns=told["finished_ns"],
-    )
-    done = [index for index in range(len(times.finished_ns)) if index not in failed]
-    inside = sum(times.finished_ns[index] <= duration_ns for index in done)
-    per_s = inside * 1e9 / duration_ns
+    failed = {failure.index for failure in log.failed}
+    scheduled_ns, finished_ns = log.scheduled_ns.tolist(), log.finished_ns.tolist()
+    done = [index for index in range(len(finished_ns)) if index not in failed]
+    inside = sum(finished_ns[index] <= window_ns for index in done)
+    per_s = inside * 1e9 / window_ns
     return TenantResult(
         name=name,
-        work=told.get("work", ""),
-        issued=len(times.scheduled_ns) + told["unserved"],
-        completed=len(done),
-        failed=len(failures),
-        unserved=told["unserved"],
+        work=work,
+        issued=log.issued,
+        completed=log.completed,
+        failed=len(log.failed),
+        unserved=log.unserved,
         throughput=TenantThroughput(
             requests_per_s=per_s,
-            items_per_s=per_s * told["items_per_request"],
-            unit=told["unit"],
-            items_per_request=told["items_per_request"],
+            items_per_s=per_s * items_per_request,
+            unit=unit,
+            items_per_request=items_per_request,
         ),
-        latency_ns=[times.finished_ns[index] - times.scheduled_ns[index] for index in done],
-        requests=times,
-        failures=failures,
-        lateness=told["lateness"] and GeneratorLateness.model_validate(told["lateness"]),
-        memory_bytes=told["memory_bytes"],
-        server=told.get("server") and ServerLoad.model_validate(told["server"]),
-        counters=told.get("counters") and CpuCounters.model_validate(told["counters"]),
+        latency_ns=[finished_ns[index] - scheduled_ns[index] for index in done],
+        requests=RequestTimes(
+            scheduled_ns=scheduled_ns, started_ns=log.started_ns.tolist(), finished_ns=finished_ns
+        ),
+        failures=log.failed,
+        lateness=lateness,
+        memory_bytes={**(memory_bytes or {})},
+        counters=counters,
+        server=server,
     )
 
 

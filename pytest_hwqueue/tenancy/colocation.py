@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
-from pytest_hwqueue.harness.open_loop import Window
+from pytest_hwqueue.harness.open_loop import Window, invalid_reason
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.neighbours import Noise
-from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import record_path
@@ -101,16 +99,15 @@ def colocate(
             simulate(plan, found, kept, traced=traced, looks=early, decided=decided)
             return
         own = path.with_suffix("")
-        here = ColocationRun(
+        window = ColocationRun(
             plan, scheduler, progress, own, limits, found,
             traced=traced, noise=noise, server=server, looks=early, decided=decided,
-        )  # fmt: skip
-        window = here.run()
+        ).run()  # fmt: skip
         if traced:
             _find_causes(plan, found, window, own, kept)
         else:
             _refuse_unanswered(found)
-            _refuse_late(plan, here.tenants.messages, found)
+            _refuse_late(plan, found)
 
     def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
         return ColocationRecord(
@@ -197,10 +194,10 @@ def _refuse_to_trace(plan: Colocation) -> None:
             )
 
 
-def _refuse_late(plan: Colocation, messages: Mapping[str, Message], found: FoundOfTenants) -> None:
+def _refuse_late(plan: Colocation, found: FoundOfTenants) -> None:
     """Raise RunEnded if a tenant's load generator was late."""
-    for tenant in plan.tenants:
-        reason = messages[tenant.name]["invalid"]
+    for tenant in found.tenants:
+        reason = invalid_reason(tenant.lateness)
         if reason and plan.noise not in (None, NONE):
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.

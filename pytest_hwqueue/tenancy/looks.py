@@ -18,16 +18,21 @@ import os
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pytest_hwqueue.harness.open_loop import FailedRequest, RequestLog, Window
-from pytest_hwqueue.records.tenants import LOOK_ERROR, ColocationRecord, TenantResult
+from pytest_hwqueue.harness.open_loop import RequestLog, Window
+from pytest_hwqueue.records.tenants import (
+    LOOK_ERROR,
+    ColocationRecord,
+    RequestFailure,
+    TenantResult,
+)
 from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.tenancy.window import WindowPlan, times
+from pytest_hwqueue.tenancy.window import WindowPlan
 
 # Each look has twice the time of the one before.
 _SHARES = tuple(Fraction(1, 2**power) for power in (4, 3, 2, 1, 0))
@@ -35,14 +40,6 @@ _SHARES = tuple(Fraction(1, 2**power) for power in (4, 3, 2, 1, 0))
 _LEAST_NS = 1_000_000_000
 # Of Linux; elsewhere windows run to their end.
 CAN_SHOW = hasattr(os, "memfd_create")
-
-# What no look needs to know of a tenant.
-_UNKNOWN: dict[str, Any] = {
-    "lateness": None,
-    "items_per_request": 1.0,
-    "unit": "requests",
-    "memory_bytes": {},
-}
 
 
 class Look(NamedTuple):
@@ -162,7 +159,10 @@ class Watch:
     """Looks at a window in which tenants serve requests in processes of their own."""
 
     def __init__(
-        self, plan: Colocation, early: Sequence[Look], shown: Mapping[str, tuple[int, list[int]]]
+        self,
+        plan: Colocation,
+        early: Sequence[Look],
+        shown: Mapping[str, tuple[int, Sequence[int]]],
     ) -> None:
         """Prepare to look.
 
@@ -201,11 +201,10 @@ class Watch:
             scheduled_ns=array("q", [row.scheduled_ns for row in rows]),
             started_ns=array("q", [row.started_ns for row in rows]),
             finished_ns=array("q", [abs(row.finished_ns) for row in rows]),
-            failed=[FailedRequest(n, "") for n, row in enumerate(rows) if row.finished_ns < 0],
+            failed=[
+                RequestFailure(index=n, reason="")
+                for n, row in enumerate(rows)
+                if row.finished_ns < 0
+            ],
         )
-        log = log.until(window_ns, plan.due(window_ns))
-        told = {
-            "failures": [asdict(failed) for failed in log.failed],
-            "unserved": log.unserved,
-        }
-        return delivered(name, {**_UNKNOWN, **times(log), **told}, window_ns)
+        return delivered(name, log.until(window_ns, plan.due(window_ns)), window_ns)

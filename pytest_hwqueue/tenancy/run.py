@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import NotProven
@@ -21,10 +20,8 @@ from pytest_hwqueue.metrics.interference import PriorityEffect
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.processes.channel import Message
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import SchedulerProof
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.looks import CAN_SHOW, Decided, Look, Watch
@@ -84,7 +81,7 @@ class ColocationRun:
         self._folder = folder
         self._limits = limits
         self._found = found
-        self._trace = str(folder.absolute()) if traced else None
+        self._trace = folder.absolute() if traced else None
         self.servers = ServerProcesses(plan, scheduler, found)
         self.tenants = TenantProcesses(plan, scheduler, limits, found, self.servers)
         self._shown = 0.0
@@ -115,18 +112,18 @@ class ColocationRun:
         try:
             deadline = time.monotonic() + self._limits.ready_s
             self._found.stage = "warm-up"
-            self.tenants.collect("set up", deadline, self._watch_warm_up)
+            self.tenants.wait_for(self.tenants.are_set_up, deadline, self._watch_warm_up)
             # What it leaves on the device and in the processes, the warm-up sees to.
             began = time.monotonic()
             effect = self._probe_priority()
             self._found.stage = "warm-up"
             self.tenants.send("warm up")
             deadline += time.monotonic() - began
-            ready = self.tenants.collect("ready", deadline, self._watch_warm_up)
-            longest_ns = self._longest_ns(ready)
+            self.tenants.wait_for(self.tenants.are_ready, deadline, self._watch_warm_up)
+            longest_ns = self._longest_ns()
             at_work = pids | {name: next(iter(w)) for name, w in self.servers.workers().items()}
             with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
-                window = self._serve(at_work, longest_ns, ready)
+                window = self._serve(at_work, longest_ns)
                 if noise is not None:
                     found.noise = noise.end_round()
         except RunEnded as ended:
@@ -134,7 +131,8 @@ class ColocationRun:
             self._add_cause(ended, self.tenants.pids)
             raise
         found.stage = "proof"
-        inside = {name: InsideEvidence(**ready[name]["evidence"]) for name in pids}
+        told = self.tenants.are_ready
+        inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
         proof = self.servers.proof(pids, inside)
         found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
         if effect is not None:
@@ -157,31 +155,19 @@ class ColocationRun:
             return None
         self._found.stage = "priority probe"
         self._progress("priority probe", 0, 0)
-        clients = (_Asked(self, most.name), _Asked(self, least.name))
+        clients = [
+            self.tenants.client(each.name, self._limits.finish_s, self._check)
+            for each in (most, least)
+        ]
         effect = probe_priority((most.name, clients[0]), (least.name, clients[1]))
         if effect.verdict != "proven":
             self._found.notes.append(f"priority not proven: {effect.reason}")
         return effect
 
-    def ask(self, name: str, step: str, argument: int) -> Any:
-        """Let a tenant do one step of the priority probe.
-
-        Raises:
-            NotProven: if it cannot.
-            RunEnded: if a tenant dies.
-
-        """
-        deadline = time.monotonic() + self._limits.finish_s
-        answer = self.tenants.ask(name, step, argument, deadline, self._check)
-        if answer["failed"]:
-            raise NotProven(f"tenant {name}: {answer['failed']}")
-        return answer["answer"]
-
-    def _longest_ns(self, ready: Mapping[str, Message]) -> int:
+    def _longest_ns(self) -> int:
         """Return the window's length: as planned, or less if a tenant's trace would not hold it."""
         planned_ns = self._plan.duration_ns
-        name = min(ready, key=lambda name: ready[name]["longest_ns"])
-        longest_ns: int = ready[name]["longest_ns"]
+        longest_ns, name = min((told.longest_ns, n) for n, told in self.tenants.are_ready.items())
         if longest_ns >= planned_ns:
             return planned_ns
         self._found.notes.append(
@@ -204,13 +190,12 @@ class ColocationRun:
         processes = list(dict.fromkeys(pids.values()))
         return running(self._noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
 
-    def _serve(
-        self, pids: Mapping[str, int], duration_ns: int, ready: Mapping[str, Message]
-    ) -> Window:
+    def _serve(self, pids: Mapping[str, int], duration_ns: int) -> Window:
         self._found.stage = "measure"
         looking = None
         if self._looks:
-            shown = {name: (pid, ready[name]["shown"]) for name, pid in self.tenants.pids.items()}
+            told = self.tenants.are_ready
+            shown = {name: (pid, told[name].shown) for name, pid in self.tenants.pids.items()}
             looking = Watch(self._plan, self._looks, shown)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
@@ -224,7 +209,7 @@ class ColocationRun:
                 self._look(looking, window)
 
         over_s = window.over_ns / 1e9
-        self.tenants.collect("result", over_s + self._limits.finish_s, watch)
+        self.tenants.wait_for(self.tenants.results, over_s + self._limits.finish_s, watch)
         return window
 
     def _look(self, looking: Watch, window: Window) -> None:
@@ -247,7 +232,7 @@ class ColocationRun:
     def _watch_warm_up(self) -> None:
         # Tenants whose server has died may wait for it for as long as they are let.
         self._check()
-        self._show("warm-up", self.tenants.warm, len(self._plan.tenants))
+        self._show("warm-up", len(self.tenants.are_ready), len(self._plan.tenants))
 
     def _show_window(self, window: Window) -> None:
         gone_ns = min(max(0, time.monotonic_ns() - window.begin_ns), window.duration_ns)
@@ -257,30 +242,3 @@ class ColocationRun:
         if time.monotonic() - self._shown >= _SHOW_S:
             self._shown = time.monotonic()
             self._progress(stage, done, planned)
-
-
-class _Asked:
-    """A tenant's part in the priority probe, done in its process."""
-
-    def __init__(self, run: ColocationRun, name: str) -> None:
-        self._run = run
-        self._name = name
-
-    def prepare(self, elements: int) -> list[int]:
-        """As `ProbeClient` says; likewise the others."""
-        return list(self._ask("prepare", elements))
-
-    def small(self, requests: int) -> int:
-        return int(self._ask("small", requests))
-
-    def fill(self, loads: int) -> None:
-        self._ask("fill", loads)
-
-    def drain(self) -> bool:
-        return bool(self._ask("drain"))
-
-    def close(self) -> None:
-        self._ask("close")
-
-    def _ask(self, step: str, argument: int = 0) -> Any:
-        return self._run.ask(self._name, step, argument)

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import HwqError, translated
-from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window
-from pytest_hwqueue.processes.channel import Message
+from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window, lateness
+from pytest_hwqueue.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.servers.generator import Client, Load, Reply, generate
 from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.tenancy.calls import Ready
+from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
+from pytest_hwqueue.tenancy.window import WindowPlan
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.tenant import Link
@@ -43,9 +45,8 @@ async def _live(
     async with Client(server, url, spec.concurrency) as client:
         link.enter("wait for the server")
         await client.wait_until_ready()
-        link.send("set up")
         # Elsewhere, so that the connections are looked after meanwhile.
-        await asyncio.to_thread(link.wait_for, "warm up")
+        await asyncio.to_thread(link.wait_for_warm_up)
         link.enter("warm-up")
         with translated(HwqError, f"the first request to {url} failed", HwqError):
             await client.request()
@@ -56,52 +57,42 @@ async def _live(
         gc.collect()
         gc.freeze()
         gc.disable()
-        link.enter("barrier")
-        link.send("ready", evidence=None, longest_ns=plan.duration_ns)
-        start = await asyncio.to_thread(link.wait_for, "start")
-        link.stage = "measure"
-        begin_ns, end_ns = start["begin_ns"], start["end_ns"]
+        common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
+        due = window.due(common.duration_ns)
         try:
-            load = await generate(
-                client.request,
-                window.due(end_ns - begin_ns),
-                Window(begin_ns, end_ns),
-                spec.concurrency,
-            )
+            load = await generate(client.request, due, common, spec.concurrency)
         except StoppedServing as stopped:
-            link.served = _served(Load(stopped.log, (), 0), client, server, begin_ns, link)
+            link.served = _served(spec, Load(stopped.log, (), 0), client, server, common)
             raise
-        link.send("result", **_served(load, client, server, begin_ns, link))
-        # Evidence is taken from living processes: nobody leaves before all has been seen.
-        await asyncio.to_thread(link.wait_for, "exit")
-        link.stage = "stop"
+        await asyncio.to_thread(link.finish, _served(spec, load, client, server, common))
 
 
-def _served(load: Load, client: Client, server: ServerSpec, begin_ns: int, link: Link) -> Message:
-    for part in times_in_parts(load.log):
-        link.send("times", **part)
-    tokens = _tokens(load.log, load.replies, begin_ns, server)
-    counts = tokens["tokens"] if tokens is not None else []
-    return {
-        **without_times(load.log),
-        "work": f"{server.protocol} server",
-        "items_per_request": sum(counts) / len(counts) if counts else 1.0,
-        "unit": "requests" if tokens is None else "tokens",
-        "memory_bytes": {},
-        "counters": None,
-        "server": {
-            "url": client.url,
-            "connections": client.opened,
-            "most_at_once": load.most_at_once,
-            "tokens": tokens,
-        },
-    }
+def _served(
+    spec: TenantSpec, load: Load, client: Client, server: ServerSpec, window: Window
+) -> TenantResult:
+    tokens = _tokens(load.log, load.replies, window.begin_ns, server)
+    counts = tokens.tokens if tokens is not None else []
+    return delivered(
+        spec.name,
+        load.log,
+        window.duration_ns,
+        work=f"{server.protocol} server",
+        items_per_request=sum(counts) / len(counts) if counts else 1.0,
+        unit="requests" if tokens is None else "tokens",
+        lateness=lateness(load.log),
+        server=ServerLoad(
+            url=client.url,
+            connections=client.opened,
+            most_at_once=load.most_at_once,
+            tokens=tokens,
+        ),
+    )
 
 
 def _tokens(
     log: RequestLog, replies: Sequence[Reply | None], begin_ns: int, server: ServerSpec
-) -> Message | None:
-    """Return the times of completed requests' tokens as plain data; None if there are none."""
+) -> TokenTimes | None:
+    """Return the times of completed requests' tokens; None if there are none."""
     answered = [
         (reply, scheduled)
         for reply, scheduled in zip(replies, log.scheduled_ns, strict=False)
@@ -109,10 +100,10 @@ def _tokens(
     ]
     if not answered:
         return None
-    return {
-        "ttft_ns": [reply.first_ns - begin_ns - scheduled for reply, scheduled in answered],
-        "last_ns": [reply.last_ns - begin_ns - scheduled for reply, scheduled in answered],
-        "tokens": [reply.tokens for reply, _ in answered],
-        "ttft_bound_ms": server.ttft_ms,
-        "tbt_bound_ms": server.tbt_ms,
-    }
+    return TokenTimes(
+        ttft_ns=[reply.first_ns - begin_ns - scheduled for reply, scheduled in answered],
+        last_ns=[reply.last_ns - begin_ns - scheduled for reply, scheduled in answered],
+        tokens=[reply.tokens for reply, _ in answered],
+        ttft_bound_ms=server.ttft_ms,
+        tbt_bound_ms=server.tbt_ms,
+    )

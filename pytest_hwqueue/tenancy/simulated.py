@@ -36,7 +36,7 @@ from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.looks import Decided, Look
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
-from pytest_hwqueue.tenancy.window import needs_gradients, open_work, times
+from pytest_hwqueue.tenancy.window import needs_gradients, open_work
 from pytest_hwqueue.tracing.perf_events import Refusal
 
 # Of all tenants together; attributing them takes a few seconds.
@@ -166,16 +166,14 @@ def _result(
         started_ns=array("q", [started_ns for started_ns, _, _ in served]),
         finished_ns=array("q", [finished_ns for _, _, finished_ns in served]),
     ).until(window_ns, due and due[: bisect_left(due, window_ns)])
-    told = {
-        "failures": [],
-        "unserved": log.unserved,
-        "lateness": None,
-        "work": work.description,
-        "items_per_request": work.items_per_request,
-        "unit": work.unit,
-        "memory_bytes": {},
-    }
-    return delivered(tenant.name, {**times(log), **told}, window_ns)
+    return delivered(
+        tenant.name,
+        log,
+        window_ns,
+        work=work.description,
+        items_per_request=work.items_per_request,
+        unit=work.unit,
+    )
 
 
 def _short_enough(

@@ -1,7 +1,7 @@
 """A plan of what to run together, as plain data: tenants, their settings, the device they share.
 
-A plan crosses processes as JSON. It is checked here for values that no tenant could run with; a
-file's fields and lines are checked by its reader.
+It is checked here for values that no tenant could run with; its reader checks a file's fields and
+lines.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Literal
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of, open_device
-from pytest_hwqueue.errors import BadInput, DeviceError, translated
+from pytest_hwqueue.errors import BadInput, DeviceError
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.channel import ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.schedulers.syntax import TenantRequest, tenant_requests
-from pytest_hwqueue.servers.spec import ServerSpec, server_from_json
+from pytest_hwqueue.servers.spec import ServerSpec
 
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
@@ -169,32 +169,9 @@ class Colocation:
         return tenant_requests((t.name, t.priority, t.share) for t in self.tenants)
 
     def to_json(self) -> Json:
-        """Return the plan as JSON values, with lists for tuples; `plan_from_json` reads it back."""
+        """Return the plan as JSON values, with lists for tuples."""
         plain: Json = json.loads(json.dumps(asdict(self)))
         return plain
-
-
-def plan_from_json(data: Mapping[str, Any]) -> Colocation:
-    """Read the result of `Colocation.to_json`, also after a round trip through JSON.
-
-    Raises:
-        BadInput: if it is not a valid plan.
-
-    """
-    with translated(BadInput, "not a plan of a co-location", TypeError, KeyError):
-        tenants = tuple(
-            TenantSpec(
-                **{
-                    **tenant,
-                    "faults": tuple(tenant.get("faults", ())),
-                    "server": (given := tenant.get("server")) and server_from_json(given),
-                }
-            )
-            for tenant in data["tenants"]
-        )
-        return Colocation(
-            **{**data, "tenants": tenants, "goals": tuple(data.get("goals", ()))},
-        )
 
 
 _OPENING_S = 180.0

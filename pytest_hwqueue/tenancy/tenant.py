@@ -1,7 +1,7 @@
 """A tenant process: set up, warm up, wait at the barrier, serve in the common window, stop.
 
-It imports nothing heavy before it has its own process group. Commands and reports are lines of JSON
-on two pipes; its output goes to its log.
+It imports nothing heavy before it has its own process group. It gets commands and makes `calls`
+through two pipes; its output goes to its log.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.errors import OwnCodeFailed, speaks_for_itself
+from pytest_hwqueue.errors import NotProven, OwnCodeFailed, speaks_for_itself
 from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
+from pytest_hwqueue.tenancy.spec import TenantSpec
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.tenant_tracer import Traces
+    from pytest_hwqueue.harness.open_loop import RequestLog, Window
+    from pytest_hwqueue.records.tenants import TenantResult
     from pytest_hwqueue.schedulers.priority_probe import ProbeClient
+    from pytest_hwqueue.tenancy.calls import Ready, Start
 
 _SETTING_UP = threading.Lock()
 # Python lets a thread keep the interpreter for 5 ms while others wait. That would be an urgent
@@ -40,44 +43,66 @@ class Link:
 
     def __init__(self, name: str, channel: Channel) -> None:
         from pytest_hwqueue.harness.open_loop import Ending
+        from pytest_hwqueue.processes.remote import remote
+        from pytest_hwqueue.tenancy.calls import TenantCalls
 
         self.commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.parent = remote(TenantCalls, channel.send)
         self.stage = "start"
         # What was served before a failure, which the record of the failure keeps.
-        self.served: Message | None = None
+        self.served: TenantResult | None = None
         self.ending = Ending()
         self._name = name
         self._channel = channel
 
     def enter(self, stage: str) -> None:
-        """Report the stage that the tenant has entered."""
+        """Tell the stage that the tenant has entered."""
         self.stage = stage
-        self.send("stage", stage=stage)
-
-    def send(self, kind: str, **content: object) -> None:
-        """Send a message in the tenant's name."""
-        self._channel.send(kind, tenant=self._name, **content)
+        self.parent.entered(self._name, stage)
 
     def wait_for(self, kind: str) -> Message:
-        """Wait for a command."""
-        message = self.commands.get()
-        assert message["kind"] == kind, message
-        return message
+        """Wait for a command; return its content."""
+        command = self.commands.get()
+        assert command["kind"] == kind, command
+        return {name: value for name, value in command.items() if name != "kind"}
 
-    def wait_for_warm_up(self, client: ProbeClient) -> None:
-        """Report that all is set up; take part in the priority probe until all may warm up."""
-        from pytest_hwqueue.schedulers.priority_probe import answer
+    def wait_for_window(self, ready: Ready) -> Window:
+        """Tell that the tenant is warm; wait for the word to all tenants."""
+        from pytest_hwqueue.harness.open_loop import Window
 
-        self.send("set up")
-        while (message := self.commands.get())["kind"] == "probe":
+        self.enter("barrier")
+        self.parent.ready(self._name, ready)
+        window = Window(**self.wait_for("start"))
+        self.stage = "measure"
+        return window
+
+    def wait_for_warm_up(self, client: ProbeClient | None = None) -> None:
+        """Tell that all is set up; take part in the priority probe until all may warm up."""
+        from pytest_hwqueue.processes.remote import answer_to
+        from pytest_hwqueue.schedulers.priority_probe import ProbeClient
+
+        self.parent.set_up(self._name)
+        while (command := self.commands.get())["kind"] == "call":
+            assert client is not None, "a server takes no part in it"
             try:
-                answered = answer(client, message["step"], message["argument"])
+                answer = answer_to(command, ProbeClient, client)
             # Such as too little memory: then the effect is not proven, and tenants still run.
             except RuntimeError as error:
-                self.send("probed", failed=f"{type(error).__name__}: {error}")
-            else:
-                self.send("probed", answer=answered, failed="")
-        assert message["kind"] == "warm up", message
+                text = f"tenant {self._name}: {type(error).__name__}: {error}"
+                answer = {"error": NotProven.__name__, "text": text}
+            self._channel.send("answer", **(answer or {}))
+        assert command["kind"] == "warm up", command
+
+    def finish(self, result: TenantResult) -> None:
+        """Tell the window's result; return once the tenant may leave."""
+        self.parent.served(self._name, result)
+        # Evidence is taken from living processes: nobody leaves before all has been seen.
+        self.wait_for("exit")
+        self.stage = "stop"
+
+    def fail(self, reason: str) -> None:
+        """Tell that the tenant has failed."""
+        self.parent.failed(self._name, self.stage, reason, self.served)
 
 
 def main() -> None:
@@ -88,27 +113,35 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     channel = Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1]))
     try:
-        start = channel.receive()
-        assert start is not None
-        status = _identify(channel, start) if start["kind"] == "identify" else _run(channel, start)
+        command = channel.receive()
+        assert command is not None
+        if command["kind"] == "identify":
+            status = _identify(channel, command["device"])
+        else:
+            status = _run(channel, command["start"])
     except ProcessEnded:
         sys.exit("the parent has gone")
     sys.stdout.flush()
     sys.exit(status)
 
 
-def _run(channel: Channel, start: Message) -> int:
-    plan = plan_from_json(start["plan"])
-    links = {name: Link(name, channel) for name in start["tenants"]}
+def _run(channel: Channel, given: Any) -> int:
+    from pydantic import TypeAdapter
+
+    from pytest_hwqueue.tenancy.calls import Start
+
+    start = TypeAdapter(Start).validate_python(given)
+    plan = start.plan
+    links = {name: Link(name, channel) for name in start.tenants}
     listener = threading.Thread(target=_listen, args=(channel, links), daemon=True)
     listener.start()
     here = [spec for spec in plan.tenants if spec.name in links]
     traces = None
-    if start["trace"] is not None:
+    if start.trace is not None:
         from pytest_hwqueue.causes.tenant_tracer import Traces
 
-        traces = Traces(Path(start["trace"]), len(plan.tenants), len(here))
-    lives = [_life(_service(plan, spec, start, links[spec.name], traces), links[spec.name])
+        traces = Traces(start.trace, len(plan.tenants), len(here))
+    lives = [_life(_service(start, spec, links[spec.name], traces), links[spec.name])
              for spec in here]  # fmt: skip
     if len(lives) == 1:
         return 0 if lives[0]() else 1
@@ -155,33 +188,31 @@ def _listen(channel: Channel, links: dict[str, Link]) -> None:
                 return
 
 
-def _identify(channel: Channel, start: Message) -> int:
+def _identify(channel: Channel, label: str) -> int:
     """Open a device and identify it, so that the parent need not open it."""
     from pytest_hwqueue.devices.kinds import open_device
 
     try:
-        device = open_device(start["device"])
+        device = open_device(label)
         channel.send(
             "identity", lease_key=device.lease_key, fingerprint=asdict(device.fingerprint())
         )
     except Exception as error:  # every cause is the parent's to report
         traceback.print_exc()
-        channel.send("failed", tenant="", stage="open device", reason=_reason(error))
+        channel.send("failed", reason=_reason(error))
         return 1
     return 0
 
 
 def _service(
-    plan: Colocation, spec: TenantSpec, start: Message, link: Link, traces: Traces | None
+    start: Start, spec: TenantSpec, link: Link, traces: Traces | None
 ) -> Callable[[], None]:
     """Return what serves a tenant's requests: its server, or this process."""
     if spec.server is not None:
         from pytest_hwqueue.tenancy.server_tenant import serve_by_server
 
-        return partial(serve_by_server, plan, spec, start["urls"][spec.name], link)
-    priority, partition = (start[each][spec.name] for each in ("stream_priorities", "partitions"))
-    looked_at = start["looked_at"]
-    return partial(_serve, plan, spec, priority, partition, link, traces, looked_at=looked_at)
+        return partial(serve_by_server, start.plan, spec, start.urls[spec.name], link)
+    return partial(_serve, start, spec, link, traces)
 
 
 def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
@@ -196,51 +227,36 @@ def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
             # The user's own code has its traceback in the reason, and a server its own output.
             if not (speaks_for_itself(error) or isinstance(error, OwnCodeFailed)):
                 traceback.print_exc()
-            link.send("failed", stage=link.stage, reason=_reason(error), served=link.served)
+            link.fail(_reason(error))
             return False
         return True
 
     return run
 
 
-def _serve(
-    plan: Colocation,
-    spec: TenantSpec,
-    stream_priority: int,
-    partition: list[Any] | None,
-    link: Link,
-    traces: Traces | None,
-    *,
-    looked_at: bool,
-) -> None:
+def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) -> None:
     import torch
 
-    from pytest_hwqueue.devices.compute_units import Partition, open_pool
+    from pytest_hwqueue.devices.compute_units import open_pool
     from pytest_hwqueue.devices.kinds import open_device
-    from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing
+    from pytest_hwqueue.harness.open_loop import StoppedServing, lateness
     from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
     from pytest_hwqueue.schedulers.priority_probe import StreamClient
+    from pytest_hwqueue.tenancy.calls import Ready
+    from pytest_hwqueue.tenancy.cells import delivered
     from pytest_hwqueue.tenancy.looks import ShownTimes
-    from pytest_hwqueue.tenancy.window import (
-        WindowPlan,
-        needs_gradients,
-        open_work,
-        times_in_parts,
-        warm_up,
-        without_times,
-    )
+    from pytest_hwqueue.tenancy.window import WindowPlan, needs_gradients, open_work, warm_up
     from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
 
+    plan = start.plan
     # One after the other where tenants are threads: torch has one seed for the whole process.
     with _SETTING_UP:
         link.enter("open device")
         # A tenant sees one device, whatever its number in the session.
         device = open_device(plan.device.partition(":")[0])
-        priorities = [stream_priority] * (spec.streams * spec.concurrency)
-        partitions = None
-        if partition is not None:
-            split, group = partition
-            partitions = [Partition(tuple(split), group)] * len(priorities)
+        priorities = [start.stream_priorities[spec.name]] * (spec.streams * spec.concurrency)
+        partition = start.partitions[spec.name]
+        partitions = None if partition is None else [partition] * len(priorities)
         gradients = needs_gradients(spec)
         device.reset_memory()
         pool = open_pool(device, priorities, partitions, gradients=gradients)
@@ -282,37 +298,35 @@ def _serve(
         gc.disable()
         log: RequestLog | None = None
         counters: CpuCounters | None = None
+        common: Window | None = None
 
         def serve(requests: Sequence[Callable[[], None]]) -> None:
-            nonlocal log, counters
-            link.enter("barrier")
-            shown = [ShownTimes() for _ in requests] if looked_at else []
-            link.send(
-                "ready", evidence=asdict(evidence), longest_ns=longest_ns,
-                shown=[each.descriptor for each in shown],
-            )  # fmt: skip
-            start = link.wait_for("start")
-            link.stage = "measure"
+            nonlocal common, log, counters
+            shown = [ShownTimes() for _ in requests] if start.looked_at else []
+            common = link.wait_for_window(
+                Ready(evidence, longest_ns, [each.descriptor for each in shown])
+            )
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()
             log = window.serve(
-                device, requests, start["begin_ns"], start["end_ns"], begin_thread, link.ending,
-                [each.show for each in shown],
-            )  # fmt: skip
+                device, requests, common, begin_thread, link.ending, [each.show for each in shown]
+            )
             counting.closed()
             counters = counting.counters(len(log.started_ns))
 
-        def served(log: RequestLog) -> Message:
-            for part in times_in_parts(log):
-                link.send("times", **part)
-            return {
-                **without_times(log),
-                "work": works[0].description,
-                "items_per_request": works[0].items_per_request,
-                "unit": works[0].unit,
-                "memory_bytes": device.memory_bytes(),
-                "counters": counters and counters.model_dump(mode="json"),
-            }
+        def served(log: RequestLog) -> TenantResult:
+            assert common is not None
+            return delivered(
+                spec.name,
+                log,
+                link.ending.window_ns or common.duration_ns,
+                work=works[0].description,
+                items_per_request=works[0].items_per_request,
+                unit=works[0].unit,
+                lateness=lateness(log),
+                memory_bytes=device.memory_bytes(),
+                counters=counters,
+            )
 
         try:
             if tracer is None:
@@ -324,10 +338,7 @@ def _serve(
             link.served = served(stopped.log)
             raise
         assert log is not None
-        link.send("result", **served(log))
-        # Evidence is taken from living processes: nobody leaves before all has been seen.
-        link.wait_for("exit")
-        link.stage = "stop"
+        link.finish(served(log))
 
 
 def _reason(error: Exception) -> str:

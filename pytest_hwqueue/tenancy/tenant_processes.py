@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.harness.attempt import Found, RunEnded
 from pytest_hwqueue.processes.channel import Message, ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
+from pytest_hwqueue.processes.remote import answer_to, remote
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.records.tenants import LOOK_ERROR, TenantResult
+from pytest_hwqueue.schedulers.priority_probe import ProbeClient
 from pytest_hwqueue.schedulers.syntax import Scheduler
-from pytest_hwqueue.tenancy.cells import delivered, with_advice
+from pytest_hwqueue.tenancy.calls import Ready, Start, TenantCalls
+from pytest_hwqueue.tenancy.cells import with_advice
 from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
@@ -74,11 +80,13 @@ def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) 
     return ForkServer(tenant_environment(device), imported)
 
 
-class TenantProcesses:
+class TenantProcesses(TenantCalls):
     """The processes of a plan's tenants.
 
     Attributes:
-        messages: each tenant's report on its window.
+        are_set_up: names of the tenants that are.
+        are_ready: what those tell that are warm, by name.
+        results: of those whose window is over, by name.
 
     """
 
@@ -109,19 +117,12 @@ class TenantProcesses:
         self._inbox: queue.SimpleQueue[tuple[Members, Message | None]] = queue.SimpleQueue()
         self._processes: dict[Members, MeasuredProcess] = {}
         self._stages = dict.fromkeys(self._requests, "start")
-        # A long log comes in parts.
-        self._times: dict[str, dict[str, list[int]]] = {
-            name: {"scheduled_ns": [], "started_ns": [], "finished_ns": []}
-            for name in self._requests
-        }
-        self.messages: dict[str, Message] = {}
+        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.are_set_up: set[str] = set()
+        self.are_ready: dict[str, Ready] = {}
+        self.results: dict[str, TenantResult] = {}
         self._exits: dict[str, str] = {}
         self._outputs: dict[str, str] = {}
-
-    @property
-    def warm(self) -> int:
-        """How many tenants are ready for the window."""
-        return sum(stage == "barrier" for stage in self._stages.values())
 
     @property
     def pids(self) -> dict[str, int]:
@@ -131,7 +132,7 @@ class TenantProcesses:
 
     @contextmanager
     def running(
-        self, folder: Path, trace: str | None, server: ForkServer | None, *, looked_at: bool
+        self, folder: Path, trace: Path | None, server: ForkServer | None, *, looked_at: bool
     ) -> Iterator[None]:
         """Start the tenants for the ``with`` block; afterwards all have ended, with known results.
 
@@ -171,66 +172,78 @@ class TenantProcesses:
                 ended = process.how_it_ended()
                 self._found.notes.append(f"after the measuring, {names} {ended}")
 
-    def ask(
-        self, name: str, step: str, argument: int, deadline: float, idle: Callable[[], None]
-    ) -> Message:
-        """Let a tenant that is set up do one step of the priority probe; return what it answers.
+    def client(self, name: str, within_s: float, idle: Callable[[], None]) -> ProbeClient:
+        """Return a tenant that is set up, for the priority probe.
 
-        Raises:
-            RunEnded: as `collect` does.
-
-        """
-        process = next(each for members, each in self._processes.items() if name in members)
-        _send(process, "probe", to=name, step=step, argument=argument)
-        return self.collect("probed", deadline, idle, {name})[name]
-
-    def collect(
-        self,
-        kind: str,
-        deadline: float,
-        idle: Callable[[], None],
-        names: Set[str] | None = None,
-    ) -> Mapping[str, Message]:
-        """Wait for a message of this kind from tenants; call ``idle`` some 50 times a second.
+        Its methods raise NotProven if it cannot do a step, and RunEnded as `wait_for` does.
 
         Args:
-            kind: of the messages.
+            name: of the tenant.
+            within_s: time for each step.
+            idle: as `wait_for` calls it.
+
+        """
+        members = self._members(name)
+
+        def answer() -> Message:
+            deadline = time.monotonic() + within_s
+            while self._answers.empty():
+                self._next(deadline, idle, {name})
+            return self._answers.get()
+
+        return remote(ProbeClient, partial(_send, self._processes[members], to=name), answer)
+
+    def wait_for(self, reported: Container[str], deadline: float, idle: Callable[[], None]) -> None:
+        """Wait until all tenants have reported; call ``idle`` some 50 times a second.
+
+        Args:
+            reported: `are_set_up`, `are_ready` or `results`.
             deadline: of time.monotonic().
             idle: called meanwhile.
-            names: of the tenants; all if None.
 
         Raises:
             RunEnded: if a tenant fails or dies, or the deadline passes.
 
         """
-        awaited = self._requests.keys() if names is None else names
-        found = self.messages if kind == "result" else {}
-        while len(found) < len(awaited):
-            idle()
-            try:
-                members, message = self._inbox.get(timeout=_OBSERVE_S)
-            except queue.Empty:
-                if time.monotonic() > deadline:
-                    self._time_out(awaited - found.keys())
-                continue
-            if message is None:
-                self._died(members)
-            elif message["kind"] == "failed":
-                self._failed(members, message)
-            elif message["kind"] == "stage":
-                self._stages[message["tenant"]] = message["stage"]
-            elif message["kind"] == "times":
-                for name, values in self._times[message["tenant"]].items():
-                    values.extend(message[name])
-            elif message["kind"] == kind:
-                found[message["tenant"]] = {**self._times[message["tenant"]], **message}
-        return found
+        while missing := {name for name in self._requests if name not in reported}:
+            self._next(deadline, idle, missing)
+
+    def _next(self, deadline: float, idle: Callable[[], None], awaited: Set[str]) -> None:
+        idle()
+        try:
+            members, message = self._inbox.get(timeout=_OBSERVE_S)
+        except queue.Empty:
+            if time.monotonic() > deadline:
+                self._time_out(awaited)
+            return
+        if message is None:
+            self._died(members)
+        elif message["kind"] == "answer":
+            self._answers.put(message)
+        else:
+            answer_to(message, TenantCalls, self)
+
+    def entered(self, tenant: str, stage: str) -> None:
+        """Note where a tenant is, should it get no further."""
+        self._stages[tenant] = stage
+
+    def set_up(self, tenant: str) -> None:
+        """Note that a tenant is set up."""
+        self.are_set_up.add(tenant)
+
+    def ready(self, tenant: str, ready: Ready) -> None:
+        """Note that a tenant is warm."""
+        self.are_ready[tenant] = ready
+
+    def served(self, tenant: str, result: TenantResult) -> None:
+        """Take a tenant's result."""
+        self.results[tenant] = result
+
+    def _members(self, name: str) -> Members:
+        return next(members for members in self._processes if name in members)
 
     def _result(self, name: str) -> TenantResult:
-        report = self.messages.get(name)
-        duration_ns = round(self._found.duration_s * 1e9)
-        result = TenantResult(name=name) if report is None else delivered(name, report, duration_ns)
-        return result.model_copy(
+        return self.results.get(name, TenantResult(name=name)).model_copy(
             update={
                 "exit": self._exits.get(name, ""),
                 "last_output": self._outputs.get(name, ""),
@@ -238,7 +251,7 @@ class TenantProcesses:
         )
 
     def _start(
-        self, folder: Path, trace: str | None, server: ForkServer | None, *, looked_at: bool
+        self, folder: Path, trace: Path | None, server: ForkServer | None, *, looked_at: bool
     ) -> None:
         plan = self._plan
         together = plan.placement == "threads"
@@ -257,11 +270,10 @@ class TenantProcesses:
                 folder / f"tenant-{'-'.join(members)[:100]}.log",
             )
             process.deliver_to(self._inbox, members)
-            _send(
-                process, "run", plan=plan.to_json(), tenants=members,
-                stream_priorities=priorities, partitions=partitions, trace=trace,
-                urls=self._servers.urls, looked_at=looked_at,
-            )  # fmt: skip
+            start = Start(
+                plan, members, priorities, partitions, self._servers.urls, trace, looked_at
+            )
+            _send(process, "run", start=to_jsonable_python(start))
 
     def _environment(self, name: str) -> dict[str, str]:
         """Return a tenant's environment: the user's, its one device, the scheduler's additions.
@@ -281,17 +293,18 @@ class TenantProcesses:
         how = f"tenant {' and '.join(members)} {process.how_it_ended()}"
         raise RunEnded("failed", with_advice(how, process.last_lines(_LAST_LINES)))
 
-    def _failed(self, members: Members, message: Message) -> None:
+    def failed(self, tenant: str, stage: str, reason: str, served: TenantResult | None) -> None:
+        """End the run, and keep what the tenant has served."""
+        members = self._members(tenant)
         process = self._processes[members]
-        self._found.stage = message["stage"]
-        name = message["tenant"]
-        if message["served"] is not None:
-            self.messages[name] = {**self._times[name], **message["served"]}
+        self._found.stage = stage
+        if served is not None:
+            self.results[tenant] = served
         if len(members) == 1:
             # It ends by itself; the others are ended from here.
             process.how_it_ended()
-        output = self._outputs[name] = self._last_lines(name, process)
-        raise RunEnded("failed", with_advice(f"tenant {name}: {message['reason']}", output))
+        output = self._outputs[tenant] = self._last_lines(tenant, process)
+        raise RunEnded("failed", with_advice(f"tenant {tenant}: {reason}", output))
 
     def _last_lines(self, name: str, process: MeasuredProcess) -> str:
         """Return what a tenant wrote last: its server, where it has one."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import BadInput, InvalidMeasurement, NotApplicable
@@ -16,8 +15,6 @@ from pytest_hwqueue.harness.open_loop import (
     RequestLog,
     Show,
     Window,
-    invalid_reason,
-    lateness,
     serve,
 )
 from pytest_hwqueue.harness.program import slowed_request
@@ -83,9 +80,6 @@ def refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
         )
 
 
-_REQUESTS_AT_ONCE = 10_000
-
-
 class WindowPlan:
     """A tenant's plan for the window: its arrivals, prepared beforehand."""
 
@@ -104,14 +98,12 @@ class WindowPlan:
         self,
         device: Device,
         requests: Sequence[Callable[[], None]],
-        begin_ns: int,
-        end_ns: int,
+        window: Window,
         begin_thread: Callable[[], object],
         ending: Ending,
         shown: Sequence[Show] = (),
     ) -> RequestLog:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
-        window = Window(begin_ns, end_ns)
         due = self.due(window.duration_ns)
         log = serve(
             device, requests, due, window, begin_thread=begin_thread, ending=ending, shown=shown
@@ -133,32 +125,6 @@ class WindowPlan:
         if len(self.schedule) <= requests:
             return self._duration_ns
         return max(1, self.schedule[requests])
-
-
-def times(log: RequestLog, part: slice = slice(None)) -> dict[str, list[int]]:
-    """Return a log's times, or those of a part of it, as plain data."""
-    return {
-        "scheduled_ns": log.scheduled_ns[part].tolist(),
-        "started_ns": log.started_ns[part].tolist(),
-        "finished_ns": log.finished_ns[part].tolist(),
-    }
-
-
-def times_in_parts(log: RequestLog) -> Iterator[dict[str, list[int]]]:
-    """Return a log's times as plain data, in parts small enough for a pipe."""
-    for first in range(0, len(log.started_ns), _REQUESTS_AT_ONCE):
-        yield times(log, slice(first, first + _REQUESTS_AT_ONCE))
-
-
-def without_times(log: RequestLog) -> dict[str, Any]:
-    """Return the rest of a log as plain data."""
-    late = lateness(log)
-    return {
-        "failures": [asdict(failed) for failed in log.failed],
-        "unserved": log.unserved,
-        "lateness": None if late is None else asdict(late),
-        "invalid": invalid_reason(log),
-    }
 
 
 Enqueue = Callable[[Sequence[Stream]], None]

@@ -68,7 +68,7 @@ def both() -> Iterator[tuple[Calls, Target]]:
 
     server = threading.Thread(target=serve)
     server.start()
-    yield remote(Calls, far, answers), target
+    yield remote(Calls, far.send, answers.get), target
     far.close()
     server.join()
     near.close()

@@ -10,7 +10,6 @@ import re
 import shutil
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +84,13 @@ def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> Tenan
     assert times is not None
     assert rates is not None
     scheduled, started, finished = (array("q", each) for each in times.model_dump().values())
-    log = RequestLog(False, scheduled, started, finished, concurrency=concurrency)
-    late = tenant.lateness and lateness(log)
-    again = delivered(tenant.name, {
-        **times.model_dump(), "failures": [each.model_dump() for each in tenant.failures],
-        "unserved": tenant.unserved or 0, "lateness": late and asdict(late),
-        "items_per_request": rates.items_per_request or 0.0, "unit": rates.unit,
-        "memory_bytes": {},
-    }, duration_ns)  # fmt: skip
+    log = RequestLog(
+        False, scheduled, started, finished, tenant.failures, tenant.unserved or 0, concurrency
+    )
+    again = delivered(
+        tenant.name, log, duration_ns, lateness=tenant.lateness and lateness(log),
+        items_per_request=rates.items_per_request or 0.0, unit=rates.unit,
+    )  # fmt: skip
     if rates.items_per_request is not None or again.throughput is None:
         return again
     # Early records do not say how many items a request has.

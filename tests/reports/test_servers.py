@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
+from pytest_hwqueue.harness.open_loop import RequestLog
+from pytest_hwqueue.records.tenants import (
+    ColocationRecord,
+    RequestFailure,
+    ServerLoad,
+    TenantResult,
+    TokenTimes,
+)
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.tenancy.cells import delivered, served
@@ -20,21 +28,17 @@ def result(n: int = 1000, failed: int = 0) -> TenantResult:
     due = [index * 10 * MS for index in range(n)]
     good = n - failed
     begun = [50 * MS if index % 4 == 0 else 5 * MS for index in range(good)]
-    return delivered("chat", {
-        "scheduled_ns": due, "started_ns": due, "finished_ns": [each + 25 * MS for each in due],
-        "failures": [{"index": index, "reason": "status 500"} for index in range(good, n)],
-        "unserved": 0, "lateness": None, "items_per_request": 10.0, "unit": "tokens",
-        "memory_bytes": {},
-        "server": {
-            "url": "http://127.0.0.1:1/", "connections": 3, "most_at_once": 2,
-            "tokens": {
-                # Every fourth is slow to begin, and every fifth slow to go on.
-                "ttft_ns": begun,
-                "last_ns": [at + (72 if i % 5 == 0 else 18) * MS for i, at in enumerate(begun)],
-                "tokens": [10] * good, "ttft_bound_ms": 20, "tbt_bound_ms": 4,
-            },
-        },
-    }, 10 * S)  # fmt: skip
+    finished = array("q", [each + 25 * MS for each in due])
+    failures = [RequestFailure(index=index, reason="status 500") for index in range(good, n)]
+    log = RequestLog(False, array("q", due), array("q", due), finished, failures)
+    tokens = TokenTimes(
+        # Every fourth is slow to begin, and every fifth slow to go on.
+        ttft_ns=begun,
+        last_ns=[at + (72 if i % 5 == 0 else 18) * MS for i, at in enumerate(begun)],
+        tokens=[10] * good, ttft_bound_ms=20, tbt_bound_ms=4,
+    )  # fmt: skip
+    server = ServerLoad(url="http://127.0.0.1:1/", connections=3, most_at_once=2, tokens=tokens)
+    return delivered("chat", log, 10 * S, items_per_request=10.0, unit="tokens", server=server)
 
 
 def line(*results: TenantResult) -> str:

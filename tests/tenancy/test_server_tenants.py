@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pydantic import TypeAdapter
 
 from pytest_hwqueue.devices.kinds import Capabilities
 from pytest_hwqueue.harness.open_loop import LATENESS_LIMIT_MS
@@ -31,7 +32,7 @@ from pytest_hwqueue.schedulers.syntax import (
 from pytest_hwqueue.servers import running
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec, plan_from_json
+from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from tests.tenancy.conftest import server_of_tests
 
@@ -82,7 +83,7 @@ def run(
         (tenant,),
         **{"duration_s": 0.6, "warmup_s": 0.1, "folder": str(folder), **changed},
     )
-    assert plan_from_json(plan.to_json()) == plan
+    assert TypeAdapter(Colocation).validate_python(plan.to_json()) == plan
     mode = Watched() if scheduler is None else scheduler
     record = colocate(
         replace(plan, scheduler=mode.mode), mode, quiet, folder, limits=_LIMITS,

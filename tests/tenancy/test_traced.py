@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,11 +23,12 @@ from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.devices.simulated.profile import load_profile
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
-from pytest_hwqueue.harness.open_loop import RequestLog, Window, serve
+from pytest_hwqueue.harness.open_loop import RequestLog, Window, lateness, serve
 from pytest_hwqueue.metrics.attribution import UNEXPLAINED
 from pytest_hwqueue.records.noise import Causes, TailCauses
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
+    RequestFailure,
     RequestTimes,
     TenantResult,
     read_colocation,
@@ -36,7 +38,7 @@ from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
-from pytest_hwqueue.tenancy.window import WindowPlan, times_in_parts, without_times
+from pytest_hwqueue.tenancy.window import WindowPlan
 from pytest_hwqueue.tracing.perf_events import Refusal, Tracing
 
 MS = 1_000_000
@@ -177,9 +179,7 @@ def traced_alone(
 
         tracer.serve(request, whole)
     (log,) = logs
-    (times,) = times_in_parts(log)
-    told = {**times, **without_times(log), "items_per_request": 1, "unit": "items"}
-    result = delivered("high", {**told, "memory_bytes": {}}, window.duration_ns)
+    result = delivered("high", log, window.duration_ns, lateness=lateness(log))
     (found,) = with_causes([result], take_traces(folder, ["high"]), begin_ns)
     assert list(folder.iterdir()) == []
     assert found.causes is not None
@@ -346,12 +346,9 @@ def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> No
 
 
 def test_failed_requests_have_no_cause_and_hold_others_up() -> None:
-    told = {
-        "scheduled_ns": [0, 10, 20], "started_ns": [0, 50, 90], "finished_ns": [50, 90, 95],
-        "failures": [{"index": 0, "reason": "planted"}], "unserved": 0, "lateness": None,
-        "items_per_request": 1, "unit": "items", "memory_bytes": {},
-    }  # fmt: skip
-    found = requests_of(delivered("high", told, 100), 1000)
+    due, began, ended = (array("q", each) for each in ([0, 10, 20], [0, 50, 90], [50, 90, 95]))
+    log = RequestLog(False, due, began, ended, [RequestFailure(index=0, reason="planted")])
+    found = requests_of(delivered("high", log, 100), 1000)
     seen = [(one.number, one.arrival_ns, one.ready_ns, one.started_ns) for one in found]
     assert seen == [(1, 1010, 1050, 1050), (2, 1020, 1090, 1090)]
 

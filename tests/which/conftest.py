@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.harness.open_loop import RequestLog
 from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
+    RequestFailure,
     TenantResult,
     write_colocation,
 )
@@ -82,15 +85,16 @@ def hwq(*arguments: str | Path, columns: int = 250) -> Result:
 
 
 def requests(
-    name: str, scheduled_ns: Sequence[int], finished_ns: Sequence[int], **changed: Any
+    name: str,
+    scheduled_ns: Sequence[int],
+    finished_ns: Sequence[int],
+    failed: Sequence[RequestFailure] = (),
 ) -> TenantResult:
     """Return a tenant whose requests were to start and ended then."""
-    told: dict[str, Any] = {
-        "scheduled_ns": scheduled_ns, "started_ns": scheduled_ns, "finished_ns": finished_ns,
-        "failures": [], "unserved": 0, "lateness": None, "unit": "images", "memory_bytes": {},
-        "items_per_request": 8 if name == "low" else 1,
-    }  # fmt: skip
-    return delivered(name, told | changed, WINDOW_S * 10**9)
+    due = array("q", scheduled_ns)
+    log = RequestLog(False, due, due, array("q", finished_ns), [*failed])
+    items = 8.0 if name == "low" else 1.0
+    return delivered(name, log, WINDOW_S * 10**9, items_per_request=items, unit="images")
 
 
 def served(
@@ -101,8 +105,8 @@ def served(
     step = 10**9 // rate
     scheduled = [index * step for index in range(round(rate * seconds))]
     finished = [at + (latency_ms * MS or step) for at in scheduled]
-    failures = [{"index": index, "reason": reason} for index, reason in enumerate(reasons)]
-    return requests(name, scheduled, finished, failures=failures)
+    failed = [RequestFailure(index=at, reason=reason) for at, reason in enumerate(reasons)]
+    return requests(name, scheduled, finished, failed)
 
 
 def record(run: PlannedRun, number: int = 1, **changed: Any) -> ColocationRecord:

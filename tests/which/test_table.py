@@ -392,7 +392,7 @@ def test_a_loss_and_a_ratio_that_tell_nothing_are_refused(file: Path) -> None:
     def few(name: str, latency_ms: tuple[int, ...]) -> TenantResult:
         scheduled = [(index + 1) * 10**9 // 10 for index in range(len(latency_ms))]
         ended = [at + ms * MS for at, ms in zip(scheduled, latency_ms, strict=True)]
-        return requests(name, scheduled, ended, items_per_request=8)
+        return requests(name, scheduled, ended)
 
     high = all_records(read_scenario(file))[NATIVE].tenants[0]
     uneven = few("high", (1,) * 250 + (90,) * 250)

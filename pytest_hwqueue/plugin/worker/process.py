@@ -55,7 +55,7 @@ class WorkerPlugin:
     def __init__(self, channel: Channel, start: Message) -> None:
         self._channel = channel
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        session = remote(SessionCalls, channel, self._answers)
+        session = remote(SessionCalls, channel.send, self._answers.get)
         self._sink = RecordSink(Path(start["records"]), start["command"], session)
         self._start = start
         self._pid = os.getpid()

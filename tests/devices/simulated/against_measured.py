@@ -18,12 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from pydantic import TypeAdapter
+
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, plan_from_json
+from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.which.file import WhichCase, WhichFile
 from pytest_hwqueue.which.runs import entries, read_runs
 from pytest_hwqueue.which.table import table
@@ -158,7 +160,8 @@ def simulate_plans(folders: Iterable[Path], scenario: Scenario, into: Path) -> N
     plans: dict[str, Colocation] = {}
     for folder in folders:
         for record in _plans(scenario, folder):
-            plan = replace(plan_from_json(record.plan), device=DEVICE, folder=str(SCENARIOS))
+            measured = TypeAdapter(Colocation).validate_python(record.plan)
+            plan = replace(measured, device=DEVICE, folder=str(SCENARIOS))
             known = plans.get(plan.id)
             if known is None or plan.duration_s > known.duration_s:
                 plans[plan.id] = plan
