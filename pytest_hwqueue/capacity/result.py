@@ -16,7 +16,6 @@ from pytest_hwqueue.capacity.search import (
     margin_of,
     others_of,
 )
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.records.tenants import ColocationRecord
@@ -25,6 +24,7 @@ from pytest_hwqueue.scenarios.planned_runs import PlannedRun, own_run
 from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
+from pytest_hwqueue.which.file import Origin, origin_of
 from pytest_hwqueue.which.runs import WhichRuns
 from pytest_hwqueue.which.table import loss_of, told
 
@@ -70,7 +70,7 @@ class CapacityCase(PlainData):
         return [each for each in self.rates if each.verdict == "held" and each.rate_per_s <= low]
 
 
-class CapacityFile(PlainData):
+class CapacityFile(Origin):
     """How much load of one tenant a scenario carries under each scheduler."""
 
     schema_: Annotated[
@@ -81,26 +81,11 @@ class CapacityFile(PlainData):
     tenant: str = Field(description="whose arrival rate was searched")
     p99_goal_ms: float | None = Field(description="strictest bound on its P99, if any")
     others: list[str] = Field(description="tenants whose loss is reported")
-    device: str
-    simulated: bool
     complete: bool = Field(description="false: interrupted before the search ended")
     error: float = Field(description="most probability of a wrong verdict at a rate, both sides")
     windows_at_most: int = Field(description="of one rate")
     requests: int = Field(description="expected in a window")
-    seed: int
-    command: str
-    version: str | None = None
-    git_commit: str | None
-    git_dirty: bool | None = None
-    fingerprint: Fingerprint | None
     cases: list[CapacityCase]
-
-    @property
-    def device_name(self) -> str:
-        """Name of the device, or its label if the name is not known."""
-        if self.fingerprint is None:
-            return self.device
-        return str(self.fingerprint.hard.get("device_name", self.device))
 
 
 def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile:
@@ -112,7 +97,6 @@ def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile
         for index in found.windows
         for record in _records(search, found, index)
     ]
-    first = min(records, key=lambda record: record.started, default=None)
     bounds = [
         latency_bound_ns(scenario.goals_of(found.case.variant, found.case.placement), tenant)
         for found in search.found
@@ -120,23 +104,16 @@ def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile
     bound_ns = min((bound for bound in bounds if bound is not None), default=None)
     others = (each for found in search.found for each in others_of(scenario, found.case, tenant))
     return CapacityFile(
+        **{**origin_of(records), "seed": seed},
         scenario=scenario.name,
         description=scenario.description,
         tenant=tenant,
         p99_goal_ms=None if bound_ns is None else bound_ns / _NS_PER_MS,
         others=list(dict.fromkeys(each.name for each in others)),
-        device="" if first is None else first.device,
-        simulated=any(record.simulated for record in records),
         complete=complete,
         error=ERROR,
         windows_at_most=search.looks.at_most,
         requests=search.looks.requests,
-        seed=seed,
-        command="" if first is None else first.command,
-        version=None if first is None else first.version,
-        git_commit=None if first is None else first.git_commit,
-        git_dirty=None if first is None else first.git_dirty,
-        fingerprint=next((each.fingerprint for each in records if each.fingerprint), None),
         cases=[_case(search, found) for found in search.found],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
@@ -169,26 +169,17 @@ class WhichSession(PlainData):
     )
 
 
-class WhichFile(PlainData):
-    """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
+class Origin(PlainData):
+    """Where the figures of windows come from."""
 
-    schema_: Annotated[
-        Literal["pytest-hwqueue/which/2"], earlier_schemas(f"{KIND}2", f"{KIND}1")
-    ] = Field("pytest-hwqueue/which/2", alias="schema")
-    scenario: str
-    description: str
     device: str = Field(description="label, such as cuda; empty if nothing was measured")
     simulated: bool = Field(description="whether all figures are a model's, and none measured")
-    complete: bool = Field(description="false: interrupted before all was measured")
     seed: int | None
     command: str
     version: str | None = None
     git_commit: str | None
     git_dirty: bool | None = None
     fingerprint: Fingerprint | None
-    cases: list[WhichCase]
-    choices: list[WhichChoice] = Field(description="for each variant")
-    sessions: list[WhichSession] = Field(default_factory=list, description="oldest first")
 
     @property
     def device_name(self) -> str:
@@ -196,6 +187,35 @@ class WhichFile(PlainData):
         if self.fingerprint is None:
             return self.device
         return str(self.fingerprint.hard.get("device_name", self.device))
+
+
+def origin_of(records: Sequence[ColocationRecord]) -> dict[str, Any]:
+    """Return the fields of `Origin`, of the first window that was measured."""
+    first = min(records, key=lambda record: record.started, default=None)
+    return {
+        "device": "" if first is None else first.device,
+        "simulated": any(record.simulated for record in records),
+        "seed": first and first.seed,
+        "command": "" if first is None else first.command,
+        "version": first and first.version,
+        "git_commit": first and first.git_commit,
+        "git_dirty": first and first.git_dirty,
+        "fingerprint": next((each.fingerprint for each in records if each.fingerprint), None),
+    }
+
+
+class WhichFile(Origin):
+    """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
+
+    schema_: Annotated[
+        Literal["pytest-hwqueue/which/2"], earlier_schemas(f"{KIND}2", f"{KIND}1")
+    ] = Field("pytest-hwqueue/which/2", alias="schema")
+    scenario: str
+    description: str
+    complete: bool = Field(description="false: interrupted before all was measured")
+    cases: list[WhichCase]
+    choices: list[WhichChoice] = Field(description="for each variant")
+    sessions: list[WhichSession] = Field(default_factory=list, description="oldest first")
 
     @property
     def device_uuids(self) -> list[str]:

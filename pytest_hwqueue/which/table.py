@@ -24,6 +24,7 @@ from pytest_hwqueue.which.file import (
     WhichSession,
     WhichTenant,
     choices,
+    origin_of,
     proof_of,
 )
 from pytest_hwqueue.which.runs import Entry, WhichRuns
@@ -47,20 +48,11 @@ def table(
     cases = [_case(scenario, entry, runs) for entry in entries]
     sessions = _sessions(scenario, entries, runs)
     records = [record for entry in entries for record in _records(runs, entry.run)]
-    fingerprints = [record.fingerprint for record in records if record.fingerprint is not None]
-    first = min(records, key=lambda record: record.started, default=None)
     return WhichFile(
+        **origin_of(records),
         scenario=scenario.name,
         description=scenario.description,
-        device="" if first is None else first.device,
-        simulated=any(record.simulated for record in records),
         complete=complete,
-        seed=None if first is None else first.seed,
-        command="" if first is None else first.command,
-        version=None if first is None else first.version,
-        git_commit=None if first is None else first.git_commit,
-        git_dirty=None if first is None else first.git_dirty,
-        fingerprint=fingerprints[0] if fingerprints else None,
         cases=cases,
         choices=choices(cases, sessions=len(sessions)),
         sessions=sessions,
