@@ -210,7 +210,16 @@ def test_deepest_sums_stay_within_float16() -> None:
     assert 0 < largest < torch.finfo(torch.float16).max / 100
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Of each family the smaller ones; the others differ in their number of layers.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (name in ("resnet101", "resnet152", "bert-large"))
+        )
+        for name in NAMES
+    ],
+)
 def test_networks_are_those_of_the_papers(name: str) -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
