@@ -93,7 +93,12 @@ def stored(root: Path, session: str) -> list[list[int]]:
 
 # Without a handler, SIGTERM ends a process as SIGKILL does.
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_ended_writer_leaves_every_run_it_reported(root: Path, number: signal.Signals) -> None:
     moments = random.Random(int(number))

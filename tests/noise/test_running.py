@@ -252,7 +252,13 @@ def test_another_port_is_tried_where_one_was_taken(
     assert len(arguments(stand_ins, "iperf3")) == 3
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM to all", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "SIGKILL",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGTERM to all", "Ctrl-C")),
+    ],
+)
 def test_nothing_is_left_when_its_owner_dies(
     tmp_path: Path, places: NoisePlaces, stand_ins: Path, how: str
 ) -> None:

@@ -138,8 +138,15 @@ def test_forked_processes_are_fresh_and_others_are_started_anew(
     server.close()
 
 
-@pytest.mark.parametrize("forked", [True, False], ids=["forked", "anew"])
-@pytest.mark.parametrize("above", [0, 1], ids=["parent", "grandparent"])
+@pytest.mark.parametrize(
+    ("forked", "above"),
+    [
+        pytest.param(True, 0, id="parent-forked"),
+        pytest.param(False, 1, id="grandparent-anew"),
+        pytest.param(True, 1, id="grandparent-forked", marks=pytest.mark.slow),
+        pytest.param(False, 0, id="parent-anew", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_process_left_in_other_sessions_ends_with_its_killed_parents(
     main: Main, environment: dict[str, str], tmp_path: Path, *, forked: bool, above: int
 ) -> None:

@@ -189,7 +189,15 @@ def torture(project: Path, folder: Path, command: str, number: signal.Signals, s
     check_files(folder, signal.SIGKILL if at_once else number)
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in LONG])
+# One that is killed and one that is interrupted; which and sweep end the same way.
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * (each not in ("save", "compare")))
+        for each in COMMANDS
+        if each not in LONG
+    ],
+)
 def test_ended_once(project: Path, tmp_path: Path, command: str) -> None:
     number = SIGNALS[list(COMMANDS).index(command) % len(SIGNALS)]
     torture(project, tmp_path / "user", command, number, f"{command}-once")
