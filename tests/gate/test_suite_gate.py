@@ -184,8 +184,15 @@ def allowed(old: Mapping[str, Sequence[ProcessRun]], settings: GateSettings = SE
     return float(np.median([each.main.tau for each in found.values()]))
 
 
-@pytest.mark.parametrize("common", [False, True])
-@pytest.mark.parametrize("effect", [0.01, 0.04])
+@pytest.mark.parametrize(
+    ("effect", "common"),
+    [
+        (0.04, False),
+        (0.01, True),
+        pytest.param(0.01, False, marks=pytest.mark.slow),
+        pytest.param(0.04, True, marks=pytest.mark.slow),
+    ],
+)
 def test_four_sessions_show_an_upper_bound_of_what_they_differ_by(
     effect: float, common: bool
 ) -> None:
