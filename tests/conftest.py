@@ -94,6 +94,11 @@ def no_process_is_left() -> Iterator[None]:
     assert [each for each in psutil.Process().children(recursive=True) if each not in before] == []
 
 
+def slow(*values: object, **given: Any) -> Any:
+    """A parameter that another one holds most of, behind the mark of that name."""
+    return pytest.param(*values, marks=pytest.mark.slow, **given)
+
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -17,6 +17,7 @@ from click.testing import Result
 from pytest_hwqueue.records.tenants import ColocationRecord, write_colocation
 from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.session import Measurer
+from tests.conftest import slow
 from tests.which.conftest import SCENARIO, case, hwq
 
 SIMULATED = ("--device", "sim:h200", "--size", "tiny", "--duration", "1s", "--whole-windows")
@@ -121,7 +122,7 @@ def test_alternatives_of_an_entry_are_rows_of_their_own(tmp_path: Path) -> None:
     assert list(dict.fromkeys(rows)) == modes
 
 
-@pytest.mark.parametrize("attempts", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
+@pytest.mark.parametrize("attempts", [slow(2), 3, 4])
 def test_an_invalid_window_is_measured_again_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
 ) -> None:
@@ -191,7 +192,7 @@ def test_interrupted_it_prints_the_table_so_far(
 ) -> None:
     file = small(tmp_path, "[native, mps]", ", priority: 1", "")
     measure: Callable[..., tuple[ColocationRecord, Path]] = Measurer.__call__
-    measured = []
+    measured: list[tuple[ColocationRecord, Path]] = []
 
     def interrupted(*window: Any) -> tuple[ColocationRecord, Path]:
         if len(measured) == 3:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 
 from pytest_hwqueue.workloads.pipeline.stages import thirds
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from pytest_hwqueue.workloads.workload import Workload
+from tests.conftest import slow
 
 from .cells import make
 
@@ -253,7 +253,7 @@ def small(name: str, streams: int = 1, **changed: Any) -> Workload:
 def least_and_recommended() -> list[Any]:
     """Each workload with the streams it should have; with the fewest it takes, which is slow."""
     return [
-        pytest.param(name, streams, marks=pytest.mark.slow if streams < taken.recommended else ())
+        slow(name, streams) if streams < taken.recommended else (name, streams)
         for name, found in EVERYONE.items()
         for taken in [found.stream_range]
         for streams in sorted({taken.least, taken.recommended})

@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.workload import Setup, Workload
+from tests.conftest import slow
 
 from .cells import Counts, LeftOut, Run, measured
 from .everyone import CASES, EVERYONE, FORMATS, given_for, least_and_recommended, small
@@ -47,7 +48,7 @@ def enqueued(workload: Workload, streams: int) -> Counts:
     return counts
 
 
-@pytest.mark.parametrize("some", ["bounds", pytest.param("others", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("some", ["bounds", slow("others")])
 @everyone
 def test_every_stream_gets_work_whatever_their_number(name: str, some: str) -> None:
     found = EVERYONE[name]
@@ -162,9 +163,7 @@ def test_each_event_is_needed(name: str, streams: int, unneeded: set[int]) -> No
 MANY = ("fsdp_tp", "grad_accum", "async_dataload", "speculative_decode")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY)) for name in EVERYONE]
-)
+@pytest.mark.parametrize("name", [slow(name) if name in MANY else name for name in EVERYONE])
 def test_each_launch_left_out_is_noticed(name: str) -> None:
     launches = sum(enqueued(small(name), least(name)).launches.values())
     noticed = NOTICED if EVERYONE[name].gradients else (CheckFailed,)
