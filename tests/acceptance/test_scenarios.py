@@ -35,7 +35,7 @@ from pytest_hwqueue.tenancy import tenant as tenant_module
 from pytest_hwqueue.tenancy.spec import tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
-from tests.conftest import PYTEST
+from tests.conftest import PYTEST, begun
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
@@ -97,6 +97,7 @@ def tenants_server() -> Iterator[Lent]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         _plain(monkeypatch)
         server = Lent(tenant_environment("cpu"), ahead(["large_gemm_only", "tiny_kernel_stress"]))
+    begun(server)
     yield server
     ForkServer.close(server)
 

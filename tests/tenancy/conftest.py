@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.tenancy.tenant_processes import tenant_server
+from tests.conftest import begun
 
 _SERVERS: list[ForkServer] = []
 
@@ -18,11 +17,8 @@ _SERVERS: list[ForkServer] = []
 @pytest.fixture(scope="session", autouse=True)
 def _one_server() -> Iterator[None]:
     """Start one fork server for all tests, as a session does for all its scenarios."""
-    others = psutil.Process().children()
     _SERVERS.append(tenant_server("cpu", ["large_gemm_only", "tiny_kernel_stress"], []))
-    # Its guardian starts it: tests that count processes are to find both.
-    while not any(child.children() for child in psutil.Process().children() if child not in others):
-        time.sleep(0.01)
+    begun(_SERVERS[0])
     yield
     _SERVERS.pop().close()
 
