@@ -199,8 +199,6 @@ class Killing(Watched):
             os.kill(pids["greedy"], signal.SIGKILL)
 
 
-# One that dies by itself ends its test in tests/acceptance/test_scenarios.py.
-@pytest.mark.slow
 def test_a_tenant_that_is_killed_ends_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
     record = run(tmp_path, [_STEADY, _GREEDY], Killing(), duration_s=300.0)
