@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -94,6 +95,18 @@ def no_process_is_left() -> Iterator[None]:
     assert [each for each in psutil.Process().children(recursive=True) if each not in before] == []
 
 
+def slow(*values: object, **given: Any) -> Any:
+    """A parameter that another one holds most of, behind the mark of that name."""
+    return pytest.param(*values, marks=pytest.mark.slow, **given)
+
+
+def begun(server: ForkServer) -> None:
+    """Wait until a server's guardian has started it: tests that count processes find both."""
+    assert server._process is not None
+    while not psutil.Process(server._process.pid).children():
+        time.sleep(0.01)
+
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -156,6 +169,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     # Leases of their own: they need not wait for sessions of other tests that measure the CPU.
     environment["TMPDIR"] = str(tmp_path_factory.mktemp("leases"))
     server = ForkServer(worker_environment(environment), ahead(marks=("P0",), device="sim:h200"))
+    begun(server)
     given = Sessions(environment)
     with server.handing_over() as (variable, descriptors):
         given.lend(variable, descriptors)

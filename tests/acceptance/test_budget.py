@@ -94,6 +94,7 @@ def test_mine(hwq_device, number):
 """
 
 
+@pytest.mark.slow  # tests/plugin/test_budget.py, in this process.
 def test_runs_go_before_tests(pytester: pytest.Pytester, sessions: Sessions) -> None:
     pytester.makeconftest(CLOCK)
     pytester.makepyfile(test_mine=SPENDS)

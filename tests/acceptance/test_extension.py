@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from pytest_hwqueue import read_record
+from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.suite import plugin_name, pytest_environment
-from pytest_hwqueue.workloads.registry import ahead
+from pytest_hwqueue.workloads.registry import WORKLOADS, ahead
 from tests.acceptance.inner import ROOT, plain_environment
 from tests.workloads.cells import make, simulated_timeline
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
 
+EXTENSION = ROOT / "examples/extension"
 SIMULATED = ("--hwq-device=sim:h200", "--hwq-streams=1", "--hwq-iterations=5")
 
 
@@ -51,7 +55,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     folder = tmp_path_factory.mktemp("installed")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
                "--no-build-isolation", "--target", str(folder),
-               str(ROOT / "examples/extension")]  # fmt: skip
+               str(EXTENSION)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     path = f"{ROOT}{os.pathsep}{folder}"
@@ -62,6 +66,49 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     server.close()
 
 
+@pytest.fixture
+def installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have this process find the example as one that is installed."""
+    points = (EXTENSION / "pyproject.toml").read_text().partition('[project.entry-points."')[2]
+    info = tmp_path / "hwq_example-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hwq-example\nVersion: 1.0\n")
+    text = re.sub(r'\[project\.entry-points\."(.+)"\]', r"[\1]", f'[project.entry-points."{points}')
+    (info / "entry_points.txt").write_text(text.replace('"', ""))
+    for folder in (tmp_path, EXTENSION):
+        monkeypatch.syspath_prepend(folder)
+    cores = os.sched_getaffinity(0)
+    _search_again()
+    yield
+    _search_again()
+    # Its device keeps to one.
+    os.sched_setaffinity(0, cores)
+
+
+def _search_again() -> None:
+    for registry in (WORKLOADS, KINDS):
+        registry._adopted.clear()
+        registry.__dict__.pop("added", None)
+
+
+@pytest.mark.usefixtures("installed_here")
+def test_its_workload_is_listed_and_measured_on_its_device_in_this_process(
+    pytester: pytest.Pytester, run_in_process: RunInProcess
+) -> None:
+    listed = CliRunner().invoke(main, ["list", "--verbose"]).output
+    assert "\nrelay\na vector passed through all streams by events: what" in listed
+    run_in_process(
+        str(EXTENSION / "tests"), f"--rootdir={pytester.path}", "--hwq-device=onecore",
+        "--hwq-streams=2,4", "--hwq-iterations=368",
+    ).assert_outcomes(passed=2)  # fmt: skip
+    (report,) = pytester.path.glob(".hwqueue/*/records.csv")
+    rows = csv.DictReader(report.read_text().splitlines())
+    assert [(row["cell"], row["status"]) for row in rows] == [
+        (f"relay[onecore-s{streams}-native-eager]", "ok") for streams in (2, 4)
+    ]
+
+
+@pytest.mark.slow
 def test_its_workload_is_listed_and_measured_on_its_device(
     example: Example, tmp_path: Path
 ) -> None:
@@ -83,16 +130,18 @@ def test_its_workload_is_listed_and_measured_on_its_device(
 
 
 def test_its_workload_runs_on_a_simulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "examples/extension")
+    monkeypatch.syspath_prepend(EXTENSION)
     workload = importlib.import_module("hwq_example.workload").Relay
     kernels = simulated_timeline(make(workload), 4).kernels
     assert {kernel.stream for kernel in kernels} == set(range(4))
 
 
+# tests/schedulers/test_added.py has a session under an installed package's scheduler.
+@pytest.mark.slow
 def test_its_test_measures_under_its_scheduler_and_its_noise(
     example: Example, tmp_path: Path
 ) -> None:
-    tests = ROOT / "examples/extension/tests"
+    tests = EXTENSION / "tests"
     done = example.python(
         tmp_path, "-m", "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", str(tests),
         f"--rootdir={tmp_path}", "--hwq-device=cpu", "--hwq-streams=2",

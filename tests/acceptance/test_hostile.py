@@ -84,7 +84,7 @@ def hostile(folder: Path, sessions: Sessions) -> pytest.RunResult:
     """A session in which all of these tests come one after the other."""
     (folder / "test_hostile.py").write_text(HOSTILE)
     return sessions.result(
-        folder, *ARGUMENTS, "-v", "-rN", "--hwq-json=s.json", "--hwq-timeout=3",
+        folder, *ARGUMENTS, "-v", "-rN", "--hwq-json=s.json", "--hwq-timeout=2",
         "--hwq-save=norm", "--hwq-runs=1", "--hwq-baselines=b",
     )  # fmt: skip
 
@@ -96,9 +96,9 @@ def test_what_fails_after_a_cell_was_measured_is_not_the_cell(
     hostile.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_stuck_teardown*",
-            "not finished within 3 s (--hwq-timeout), in stage teardown: test_stuck_teardown*",
+            "not finished within 2 s (--hwq-timeout), in stage teardown: test_stuck_teardown*",
             "the worker process died by SIGSEGV in the test's own code: test_crash*",
-            "*3 s (--hwq-timeout), in stage the test's own code: test_hang*",
+            "*2 s (--hwq-timeout), in stage the test's own code: test_hang*",
         ]
     )
     found = records_in(folder / "s.json")

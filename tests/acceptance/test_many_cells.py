@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import slow
+
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
 
@@ -36,7 +38,7 @@ FAST = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("runs", [slow(1), 2])
 def test_records_are_on_disk_and_nowhere_else(
     pytester: pytest.Pytester, sessions: Sessions, runs: int
 ) -> None:

@@ -147,7 +147,7 @@ def measured(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Me
     folder = tmp_path_factory.mktemp("measured")
     for name, text in (("bounds", BOUNDS), ("failures", FAILURES), ("shared", SHARED)):
         (folder / f"test_{name}.py").write_text(text)
-    given = ("--hwq-streams=1", "--hwq-timeout=4", "--hwq-json=s.json", "--junitxml=j.xml")
+    given = ("--hwq-streams=1", "--hwq-timeout=2", "--hwq-json=s.json", "--junitxml=j.xml")
     return Measured(folder, sessions.result(folder, *FAST, *given))
 
 
@@ -174,7 +174,7 @@ def test_every_failure_costs_one_cell_only(measured: Measured) -> None:
     measured.result.stdout.fnmatch_lines(
         [
             "*the worker process died by SIGSEGV*", "*last words*",
-            "*not finished within 4 s (--hwq-timeout), in stage warm-up*", "*line 10 in <lambda>*",
+            "*not finished within 2 s (--hwq-timeout), in stage warm-up*", "*line 10 in <lambda>*",
             "*device error: CUDA error: an illegal memory access*",
             "*out of memory: CUDA out of memory*use a smaller --hwq-size*", "*seen in the report*",
         ]

@@ -170,9 +170,9 @@ def test_a_block_where_there_can_be_no_noise_is_skipped(
     result.stdout.fnmatch_lines([f"SKIPPED*{reason}*"])
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
-)
+# As in tests/noise; a session is killed in test_hostile.py, too.
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_burns_on_when_pytest_has_gone(session: pytest.Pytester, number: int) -> None:
     command = [*PYTEST, *ARGUMENTS, "-k", "beside"]
     command += ["--hwq-noise=./burns.yaml", "--hwq-max-time=60", "--hwq-iterations=10000000"]

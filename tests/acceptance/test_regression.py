@@ -158,6 +158,7 @@ def test_causes_are_sought_in_the_three_cells_that_got_worst(
     assert found == ["causes", *["causes of the slowest requests are not known"] * 3]
 
 
+@pytest.mark.slow  # tests/plugin/test_regression.py, in this process.
 def test_a_session_that_fails_measures_no_more_of_what_is_in_doubt(project: Project) -> None:
     slower = TEST.replace("200_000", "320_000").replace("400_000", "424_000")
     with project.with_tests(slower):
@@ -288,13 +289,13 @@ def test_a_run_that_crashes_or_times_out_fails_its_test_once(project: Project, r
     (project.folder / "began").unlink(missing_ok=True)
     with project.with_tests(TEST.replace("\n    hwq.measure", FAILS.format(run=run))):
         output = project.fails(
-            "--hwq-compare=main", NOISE.format(6), "--hwq-timeout=3", "--hwq-on=missing:pass",
+            "--hwq-compare=main", NOISE.format(6), "--hwq-timeout=2", "--hwq-on=missing:pass",
             "--hwq-on=inconclusive:pass",
         )  # fmt: skip
     outcome, texts, verdicts = project.junit()
     assert outcome == "2 failed, 0 in error of 2"
     assert "2 failed" in output
-    assert any("not finished within 3 s (--hwq-timeout)" in text for text in texts)
+    assert any("not finished within 2 s (--hwq-timeout)" in text for text in texts)
     assert "pass" not in verdicts
     # What failed is not run again.
     assert [(each["run"], each["status"]) for each in project.records()] == [

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.interference import priority_effect
-from pytest_hwqueue.plugin import checks
+from pytest_hwqueue.plugin import checks, scenario_items
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.runs import ATTEMPTS
@@ -31,10 +31,11 @@ from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated, tenant_processes
 from pytest_hwqueue.tenancy import run as tenancy_run
+from pytest_hwqueue.tenancy import tenant as tenant_module
 from pytest_hwqueue.tenancy.spec import tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
-from tests.conftest import PYTEST
+from tests.conftest import PYTEST, begun
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
 BUILT_IN = sorted((SUITE / "scenarios").glob("*.hwq.yaml"))
@@ -96,6 +97,7 @@ def tenants_server() -> Iterator[Lent]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         _plain(monkeypatch)
         server = Lent(tenant_environment("cpu"), ahead(["large_gemm_only", "tiny_kernel_stress"]))
+    begun(server)
     yield server
     ForkServer.close(server)
 
@@ -208,7 +210,7 @@ def test_what_stands_beside_a_named_file_is_no_scenario_left_out(run: Run, tmp_p
         assert ("4 scenario files not run" in found.output) == bool(told)
 
 
-LONG = ("batch_sweep", "bert_multi_priority", "standard_load")
+LONG = ("batch_sweep", "bert_multi_priority", "fixed_priority", "standard_load")
 
 
 @pytest.mark.parametrize(
@@ -497,7 +499,7 @@ def test_a_window_ends_once_its_goals_are_decided(run: Run, tmp_path: Path) -> N
 def test_real_tenants_are_measured_or_fail_their_test_alone(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three files in one session: own functions that sleep, that die, and that come late."""
+    """Two files in one session: own functions that sleep, and that die."""
     monkeypatch.setitem(SCHEDULERS.built_in, "native", NATIVE._replace(by_priority=True))
     effect = priority_effect(
         "urgent", "greedy", [399_000] * 6, [400_000] * 6,
@@ -511,15 +513,13 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
             schedulers="{processes: [native, stream-priority], threads: [native]}",
         ),
         write_own(tmp_path, "dies", DIES),
-        write_own(tmp_path, "late", LATE, "urgent.p50 < 10 s", arrival="constant: 20/s"),
     ]  # fmt: skip
     session = run(*files, *HOST, "-rs", "--hwq-whole-windows")
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.output
     for told in (
-        "2 failed, 2 passed, 1 skipped", "stream-priority needs an accelerator",
+        "1 failed, 2 passed, 1 skipped", "stream-priority needs an accelerator",
         "sleeps.hwq.yaml::native: priority not proven: urgent small kernels took",
         "is failed: tenant urgent died by SIGABRT", "last output of tenant urgent:",
-        "is invalid: tenant urgent: the generator was late",
     ):  # fmt: skip
         assert told in session.output
     folder = tmp_path / session.output.split("records: ")[1].splitlines()[0]
@@ -548,8 +548,18 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
         assert min(urgent.latency_ns) >= 5_000_000
 
     assert [record.status for record in of["dies"]] == ["failed"]
-    assert [record.status for record in of["late"]] == ["invalid"] * ATTEMPTS
-    late = of["late"][-1]
+
+
+# tests/which/test_sessions.py has windows that stay invalid, tests/tenancy the lateness.
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_process_is_left")
+def test_real_tenants_that_come_late_fail_their_test(run: Run, tmp_path: Path) -> None:
+    file = write_own(tmp_path, "late", LATE, "urgent.p50 < 10 s", arrival="constant: 20/s")
+    session = run(file, *HOST, "--hwq-whole-windows")
+    assert session.status == pytest.ExitCode.TESTS_FAILED, session.output
+    assert "is invalid: tenant urgent: the generator was late" in session.output
+    assert [record.status for record in session.records] == ["invalid"] * ATTEMPTS
+    late = session.records[-1]
     assert late.reason.startswith("tenant urgent: the generator was late")
     lateness = late.tenant("urgent").lateness
     assert lateness is not None
@@ -617,6 +627,19 @@ def test_a_function_that_cannot_be_imported_is_refused_before_anything_runs(
     assert run(file, *HOST, "--collect-only").status == pytest.ExitCode.OK
 
 
+def test_what_measures_a_scenario_imports_no_aiohttp() -> None:
+    # All that simulates or serves tenants, and what runs their tests.
+    modules = (simulated, tenancy_run, tenant_module, scenario_items)
+    names = ", ".join(each.__name__ for each in modules)
+    code = f"import sys; sys.modules['aiohttp'] = None; import {names}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SUITE.parent)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
 def test_what_has_no_server_needs_no_aiohttp(tmp_path: Path) -> None:
     file = tmp_path / "mine.hwq.yaml"
     file.write_text(

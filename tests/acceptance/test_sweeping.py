@@ -12,11 +12,11 @@ import pytest
 from pytest_hwqueue.reports import drawing, scaling
 
 if TYPE_CHECKING:
-    from tests.conftest import Sessions
+    from tests.conftest import RunInProcess
 
 
 def test_a_sweep_writes_tables_and_plots_next_to_its_records(
-    pytester: pytest.Pytester, sessions: Sessions
+    pytester: pytest.Pytester, run_in_process: RunInProcess
 ) -> None:
     pytester.makepyfile(
         test_mine="""
@@ -27,8 +27,8 @@ def test_a_sweep_writes_tables_and_plots_next_to_its_records(
             hwq.measure(work, work={"calls": hwq_streams})
         """
     )
-    done = sessions.result(
-        pytester.path, "-p", "pytest_hwqueue.plugin.session_reports", "--hwq-device=cpu",
+    done = run_in_process(
+        "-p", "pytest_hwqueue.plugin.session_reports", "--hwq-device=cpu",
         "--hwq-streams=1,2,4", "--hwq-iterations=60", "--hwq-max-time=2", "--hwq-warmup=2",
         "--hwq-json=all.json",
     )  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.records.cell import write_record
-from tests.conftest import make_record
+from tests.conftest import make_record, slow
 
 H200 = "nvidia-h200"
 
@@ -92,9 +92,7 @@ def stored(root: Path, session: str) -> list[list[int]]:
 
 
 # Without a handler, SIGTERM ends a process as SIGKILL does.
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, slow(signal.SIGINT), slow(signal.SIGTERM)])
 def test_ended_writer_leaves_every_run_it_reported(root: Path, number: signal.Signals) -> None:
     moments = random.Random(int(number))
     with writer(root) as writing:

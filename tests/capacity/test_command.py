@@ -20,6 +20,7 @@ from pytest_hwqueue.scenarios.runs import ATTEMPTS
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.session import Measurer
+from tests.conftest import slow
 
 SCENARIO = """\
 name: shared
@@ -180,6 +181,8 @@ def with_invalid_windows(
     monkeypatch.setattr(Measurer, "window", measured)
 
 
+# As in tests/which/test_sessions.py; below, one that stays invalid.
+@pytest.mark.slow
 def test_an_invalid_window_is_measured_again(
     measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +196,7 @@ def test_an_invalid_window_is_measured_again(
     ("scheduler", "rate", "said"),
     [
         ("mps-priority", 1600, "no rate was shown to break, but the search ended early."),
-        ("native", 100, "Ended early, and may carry more than was found: native."),
+        slow("native", 100, "Ended early, and may carry more than was found: native."),
     ],
 )
 def test_a_row_that_ended_early_says_so(

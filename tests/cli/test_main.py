@@ -286,6 +286,8 @@ def test_a_signal_reaches_the_command_once(
         process.communicate()
 
 
+# test_interrupted.py has the command's end, tests/acceptance/test_measuring.py the session's.
+@pytest.mark.slow
 def test_ctrl_c_for_real_ends_as_pytest_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

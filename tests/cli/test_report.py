@@ -83,6 +83,8 @@ SWEPT = """
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 
 
+# That charts are exported stands below; a chart's text and marks in tests/reports/test_charts.py.
+@pytest.mark.slow
 def test_charts_are_exported_one_picture_each(
     pytester: pytest.Pytester, run_in_process: RunInProcess
 ) -> None:

@@ -49,6 +49,8 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
+# Commands, variables and the tools' files stand below and in test_trace.py, in this process.
+@pytest.mark.slow
 def test_the_tool_runs_the_short_cell_in_one_process(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,7 @@ def test_the_other_tool_has_its_own_words_and_each_rank_a_file(
 
     def runs(command: list[str], environment: dict[str, str]) -> int:
         """Run the tool, and no pytest in it."""
+        assert {"--hwq-isolation=none", "--hwq-iterations=20"} <= {*command}
         words = [*command[: command.index(sys.executable)], sys.executable, "-c", ""]
         return subprocess.run(words, env=environment, check=False).returncode
 

@@ -16,6 +16,7 @@ from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import with_session_effect
 from pytest_hwqueue.gate.suite_gate import SuiteGate
 from pytest_hwqueue.gate.verdict import P99, THROUGHPUT, GateSettings, Verdict
+from tests.conftest import slow
 
 Runs = dict[str, list[ProcessRun]]
 SETTINGS = GateSettings()
@@ -184,8 +185,9 @@ def allowed(old: Mapping[str, Sequence[ProcessRun]], settings: GateSettings = SE
     return float(np.median([each.main.tau for each in found.values()]))
 
 
-@pytest.mark.parametrize("common", [False, True])
-@pytest.mark.parametrize("effect", [0.01, 0.04])
+@pytest.mark.parametrize(
+    ("effect", "common"), [(0.04, False), (0.01, True), slow(0.01, False), slow(0.04, True)]
+)
 def test_four_sessions_show_an_upper_bound_of_what_they_differ_by(
     effect: float, common: bool
 ) -> None:

@@ -119,7 +119,7 @@ def made_run(seed: int, share: float) -> Run:
     return run
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 10**6))
 def test_planted_causes_are_found_and_where_the_unexplained_lost_their_time(seed: int) -> None:
     run = made_run(seed, 0.04)

@@ -26,6 +26,7 @@ from pytest_hwqueue.noise.neighbours import (
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop, free_port
 from pytest_hwqueue.records.noise import NoiseRound
+from tests.conftest import slow
 
 from ..schedulers.processes import has_ended, program, wait_for
 from .owner import end_owner, owning
@@ -252,7 +253,7 @@ def test_another_port_is_tried_where_one_was_taken(
     assert len(arguments(stand_ins, "iperf3")) == 3
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM to all", "Ctrl-C"])
+@pytest.mark.parametrize("how", ["SIGKILL", slow("SIGTERM to all"), slow("Ctrl-C")])
 def test_nothing_is_left_when_its_owner_dies(
     tmp_path: Path, places: NoisePlaces, stand_ins: Path, how: str
 ) -> None:

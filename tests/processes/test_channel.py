@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import HwqError
@@ -65,6 +65,7 @@ def soon() -> float:
     return time.monotonic() + 30
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.text(), CONTENT), max_size=3))
 def test_messages_arrive_as_they_were_sent_one_by_one(
     messages: list[tuple[str, dict[str, Any]]],

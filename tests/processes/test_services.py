@@ -20,6 +20,7 @@ from pytest_hwqueue.processes.services import (
     run_service,
     service_environment,
 )
+from tests.conftest import slow
 
 from ..schedulers.processes import has_ended, program, wait_for
 
@@ -88,8 +89,10 @@ def test_one_that_does_not_stop_is_killed_with_all_it_has_started(tmp_path: Path
     assert "did not end within 0.3 s: killed" in log.read_text()
 
 
-@pytest.mark.parametrize("contending", [False, True], ids=["apart", "contending"])
-@pytest.mark.parametrize("killed", ["service", "guardian", "above the guardian"])
+@pytest.mark.parametrize(("killed", "contending"), [
+    ("service", True), ("guardian", False), ("above the guardian", True),
+    slow("service", False), slow("guardian", True), slow("above the guardian", False),
+])  # fmt: skip
 def test_what_it_has_started_ends_whichever_of_its_processes_is_killed(
     tmp_path: Path, killed: str, *, contending: bool
 ) -> None:

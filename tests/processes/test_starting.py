@@ -21,6 +21,7 @@ from pytest_hwqueue.processes.starting import (
     start_process,
     worker_environment,
 )
+from tests.conftest import slow
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions
@@ -138,8 +139,10 @@ def test_forked_processes_are_fresh_and_others_are_started_anew(
     server.close()
 
 
-@pytest.mark.parametrize("forked", [True, False], ids=["forked", "anew"])
-@pytest.mark.parametrize("above", [0, 1], ids=["parent", "grandparent"])
+@pytest.mark.parametrize(("forked", "above"), [
+    pytest.param(True, 0, id="parent-forked"), pytest.param(False, 1, id="grandparent-anew"),
+    slow(True, 1, id="grandparent-forked"), slow(False, 0, id="parent-anew"),
+])  # fmt: skip
 def test_what_a_process_left_in_other_sessions_ends_with_its_killed_parents(
     main: Main, environment: dict[str, str], tmp_path: Path, *, forked: bool, above: int
 ) -> None:

@@ -96,7 +96,7 @@ def example(**changed: Any) -> RunRecord:
 SESSION = SessionInfo(id="s", started=now(), command="pytest", version="0", settings={"seed": 0})
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(RECORDS)
 def test_record_survives_json_and_is_whole_in_a_session(record: RunRecord) -> None:
     assert RunRecord.model_validate_json(record.model_dump_json()) == record

@@ -116,7 +116,7 @@ TABLES = st.dictionaries(st.text(max_size=5), st.dictionaries(st.text(max_size=5
 ABOUT = st.dictionaries(st.text(max_size=5), st.one_of(st.none(), st.integers(), st.text()))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(ABOUT, TABLES)
 def test_columns_come_back_as_they_were(about: dict[str, Any], tables: Any) -> None:
     again, found = unpack(pack(about, tables))

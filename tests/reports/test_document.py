@@ -62,7 +62,7 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 @given(tables(), st.sampled_from([40, 60, 80, 120, 200]))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_every_figure_is_in_every_medium_at_every_width(table: Table, width: int) -> None:
     document = Document([Heading("heading", 1), table])
     shown = printed(document, width)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.tenancy.tenant_processes import tenant_server
+from tests.conftest import begun
 
 _SERVERS: list[ForkServer] = []
 
@@ -19,9 +18,7 @@ _SERVERS: list[ForkServer] = []
 def _one_server() -> Iterator[None]:
     """Start one fork server for all tests, as a session does for all its scenarios."""
     _SERVERS.append(tenant_server("cpu", ["large_gemm_only", "tiny_kernel_stress"], []))
-    # Its guardian starts it: tests that count processes are to find both.
-    while not any(child.children() for child in psutil.Process().children()):
-        time.sleep(0.01)
+    begun(_SERVERS[0])
     yield
     _SERVERS.pop().close()
 

@@ -37,6 +37,7 @@ from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import refuse_endless
+from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 
 NATIVE = (parse_scheduler("native"), SchedulerPaths())
@@ -264,7 +265,7 @@ def test_a_tenant_out_of_memory_keeps_what_it_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "limits", "reason"),
     [
-        (0, Limits(ready_s=2), r"tenant stuck \(in .*\) not warm 2 s after the start"),
+        slow(0, Limits(ready_s=2), r"tenant stuck \(in .*\) not warm 2 s after the start"),
         (2, Limits(120, 0.5), "tenant stuck not done 0.5 s after the window and its grace"),
     ],
 )

@@ -20,6 +20,7 @@ from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.figures import Served
 from pytest_hwqueue.tenancy.looks import Look, Looks, ShownTimes, planned_looks, seen_times
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 
 S = 1_000_000_000
@@ -53,7 +54,7 @@ def test_looks_double_and_most_of_the_error_is_kept_for_the_end() -> None:
     assert planned_looks(S // 2, 1, 1) == [Look(S // 2, LOOK_ERROR)]
 
 
-@pytest.mark.parametrize("goal", ["high.p99 < 10 ms", "high.attainment >= 99%"])
+@pytest.mark.parametrize("goal", ["high.p99 < 10 ms", slow("high.attainment >= 99%")])
 def test_a_goal_exactly_at_its_bound_is_seldom_decided_by_any_look(goal: str) -> None:
     """One request in a hundred is slow: whatever is decided is wrong on one side."""
     generator = np.random.default_rng(1)
@@ -103,7 +104,7 @@ def test_another_process_sees_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("placement", "ends"),
     # In each, the first look decides nothing, and the window goes on.
-    [("processes", True), ("processes", False), ("threads", True)],
+    [("processes", True), slow("processes", False), slow("threads", True)],
 )
 def test_a_window_ends_once_a_look_decides(tmp_path: Path, placement: str, ends: bool) -> None:
     seen: list[ColocationRecord] = []

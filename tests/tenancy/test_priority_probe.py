@@ -22,6 +22,7 @@ from pytest_hwqueue.schedulers.syntax import Scheduler, open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
+from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 
 _HIGH = TenantSpec("high", workload="tiny_kernel_stress", parameters={"rounds": 2}, priority=1)
@@ -128,7 +129,8 @@ def test_what_cannot_be_probed_is_left_open(
 
 
 @pytest.mark.parametrize(
-    ("placement", "tenants"), [("processes", (_LOW, _HIGH)), ("threads", (_HIGH, _LOW, _MIDDLE))]
+    ("placement", "tenants"),
+    [("threads", (_HIGH, _LOW, _MIDDLE)), slow("processes", (_LOW, _HIGH))],
 )
 def test_the_most_and_the_least_urgent_tenant_are_probed(
     tmp_path: Path, placement: TenantPlacement, tenants: tuple[TenantSpec, ...]

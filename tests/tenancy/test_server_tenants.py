@@ -34,6 +34,7 @@ from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
+from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 
 from ..schedulers.conftest import library
@@ -136,6 +137,8 @@ def test_it_is_started_loaded_proven_for_each_process_and_ended(tmp_path: Path) 
     assert record.notes == []
 
 
+# Each process of a server is proven above, a preloaded library in tests/schedulers.
+@pytest.mark.slow
 @needs_compiler
 def test_under_a_preloaded_scheduler_every_process_has_its_library(
     tmp_path: Path, library: Path
@@ -169,22 +172,18 @@ def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
     assert "none of its 1 processes has libhwqnone.so mapped" in record.reason
 
 
-def _slow(server: ServerSpec, said: str) -> Any:
-    return pytest.param(server, said, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("server", "said"),
     [
         (replace(misbehaving("well"), command=("no-such-program", "{port}")), "no-such-program"),
         (ServerSpec("http://127.0.0.1:9/"), "http://127.0.0.1:9/ was not ready: "),
-        _slow(misbehaving("refuses"), "the model is missing"),
-        (misbehaving("silent", ready_s=0.5), "was not ready within 0.5 s: Conn"),
-        _slow(misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
-        _slow(misbehaving("fails"), "the first request to http"),
+        slow(misbehaving("refuses"), "the model is missing"),
+        slow(misbehaving("silent", ready_s=0.5), "was not ready within 0.5 s: Conn"),
+        slow(misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
+        slow(misbehaving("fails"), "the first request to http"),
         (misbehaving("hangs", timeout_s=0.5), "no whole answer within 0.5 s"),
-        _slow(misbehaving("goes-into-background"), "ended with status 0 while it was needed"),
-        _slow(misbehaving("dies", 0.4), "ended with status 3 while it was needed"),
+        slow(misbehaving("goes-into-background"), "ended with status 0 while it was needed"),
+        slow(misbehaving("dies", 0.4), "ended with status 3 while it was needed"),
         (misbehaving("fails", 0.4), "status 500, not 200: no such model"),
     ],
 )
@@ -201,16 +200,18 @@ def test_a_server_that_goes_wrong_ends_in_one_readable_record(
 
 
 def test_failures_in_the_window_count_and_are_not_dropped(tmp_path: Path) -> None:
-    record = run(tmp_path, misbehaving("hangs", 2.0, timeout_s=0.3), duration_s=3.0, concurrency=2)
+    record = run(tmp_path, misbehaving("hangs", 1.5, timeout_s=0.3), duration_s=2.2, concurrency=2)
     tenant = measured(record)
-    assert tenant.issued == 150
+    assert tenant.issued == 110
     assert tenant.completed
     assert tenant.failed
-    assert tenant.completed + tenant.failed + (tenant.unserved or 0) == 150
+    assert tenant.completed + tenant.failed + (tenant.unserved or 0) == 110
     assert {each.reason for each in tenant.failures} == {"no whole answer within 0.3 s"}
 
 
-@pytest.mark.parametrize(("mode", "who"), [("stubborn", "begins"), ("leaves-children", "child")])
+@pytest.mark.parametrize(
+    ("mode", "who"), [slow("stubborn", "begins"), ("leaves-children", "child")]
+)
 def test_who_is_deaf_to_sigterm_is_killed(tmp_path: Path, mode: str, who: str) -> None:
     record = run(tmp_path, misbehaving(mode, stop_s=0.5), duration_s=0.2)
     assert measured(record).completed
@@ -258,6 +259,8 @@ run(Path(sys.argv[2]), misbehaving("leaves-children"), duration_s=600.0)
 """
 
 
+# As in test_colocation.py; what a server has started ends with it above.
+@pytest.mark.slow
 def test_nothing_is_left_where_the_session_is_killed(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     owner = subprocess.Popen([sys.executable, "-c", _OWNER, root, str(tmp_path)])

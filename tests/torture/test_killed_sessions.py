@@ -22,6 +22,7 @@ from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.fleet.check import checked_gpus, read_check
 from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.records.tenants import read_colocation
+from tests.conftest import slow
 
 ROOT = Path(__file__).parents[2]
 MARK = "TORTURE_SESSION"
@@ -189,7 +190,8 @@ def torture(project: Path, folder: Path, command: str, number: signal.Signals, s
     check_files(folder, signal.SIGKILL if at_once else number)
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in LONG])
+# One that is killed and one that is interrupted; which and sweep end the same way.
+@pytest.mark.parametrize("command", ["save", "compare", slow("which"), slow("sweep")])
 def test_ended_once(project: Path, tmp_path: Path, command: str) -> None:
     number = SIGNALS[list(COMMANDS).index(command) % len(SIGNALS)]
     torture(project, tmp_path / "user", command, number, f"{command}-once")

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 PLANTED = Path(__file__).parent / "planted"
 FILES = sorted(PLANTED.glob("*.py"))
-# Their tests take seconds: processes that hang, or must be replaced.
-SLOW = ("environment", "interpreter", "processes")
+# Their tests take seconds: processes that hang, or must be replaced. What closes descriptors or
+# writes to others' stands in tests/acceptance/test_hostile.py, too.
+SLOW = ("descriptors", "environment", "interpreter", "processes")
 ARGUMENTS = (
     "--hwq-device=sim:h200", "--hwq-streams=2", "--hwq-iterations=20", "--hwq-warmup=2",
     "--hwq-timeout=4", "--hwq-json=session.json", "--junitxml=junit.xml", "-rN", "--tb=short",

@@ -121,13 +121,13 @@ def test_the_command_ends_windows_early_unless_it_is_told_not_to(
         .replace("high.latency_p99_ms < 10", "high.latency_p99_ms < 1us")
     )
     windows = []
-    for more in ((), ("--whole-windows",)):
+    for more in (("40s",), ("10s", "--whole-windows")):
         path = tmp_path / "which.json"
-        given = ("--device", "sim:h200", "--duration", "40s", "--json", path)
+        given = ("--device", "sim:h200", "--size", "tiny", "--json", path, "--duration")
         assert hwq(file, *given, *more).exit_code == 0
         found = json.loads(path.read_bytes())
         windows.append({each["id"]: each["window_s"] for each in found["cases"]})
         assert all(each["goals"][0]["verdict"] == "missed" for each in found["cases"][2:])
     # The others' throughput is compared with that under native.
     assert (windows[0]["mps-priority"], windows[0]["native"]) == (2.5, 10)
-    assert set(windows[1].values()) == {40}
+    assert set(windows[1].values()) == {10}

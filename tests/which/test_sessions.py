@@ -17,6 +17,7 @@ from click.testing import Result
 from pytest_hwqueue.records.tenants import ColocationRecord, write_colocation
 from pytest_hwqueue.which.file import WhichFile
 from pytest_hwqueue.which.session import Measurer
+from tests.conftest import slow
 from tests.which.conftest import SCENARIO, case, hwq
 
 SIMULATED = ("--device", "sim:h200", "--size", "tiny", "--duration", "1s", "--whole-windows")
@@ -121,7 +122,7 @@ def test_alternatives_of_an_entry_are_rows_of_their_own(tmp_path: Path) -> None:
     assert list(dict.fromkeys(rows)) == modes
 
 
-@pytest.mark.parametrize("attempts", [2, 3, 4])
+@pytest.mark.parametrize("attempts", [slow(2), 3, 4])
 def test_an_invalid_window_is_measured_again_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
 ) -> None:
@@ -163,6 +164,8 @@ def test_causes_stand_below_the_table_and_change_nothing_in_it(tmp_path: Path) -
     assert (refused.exit_code, "--causes" in refused.stderr) == (4, True)
 
 
+# On a simulated device above; why XSched is not there stands in tests/schedulers/test_xsched.py.
+@pytest.mark.slow
 def test_xsched_without_its_root_is_skipped_on_a_real_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +187,38 @@ def test_xsched_without_its_root_is_skipped_on_a_real_device(
     assert not found.simulated
 
 
+def test_interrupted_it_prints_the_table_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = small(tmp_path, "[native, mps]", ", priority: 1", "")
+    measure: Callable[..., tuple[ColocationRecord, Path]] = Measurer.__call__
+    measured: list[tuple[ColocationRecord, Path]] = []
+
+    def interrupted(*window: Any) -> tuple[ColocationRecord, Path]:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(measure(*window))
+        return measured[-1]
+
+    monkeypatch.setattr(Measurer, "__call__", interrupted)
+    result = hwq(file, *DEVICE, "--dir", tmp_path / "d", "--json", tmp_path / "w.json")
+    assert result.exit_code == 2
+    assert_table_so_far(file, tmp_path, result.stdout)
+
+
+def assert_table_so_far(file: Path, folder: Path, stdout: str) -> None:
+    assert "INCOMPLETE: interrupted" in stdout
+    assert "NOT MEASURED" in stdout
+    found = json.loads((folder / "w.json").read_text())
+    assert found["complete"] is False
+    assert found["cases"][0]["status"] == "ok"
+    (session,) = (folder / "d").iterdir()
+    again = hwq(file, "--from", session)
+    assert again.exit_code == 0
+    assert "solo t1" in again.stdout
+
+
+@pytest.mark.slow
 def test_ctrl_c_prints_the_table_so_far(tmp_path: Path) -> None:
     file = small(tmp_path, "[native, mps]", ", priority: 1", "")
     command = [
@@ -199,15 +234,7 @@ def test_ctrl_c_prints_the_table_so_far(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "INCOMPLETE: interrupted" in stdout
-    assert "NOT MEASURED" in stdout
-    found = json.loads((tmp_path / "w.json").read_text())
-    assert found["complete"] is False
-    assert found["cases"][0]["status"] == "ok"
-    (session,) = (tmp_path / "d").iterdir()
-    again = hwq(file, "--from", session)
-    assert again.exit_code == 0
-    assert "solo t1" in again.stdout
+    assert_table_so_far(file, tmp_path, stdout)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from pytest_hwqueue.workloads.pipeline.stages import thirds
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
 from pytest_hwqueue.workloads.workload import Workload
+from tests.conftest import slow
 
 from .cells import make
 
@@ -249,12 +250,11 @@ def small(name: str, streams: int = 1, **changed: Any) -> Workload:
     return make(EVERYONE[name], {**given_for(name, streams), **changed})
 
 
-def least_and_recommended() -> list[tuple[str, int]]:
-    """Each workload with the fewest streams it takes, and with those it should have."""
+def least_and_recommended() -> list[Any]:
+    """Each workload with the streams it should have; with the fewest it takes, which is slow."""
     return [
-        (name, streams)
-        for name in EVERYONE
-        for streams in sorted(
-            {EVERYONE[name].stream_range.least, EVERYONE[name].stream_range.recommended}
-        )
+        slow(name, streams) if streams < taken.recommended else (name, streams)
+        for name, found in EVERYONE.items()
+        for taken in [found.stream_range]
+        for streams in sorted({taken.least, taken.recommended})
     ]

@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.workloads.workload import Setup, Workload
+from tests.conftest import slow
 
 from .cells import Counts, LeftOut, Run, measured
 from .everyone import CASES, EVERYONE, FORMATS, given_for, least_and_recommended, small
@@ -47,12 +48,14 @@ def enqueued(workload: Workload, streams: int) -> Counts:
     return counts
 
 
+@pytest.mark.parametrize("some", ["bounds", slow("others")])
 @everyone
-def test_every_stream_gets_work_whatever_their_number(name: str) -> None:
+def test_every_stream_gets_work_whatever_their_number(name: str, some: str) -> None:
     found = EVERYONE[name]
     bounds = found.stream_range
-    some = {*range(bounds.least, min(bounds.most, 10) + 1), min(bounds.most, 16), bounds.most}
-    for streams in sorted(some):
+    ends = {bounds.least, bounds.least + 1, bounds.recommended, bounds.most}
+    others = {*range(bounds.least, min(bounds.most, 10) + 1), min(bounds.most, 16)} - ends
+    for streams in sorted(ends if some == "bounds" else others):
         counts = enqueued(small(name, streams), streams)
         assert counts.streams == set(range(streams))
         tagged = {tag: counts.of_tag(tag) for _, tag in counts.launches if tag is not None}
@@ -137,18 +140,30 @@ def test_results_stay_right_when_streams_are_slowed_down(
     check_perturbed(HostDevice(), small(name, streams), streams, seed)
 
 
-@everyone
-def test_each_event_is_needed(name: str) -> None:
-    for streams, unneeded in (CASES[name].unneeded or {least(name): set()}).items():
-        log = two_iterations(small(name), streams)
-        assert log.races() == []
-        period = log.waits // 2
-        assert unneeded == {
-            number for number in range(period) if not log.races({number, number + period})
-        }
+@pytest.mark.parametrize(
+    ("name", "streams", "unneeded"),
+    [
+        pytest.param(name, streams, unneeded, marks=[pytest.mark.slow] * (number > 0))
+        for name, case in CASES.items()
+        for number, (streams, unneeded) in enumerate(
+            (case.unneeded or {least(name): set()}).items()
+        )
+    ],
+)
+def test_each_event_is_needed(name: str, streams: int, unneeded: set[int]) -> None:
+    log = two_iterations(small(name), streams)
+    assert log.races() == []
+    period = log.waits // 2
+    assert unneeded == {
+        number for number in range(period) if not log.races({number, number + period})
+    }
 
 
-@everyone
+# Of many launches; that their checks find what is wrong is seen below.
+MANY = ("fsdp_tp", "grad_accum", "async_dataload", "speculative_decode")
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in MANY else name for name in EVERYONE])
 def test_each_launch_left_out_is_noticed(name: str) -> None:
     launches = sum(enqueued(small(name), least(name)).launches.values())
     noticed = NOTICED if EVERYONE[name].gradients else (CheckFailed,)

@@ -25,10 +25,12 @@ from pytest_hwqueue.workloads.numerics import require_close
 from pytest_hwqueue.workloads.tenants.families import DecodeStep
 from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models, seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, MODELS, model_family, model_shape
+from tests.conftest import slow
 
 transformers: Any = pytest.importorskip("transformers")
 
 NAMES = tuple(MODELS)
+LARGE = ("resnet101", "resnet152", "bert-large")
 # One of each family.
 SOME = ("resnet18", "bert-base", "qwen3-0.6b")
 FORMATS = ("fp32", "tf32", "bf16", "fp16")
@@ -210,7 +212,8 @@ def test_deepest_sums_stay_within_float16() -> None:
     assert 0 < largest < torch.finfo(torch.float16).max / 100
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Of each family the smaller ones; the others differ in their number of layers.
+@pytest.mark.parametrize("name", [slow(each) if each in LARGE else each for each in NAMES])
 def test_networks_are_those_of_the_papers(name: str) -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:

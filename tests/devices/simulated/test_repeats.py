@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _ITERATIONS = 8
 # What it cannot do without on a device that runs no code.
 _GIVEN = {"torch_compile": {"mode": "eager"}}
-# One of each kind: kernels alone, traced tags, copies, iterations that differ. All others are slow.
-_ALWAYS = ("hetero_kernels", "tiny_kernel_stress", "moe", "async_dataload", "continuous_batch")
+# Kernels alone, traced tags, many streams. All others are slow: the scripts below have copies and
+# iterations that differ, too.
+_ALWAYS = ("hetero_kernels", "tiny_kernel_stress", "moe")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from .conftest import EXACT, Bench, costs, on_each, present
 FILLING_TOLERANCE = 2 / 200
 
 
-@settings(max_examples=14, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(
     data=st.data(), streams=st.integers(1, 64), work=st.floats(1e-3, 1e12), replayed=st.booleans()
 )

@@ -18,7 +18,7 @@ from .conftest import EXACT, ON_DEVICE, Bench, costs, present
 IN_FLIGHT_TOLERANCE = 0.01
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(
     cost=costs(*ON_DEVICE), connections=st.integers(1, 16), data=st.data(),
     multiprocessors=st.integers(1, 20), per_multiprocessor=st.integers(1, 2),

@@ -23,7 +23,7 @@ HELD_LAUNCHES = 850
 device_costs = costs(*ON_DEVICE)
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(cost=device_costs, streams=st.integers(2, 64), connections=st.just(1) | st.integers(2, 64))
 @example(
     cost={"start_ns": 1100, "queue_switch_ns": 1600, "front_end_ns": 600},
