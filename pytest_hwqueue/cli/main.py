@@ -146,11 +146,11 @@ def _terms() -> dict[str, str]:
     return terms | {name.partition("[")[0]: told for name, told in _modes().items()}
 
 
-def _options_of(topic: str) -> list[Option]:
+def _options_of(topic: str) -> list[Option[Any]]:
     return [option for option in OPTIONS if option.topic == topic]
 
 
-def _option(formatter: click.HelpFormatter, option: Option) -> None:
+def _option(formatter: click.HelpFormatter, option: Option[Any]) -> None:
     metavar = "" if option.flag else f" {option.metavar}"
     with formatter.section(f"{option.command_line}{metavar}"):
         formatter.write_text(option.help_with_default)

@@ -74,7 +74,7 @@ def parsed_setting(name: str, given: str | bool | None) -> Any:
     return BY_NAME[name].parse(f"--{name}", text)
 
 
-def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option:
+def _click_option(option: Option[Any], default: str, *, hidden: bool) -> click.Option:
     """Convert a row of the plugin's table into a command's option."""
     names = [f"--{option.name}", option.field]
     if option.name == "json":

@@ -276,6 +276,11 @@ def folders(_option: str, value: str) -> tuple[Path, ...]:
     return tuple(Path(part) for part in _split(value))
 
 
+def folder(_option: str, value: str) -> Path:
+    """Take a path, which has a default."""
+    return Path(value)
+
+
 def path(_option: str, value: str) -> Path | None:
     """Take a path, or nothing (None)."""
     return Path(value) if value else None
