@@ -21,15 +21,12 @@ import click
 from pytest_hwqueue.cli.options import (
     GATE,
     SOURCE,
-    OwnStatus,
+    Asked,
     comparison_status,
     gate_settings,
-    gated_figures,
     open_store,
     out_file,
     output,
-    parsed_setting,
-    reactions,
     verdicts_text,
     with_options,
 )
@@ -40,11 +37,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
 
 
-class _Baselines(OwnStatus, click.Group):
-    """The group of commands for stored baselines."""
-
-
-@click.group(cls=_Baselines)
+@click.group()
 def baseline() -> None:
     """Record, list, show, move and prune stored baselines.
 
@@ -54,12 +47,12 @@ def baseline() -> None:
 
 
 @with_options(only=("baselines",))
-@baseline.command("list", cls=OwnStatus)
-def list_baselines(baselines: str | None) -> None:
+@baseline.command("list")
+def list_baselines(**given: Any) -> None:
     """List the stored baselines of all devices."""
     from pytest_hwqueue.reports.baselines import baselines_document
 
-    store = open_store(baselines)
+    store = open_store(Asked(given).baselines)
     document = baselines_document(store)
     if document is not None:
         output(document)
@@ -68,15 +61,15 @@ def list_baselines(baselines: str | None) -> None:
 
 
 @with_options(only=("baselines", "fail-on", *GATE))
-@baseline.command(cls=OwnStatus)
+@baseline.command()
 @click.argument("name")
 @click.argument("cell", required=False)
-def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> None:
+def show(name: str, cell: str | None, **given: Any) -> None:
     """Show a baseline's cells and what they can detect; with CELL, its runs."""
     from pytest_hwqueue.reports.baselines import cells_document, runs_document
 
-    settings, figures = gate_settings(given), gated_figures(given)
-    store, device, name, label = _opened(name, baselines)
+    settings, figures = gate_settings(given), Asked(given).fail_on
+    store, device, name, label = _opened(name, given)
     cells = store.read(name, device).cells
     if cell is None:
         output(cells_document(label, cells, figures, settings))
@@ -85,27 +78,25 @@ def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> No
 
 
 @with_options(only=("baselines",))
-@baseline.command(cls=OwnStatus)
+@baseline.command()
 @click.argument("name")
-def history(name: str, baselines: str | None) -> None:
+def history(name: str, **given: Any) -> None:
     """Show when and why a baseline was moved, and how far in total."""
     from pytest_hwqueue.reports.baselines import moves_document
 
-    store, device, name, label = _opened(name, baselines)
+    store, device, name, label = _opened(name, given)
     anchor, cells = store.anchor(name, device).cells, store.read(name, device).cells
     moves = store.history(name, device)
     output(moves_document(label, moves, anchor, cells))
 
 
 @with_options(only=("baselines",))
-@baseline.command(cls=OwnStatus)
+@baseline.command()
 @click.argument("name")
 @click.option("--from", "origin", metavar="SOURCE", required=True, help=f"the runs: {SOURCE}")
 @click.option("--reason", required=True, help="why this is the norm from now on")
 @click.option("--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable")
-def accept(
-    name: str, origin: str, reason: str, chosen: tuple[str, ...], baselines: str | None
-) -> None:
+def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given: Any) -> None:
     """Move a baseline deliberately: replace its stored runs with others.
 
     NAME may be new. The first runs stay as the anchor, and the move is added to the history.
@@ -113,7 +104,7 @@ def accept(
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.reports.baselines import move_document, too_few_runs
 
-    store = open_store(baselines)
+    store = open_store(Asked(given).baselines)
     source = load_source(origin, store)
     cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
     device, name, cells = _target(name, cells, source.label)
@@ -132,19 +123,19 @@ def accept(
 
 
 @with_options(only=("baselines",))
-@baseline.command(cls=OwnStatus)
+@baseline.command()
 @click.argument("name")
 @click.option(
     "--keep", metavar="N", required=True, type=click.IntRange(min=1),
     help="how many of each cell's newest runs to keep",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="do not ask for confirmation")
-def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
+def prune(name: str, keep: int, yes: bool, **given: Any) -> None:
     """Keep only the newest runs of each cell.
 
     The first N runs become the anchor of a cell that has none.
     """
-    store, device, name, label = _opened(name, baselines)
+    store, device, name, label = _opened(name, given)
     cells = store.read(name, device).cells.values()
     going = sum(max(0, len(cell.runs) - keep) for cell in cells)
     if not going:
@@ -156,9 +147,9 @@ def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
 
 
 @with_options(only=("baselines", "fail-on", "rate", "min-effect", "detect"))
-@baseline.command(cls=OwnStatus)
+@baseline.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> None:
+def calibrate(sources: tuple[str, ...], **given: Any) -> None:
     """Estimate from runs of unchanged code how much runs and sessions vary.
 
     The sources are baselines, session files or folders of records, ideally of 5 sessions with 3
@@ -168,17 +159,16 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     from pytest_hwqueue.reports.baselines import calibration_document
     from pytest_hwqueue.verdicts.stored import calibrate_sources
 
-    store = open_store(baselines)
+    store = open_store(Asked(given).baselines)
     settings = gate_settings(given)
-    figures = gated_figures(given)
     loaded = [load_source(text, store) for text in sources]
-    found, left_out = calibrate_sources(loaded, figures, settings)
+    found, left_out = calibrate_sources(loaded, Asked(given).fail_on, settings)
     output(calibration_document(found, settings, left_out))
 
 
-def _opened(text: str, baselines: str | None) -> tuple[Store, str, str, str]:
+def _opened(text: str, given: Mapping[str, Any]) -> tuple[Store, str, str, str]:
     """Return the store, and device, name and DEVICE/NAME of what NAME or DEVICE/NAME refers to."""
-    store = open_store(baselines)
+    store = open_store(Asked(given).baselines)
     device, _, name = text.rpartition("/")
     if not device:
         devices = store.devices_with(name)
@@ -229,15 +219,12 @@ _COMPARE = (
 
 
 @with_options(only=_COMPARE)
-@click.command(cls=OwnStatus)
+@click.command()
 @click.argument("sides", nargs=-1, metavar="A B")
 @click.option("--baseline", "a", metavar="A", help=f"the older runs: {SOURCE}")
 @click.option("--test", "b", metavar="B", help="the newer runs, likewise")
 @out_file("json", "also write the verdicts and their figures to FILE")
-@click.pass_context
-def compare(
-    ctx: click.Context, /, sides: tuple[str, ...], a: str | None, b: str | None, **given: Any
-) -> None:
+def compare(sides: tuple[str, ...], a: str | None, b: str | None, **given: Any) -> int:
     """Compare stored runs: the newer B with the older A.
 
     Cells are matched by their ids. `compare A B` is short for `compare --baseline A --test B`.
@@ -247,11 +234,10 @@ def compare(
     """
     named = tuple(side for side in (a, b) if side is not None)
     if (sides and named) or len(sides or named) != 2:
-        raise click.UsageError("name two sides: A B, or --baseline A --test B", ctx)
+        raise click.UsageError("name two sides: A B, or --baseline A --test B")
     with _no_collector():
         older, newer = sides or named
-        status = _compare(older, newer, given)
-    ctx.exit(status)
+        return _compare(older, newer, given)
 
 
 def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
@@ -263,10 +249,9 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.verdicts.judging import compare_sources
     from pytest_hwqueue.verdicts.stored import nothing_in_common
 
-    settings = gate_settings(given)
-    figures = gated_figures(given)
-    sentinel = parsed_setting("sentinel", given["sentinel"]) or None
-    store = open_store(given["baselines"], packaged=True)
+    settings, asked = gate_settings(given), Asked(given)
+    figures, sentinel = asked.fail_on, asked.sentinel or None
+    store = open_store(asked.baselines, packaged=True)
     new = load_source(b, store)
     old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():
@@ -275,15 +260,14 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     if sentinel is not None and sentinel not in old.cells:
         raise HwqError(f"--sentinel: {sentinel!r} is no cell of {old.label}")
     judgement = compare_sources(
-        old, new, figures, settings,
-        allow_environment=parsed_setting("allow-env", given["allow_env"]), sentinel=sentinel,
-    )  # fmt: skip
+        old, new, figures, settings, allow_environment=asked.allow_env, sentinel=sentinel
+    )
     if not judgement.verdicts:
         raise HwqError(
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
-    status = comparison_status(judgement, reactions(given))
+    status = comparison_status(judgement, asked.on)
     hard = hard_differences(old, new)
     parts = [verdicts_text(judgement)]
     parts += filter(None, [render_differences(hard)])
@@ -294,7 +278,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     if given["json_file"]:
         content = judgement_file(judgement, new.label, status, hard)
         write_text(given["json_file"], judgement_text(content))
-    write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
+    write_markdown(asked.markdown, [judgement], [])
     return status
 
 

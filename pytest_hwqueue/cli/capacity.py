@@ -66,8 +66,7 @@ _DEFAULTS: dict[str, Any] = {
 @click.option("--window", metavar="TIME", default=_DEFAULTS["window"], show_default=True,
               help="least length of a window")  # fmt: skip
 @scenario_options("plot P99 and others' loss against the rate")
-@click.pass_context
-def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
+def capacity(file: Path, **given: Any) -> int:
     """Find the greatest arrival rate at which all goals hold.
 
     Under each scheduler it changes the rate of one tenant of SCENARIO (*.hwq.yaml): begins at a
@@ -88,7 +87,7 @@ def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
     scenario = read_scenario(file)
     if scenario.noise:
         raise HwqError(f"{file}: noise: capacity is searched in the quiet; leave the field out")
-    wanted = wanted_cases(ctx, scenario, given)
+    wanted = wanted_cases(scenario, given)
     check_outputs(given, "the same command draws where the records are and vl-convert-python is")
     settings = which_settings(scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}")
     looks, grids = planned(scenario, wanted, given)
@@ -99,9 +98,9 @@ def capacity(ctx: click.Context, /, file: Path, **given: Any) -> None:
     if given["svg"] is not None:
         write_text(given["svg"], capacity_svg(found))
     if interrupted:
-        ctx.exit(INTERRUPTED)
+        return INTERRUPTED
     judged = any(rate.verdict for case in found.cases for rate in case.rates)
-    ctx.exit(USAGE if bad else 0 if judged else _NOT_JUDGED)
+    return USAGE if bad else 0 if judged else _NOT_JUDGED
 
 
 def planned_in_which(

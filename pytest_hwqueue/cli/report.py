@@ -15,15 +15,12 @@ import click
 from pytest_hwqueue.cli.options import (
     GATE,
     SOURCE,
-    OwnStatus,
+    Asked,
     gate_settings,
-    gated_figures,
     open_store,
     out_file,
     output,
-    parsed_setting,
     say,
-    setting,
     with_options,
 )
 from pytest_hwqueue.errors import HwqError
@@ -52,11 +49,9 @@ _SESSION_FILES = ("session.json", "which.json")
     help="also write each chart to DIR, as SVG and PNG for papers",
 )  # fmt: skip
 @click.option("--baseline", metavar="A", help=f"compare with the older runs A: {SOURCE}")
-@click.pass_context
 def report(
-    ctx: click.Context, /, paths: tuple[Path, ...], file: Path, pictures: Path | None,
-    baseline: str | None, **given: Any,
-) -> None:  # fmt: skip
+    paths: tuple[Path, ...], file: Path, pictures: Path | None, baseline: str | None, **given: Any
+) -> None:
     """Write stored records as one HTML page.
 
     It opens from disk without a network, and begins with the verdict in one sentence, then lists
@@ -79,8 +74,8 @@ def report(
 
     reason = cannot_write(file)
     if reason is not None:
-        raise click.UsageError(reason, ctx)
-    page = _page(list(paths) or [_newest_session(ctx, given["dir"])], file, baseline, given)
+        raise click.UsageError(reason)
+    page = _page(list(paths) or [_newest_session(Asked(given).dir)], file, baseline, given)
     write_page(file, page)
     click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     if pictures is not None:
@@ -88,12 +83,11 @@ def report(
         click.echo(f"{pictures}: {charts}, each as SVG and PNG")
 
 
-def _newest_session(ctx: click.Context, given: str | None) -> Path:
+def _newest_session(root: Path) -> Path:
     """Return the folder of the newest session in --dir; refuse if there is none."""
-    root = Path(setting("dir", given))
     files = [file for name in _SESSION_FILES for file in root.glob(f"*/{name}")]
     if not files:
-        raise click.UsageError(f"{root} has no session: name a folder of records", ctx)
+        raise click.UsageError(f"{root} has no session: name a folder of records")
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
@@ -109,15 +103,14 @@ def _page(paths: list[Path], file: Path, baseline: str | None, given: Mapping[st
         say(line)
     if baseline is None:
         return page_of(found, file, judgements=own)
-    settings, figures = gate_settings(given), gated_figures(given)
+    settings, asked = gate_settings(given), Asked(given)
     measured = sorted(found.cells, key=lambda stored: stored.record.started)
     records = [(stored.path.parent.resolve().name, stored.record) for stored in measured]
     new = source_of(", ".join(map(str, paths)), "records", records)
-    old = load_source(baseline, open_store(given["baselines"], packaged=True), of=new)
+    old = load_source(baseline, open_store(asked.baselines, packaged=True), of=new)
     judgement = compare_sources(
-        old, new, figures, settings,
-        allow_environment=parsed_setting("allow-env", given["allow_env"]),
-    )  # fmt: skip
+        old, new, asked.fail_on, settings, allow_environment=asked.allow_env
+    )
     return page_of(
         found, file, judgements=[judgement], baseline=old.cells, baseline_label=old.label
     )
@@ -128,7 +121,7 @@ _MOST_RATE = 0.1
 
 
 @with_options(only=("baselines", "min-effect", "tau"))
-@click.command(cls=OwnStatus)
+@click.command()
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="[SOURCE...]")
 @click.option(
@@ -175,7 +168,7 @@ def history(
     from pytest_hwqueue.reports.history import history_document
     from pytest_hwqueue.settings.values import share
 
-    store = open_store(given["baselines"], packaged=True)
+    store = open_store(Asked(given).baselines, packaged=True)
     settings = gate_settings(given)
     accepted = share(_MOST_RATE)("--rate", rate)
     if accepted < LEAST_P:

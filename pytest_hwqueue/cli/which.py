@@ -58,8 +58,7 @@ _NO_FIGURES = 1
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
 @scenario_options("draw the latency distributions")
 @click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
-@click.pass_context
-def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
+def which(file: Path, **given: Any) -> int:
     """Compare schedulers on a scenario: goals met, and the cost.
 
     Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn. A
@@ -80,16 +79,16 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
             f"{file}: noise: this command compares schedulers in the quiet; leave the field "
             f"out of a copy, or measure under noise with `pytest {file}`"
         )
-    wanted = wanted_cases(ctx, scenario, given, always=(NATIVE.name,))
+    wanted = wanted_cases(scenario, given, always=(NATIVE.name,))
     check_outputs(given, "--from draws from records measured elsewhere")
     if not given["folders"]:
-        ctx.exit(_measured(scenario, wanted, file, given))
+        return _measured(scenario, wanted, file, given)
     if given["causes"]:
         raise HwqError("--causes: runs the cases once more; --from runs nothing: leave out one")
     if given["capacity"]:
         raise HwqError("--capacity: measures, and --from does not; see `hwq capacity --help`")
     runs = read_runs(scenario, wanted, given["folders"])
-    ctx.exit(_report(scenario, wanted, runs, given, complete=True))
+    return _report(scenario, wanted, runs, given, complete=True)
 
 
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:

@@ -55,7 +55,7 @@ class Option(Generic[Value]):
 
     def __get__(self, settings: Settings, owner: type) -> Value:
         """Read the default, which nobody has given otherwise."""
-        value = settings.__dict__[self.field] = self.parse(self.command_line, self.default)
+        value = settings.__dict__[self.field] = self.parse(*settings.text_of(self))
         return value
 
     @property
@@ -324,6 +324,10 @@ class Settings:
 
         def __setattr__(self, field: str, value: Any) -> None:
             raise AttributeError(f"the setting {field!r} was read and stays")
+
+    def text_of(self, option: Option[Any]) -> tuple[str, str]:
+        """Return an option's name and its text, where it was not given: by default."""
+        return option.command_line, option.default
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values of all fields."""
