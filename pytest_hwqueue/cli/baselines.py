@@ -18,18 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import (
-    GATE,
-    SOURCE,
-    Asked,
-    comparison_status,
-    gate_settings,
-    open_store,
-    out_file,
-    output,
-    verdicts_text,
-    with_options,
-)
+from pytest_hwqueue.cli import options
 from pytest_hwqueue.errors import HwqError, nearest
 
 if TYPE_CHECKING:
@@ -46,21 +35,21 @@ def baseline() -> None:
     """
 
 
-@with_options(only=("baselines",))
+@options.with_options(only=("baselines",))
 @baseline.command("list")
 def list_baselines(**given: Any) -> None:
     """List the stored baselines of all devices."""
     from pytest_hwqueue.reports.baselines import baselines_document
 
-    store = open_store(Asked(given).baselines)
+    store = options.open_store(options.Asked(given).baselines)
     document = baselines_document(store)
     if document is not None:
-        output(document)
+        options.output(document)
     else:
         click.echo(f"no baseline in {store.root}: `hwq run --save NAME` stores one")
 
 
-@with_options(only=("baselines", "fail-on", *GATE))
+@options.with_options(only=("baselines", "fail-on", *options.GATE))
 @baseline.command()
 @click.argument("name")
 @click.argument("cell", required=False)
@@ -68,16 +57,16 @@ def show(name: str, cell: str | None, **given: Any) -> None:
     """Show a baseline's cells and what they can detect; with CELL, its runs."""
     from pytest_hwqueue.reports.baselines import cells_document, runs_document
 
-    settings, figures = gate_settings(given), Asked(given).fail_on
+    settings, figures = options.gate_settings(given), options.Asked(given).fail_on
     store, device, name, label = _opened(name, given)
     cells = store.read(name, device).cells
     if cell is None:
-        output(cells_document(label, cells, figures, settings))
+        options.output(cells_document(label, cells, figures, settings))
     else:
-        output(runs_document(label, _chosen(cells, (cell,), label)[cell]))
+        options.output(runs_document(label, _chosen(cells, (cell,), label)[cell]))
 
 
-@with_options(only=("baselines",))
+@options.with_options(only=("baselines",))
 @baseline.command()
 @click.argument("name")
 def history(name: str, **given: Any) -> None:
@@ -87,13 +76,15 @@ def history(name: str, **given: Any) -> None:
     store, device, name, label = _opened(name, given)
     anchor, cells = store.anchor(name, device).cells, store.read(name, device).cells
     moves = store.history(name, device)
-    output(moves_document(label, moves, anchor, cells))
+    options.output(moves_document(label, moves, anchor, cells))
 
 
-@with_options(only=("baselines",))
+@options.with_options(only=("baselines",))
 @baseline.command()
 @click.argument("name")
-@click.option("--from", "origin", metavar="SOURCE", required=True, help=f"the runs: {SOURCE}")
+@click.option(
+    "--from", "origin", metavar="SOURCE", required=True, help=f"the runs: {options.SOURCE}"
+)
 @click.option("--reason", required=True, help="why this is the norm from now on")
 @click.option("--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable")
 def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given: Any) -> None:
@@ -104,7 +95,7 @@ def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.reports.baselines import move_document, too_few_runs
 
-    store = open_store(Asked(given).baselines)
+    store = options.open_store(options.Asked(given).baselines)
     source = load_source(origin, store)
     cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
     device, name, cells = _target(name, cells, source.label)
@@ -113,7 +104,7 @@ def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given
     commits = {run.commit for cell in cells.values() for run in cell.runs}
     commit = commits.pop() if len(commits) == 1 else None
     move = store.accept(name, device, cells, reason, commit)
-    output(move_document(f"{device}/{name}", move))
+    options.output(move_document(f"{device}/{name}", move))
     for left in source.left_out:
         if not chosen or left.cell_id in chosen:
             click.echo(f"left out: {left.cell_id}: {left.status}: {left.reason}", err=True)
@@ -122,7 +113,7 @@ def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given
         click.echo(f"warning: {warning}", err=True)
 
 
-@with_options(only=("baselines",))
+@options.with_options(only=("baselines",))
 @baseline.command()
 @click.argument("name")
 @click.option(
@@ -146,7 +137,7 @@ def prune(name: str, keep: int, yes: bool, **given: Any) -> None:
     click.echo(f"removed {store.prune(name, device, keep)} runs of {label}")
 
 
-@with_options(only=("baselines", "fail-on", "rate", "min-effect", "detect"))
+@options.with_options(only=("baselines", "fail-on", "rate", "min-effect", "detect"))
 @baseline.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 def calibrate(sources: tuple[str, ...], **given: Any) -> None:
@@ -159,16 +150,16 @@ def calibrate(sources: tuple[str, ...], **given: Any) -> None:
     from pytest_hwqueue.reports.baselines import calibration_document
     from pytest_hwqueue.verdicts.stored import calibrate_sources
 
-    store = open_store(Asked(given).baselines)
-    settings = gate_settings(given)
+    store = options.open_store(options.Asked(given).baselines)
+    settings = options.gate_settings(given)
     loaded = [load_source(text, store) for text in sources]
-    found, left_out = calibrate_sources(loaded, Asked(given).fail_on, settings)
-    output(calibration_document(found, settings, left_out))
+    found, left_out = calibrate_sources(loaded, options.Asked(given).fail_on, settings)
+    options.output(calibration_document(found, settings, left_out))
 
 
 def _opened(text: str, given: Mapping[str, Any]) -> tuple[Store, str, str, str]:
     """Return the store, and device, name and DEVICE/NAME of what NAME or DEVICE/NAME refers to."""
-    store = open_store(Asked(given).baselines)
+    store = options.open_store(options.Asked(given).baselines)
     device, _, name = text.rpartition("/")
     if not device:
         devices = store.devices_with(name)
@@ -214,16 +205,16 @@ def _ambiguous(what: str, name: str, devices: list[str]) -> HwqError:
 
 
 _COMPARE = (
-    "baselines", "fail-on", *GATE, "sentinel", "allow-env", "markdown", "on",
+    "baselines", "fail-on", *options.GATE, "sentinel", "allow-env", "markdown", "on",
 )  # fmt: skip
 
 
-@with_options(only=_COMPARE)
+@options.with_options(only=_COMPARE)
 @click.command()
 @click.argument("sides", nargs=-1, metavar="A B")
-@click.option("--baseline", "a", metavar="A", help=f"the older runs: {SOURCE}")
+@click.option("--baseline", "a", metavar="A", help=f"the older runs: {options.SOURCE}")
 @click.option("--test", "b", metavar="B", help="the newer runs, likewise")
-@out_file("json", "also write the verdicts and their figures to FILE")
+@options.out_file("json", "also write the verdicts and their figures to FILE")
 def compare(sides: tuple[str, ...], a: str | None, b: str | None, **given: Any) -> int:
     """Compare stored runs: the newer B with the older A.
 
@@ -249,9 +240,9 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.verdicts.judging import compare_sources
     from pytest_hwqueue.verdicts.stored import nothing_in_common
 
-    settings, asked = gate_settings(given), Asked(given)
+    settings, asked = options.gate_settings(given), options.Asked(given)
     figures, sentinel = asked.fail_on, asked.sentinel or None
-    store = open_store(asked.baselines, packaged=True)
+    store = options.open_store(asked.baselines, packaged=True)
     new = load_source(b, store)
     old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():
@@ -267,9 +258,9 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
-    status = comparison_status(judgement, asked.on)
+    status = options.comparison_status(judgement, asked.on)
     hard = hard_differences(old, new)
-    parts = [verdicts_text(judgement)]
+    parts = [options.verdicts_text(judgement)]
     parts += filter(None, [render_differences(hard)])
     if not judgement.judged:
         parts.append("no cell was judged: that is an error, whatever --on says")

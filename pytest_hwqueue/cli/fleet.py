@@ -117,6 +117,11 @@ _check_options = combined(
 )  # fmt: skip
 
 
+def _require_empty(out: Path, otherwise: str) -> None:
+    if out.exists() and any(out.iterdir()):
+        raise HwqError(f"--out: {out} is not empty; name another, or {otherwise}")
+
+
 def _session_options(given: Mapping[str, Any]) -> list[str]:
     from pytest_hwqueue.cli.measuring import plugin_arguments
 
@@ -141,10 +146,7 @@ def check(devices: tuple[str, ...], out: Path, **given: Any) -> int:
     from pytest_hwqueue.fleet.check import check_devices, names_of
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
-    if out.exists() and any(out.iterdir()):
-        raise HwqError(
-            f"--out: {out} is not empty; name another, or judge it: hwq fleet merge {out}"
-        )
+    _require_empty(out, f"judge it: hwq fleet merge {out}")
     try:
         labels = [choice.label for each in devices for choice in choose_devices(each)]
         named = names_of(list(dict.fromkeys(labels)), given["count"])
@@ -179,8 +181,8 @@ def run(
     from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
-    if not resume and out.exists() and any(out.iterdir()):
-        raise HwqError(f"--out: {out} is not empty; name another, or go on with it: --resume")
+    if not resume:
+        _require_empty(out, "go on with it: --resume")
     options = _session_options(given)
     try:
         with signals_interrupt():

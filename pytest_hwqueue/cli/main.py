@@ -17,7 +17,6 @@ import click
 from pytest_hwqueue import __version__
 from pytest_hwqueue.cli.ab import ab, bisect
 from pytest_hwqueue.cli.baselines import baseline, compare
-from pytest_hwqueue.cli.capacity import capacity
 from pytest_hwqueue.cli.ci import badge, comment, init
 from pytest_hwqueue.cli.fleet import fleet
 from pytest_hwqueue.cli.measuring import (
@@ -42,7 +41,7 @@ from pytest_hwqueue.cli.options import (
 from pytest_hwqueue.cli.report import history, report
 from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.trace import trace
-from pytest_hwqueue.cli.which import which
+from pytest_hwqueue.cli.which import capacity, which
 from pytest_hwqueue.errors import HwqError, meant
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, PRIORITIES, TOPICS, Option
 from pytest_hwqueue.suite import shipped

@@ -156,17 +156,41 @@ def figures_json(found: BaseModel) -> str:
     return found.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-def wanted_cases(
-    scenario: Scenario, given: dict[str, Any], always: Sequence[str] = ()
-) -> list[Case]:
-    """Return the cases that --variant and --schedulers select; exit if there are none.
+def selected(
+    file: Path, given: dict[str, Any], noise: str, elsewhere: str, always: Sequence[str] = ()
+) -> tuple[Scenario, list[Case]]:
+    """Return a scenario and the cases of it that a command is to measure.
 
     Args:
-        scenario: whose cases they are.
+        file: of the scenario.
         given: the command's options.
+        noise: why a scenario with noises is refused.
+        elsewhere: how to get a picture where none can be drawn.
         always: modes that the command measures even if the scenario does not list them.
 
+    Raises:
+        HwqError: if outputs could not be written, before anything is measured.
+
     """
+    from pytest_hwqueue.reports.drawing import INSTALL, can_plot
+    from pytest_hwqueue.scenarios.file import read_scenario
+
+    scenario = read_scenario(file)
+    if scenario.noise:
+        raise HwqError(f"{file}: noise: {noise}")
+    wanted = _wanted_cases(scenario, given, always)
+    if given["svg"] is not None and not can_plot():
+        raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
+    for name in ("json_file", "markdown", "svg"):
+        path = given[name]
+        if path is not None and not path.absolute().parent.is_dir():
+            option = name.removesuffix("_file")
+            raise HwqError(f"--{option}: {path}: there is no folder {path.parent}")
+    return scenario, wanted
+
+
+def _wanted_cases(scenario: Scenario, given: dict[str, Any], always: Sequence[str]) -> list[Case]:
+    """Return the cases that --variant and --schedulers select; exit if there are none."""
     from pytest_hwqueue.scenarios.planned_runs import Case, cases
     from pytest_hwqueue.schedulers.syntax import THREADS, parse_entry, split_entries
 
@@ -201,19 +225,6 @@ def wanted_cases(
             f"it to the schedulers of the file, which has {there}"
         )
     return wanted
-
-
-def check_outputs(given: dict[str, Any], elsewhere: str) -> None:
-    """Refuse, before anything is measured, outputs that could not be written."""
-    from pytest_hwqueue.reports.drawing import INSTALL, can_plot
-
-    if given.get("svg") is not None and not can_plot():
-        raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
-    for name in ("json_file", "markdown", "svg"):
-        path = given.get(name)
-        if path is not None and not path.absolute().parent.is_dir():
-            option = name.removesuffix("_file")
-            raise HwqError(f"--{option}: {path}: there is no folder {path.parent}")
 
 
 @contextmanager
