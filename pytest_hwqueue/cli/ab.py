@@ -26,13 +26,10 @@ import click
 from pytest_hwqueue.cli.options import (
     PASSED_ON,
     UNDECIDED,
-    OwnStatus,
+    Asked,
     PassesOn,
     comparison_status,
     gate_settings,
-    gated_figures,
-    parsed_setting,
-    reactions,
     say,
     verdicts_text,
     with_options,
@@ -55,12 +52,8 @@ NOT_HERE = (
 LEAST_PAIRS = 3
 
 
-class Comparing(PassesOn, OwnStatus):
-    """A command that measures two versions in turn."""
-
-
 @contextmanager
-def _interruptible(ctx: click.Context, more: str = "") -> Iterator[None]:
+def _interruptible(more: str = "") -> Iterator[None]:
     """Let a signal end the command with that signal's status."""
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
@@ -69,11 +62,12 @@ def _interruptible(ctx: click.Context, more: str = "") -> Iterator[None]:
             yield
     except KeyboardInterrupt as interrupt:
         click.echo(f"interrupted{more}", err=True)
-        ctx.exit(128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT))
+        status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+        raise click.exceptions.Exit(status) from None
 
 
 @with_options(without=NOT_HERE)
-@click.command(cls=Comparing)
+@click.command(cls=PassesOn)
 @click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
 @click.option("--a", "variant_a", metavar="VARIANT", default="", help="how to measure side A")
 @click.option("--b", "variant_b", metavar="VARIANT", default="", help="how to measure side B")
@@ -86,11 +80,11 @@ def _interruptible(ctx: click.Context, more: str = "") -> Iterator[None]:
     help="shell command to run once in each side's folder, such as 'pip install .'; each side "
     "then has its own virtual environment",
 )  # fmt: skip
-@click.pass_context
+@_interruptible()
 def ab(
-    ctx: click.Context, /, places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int,
-    setup: str | None, **given: Any,
-) -> None:  # fmt: skip
+    places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, setup: str | None,
+    **given: Any,
+) -> int:  # fmt: skip
     """Measure two versions or variants in turn: is the second worse?
 
     A side is a commit, branch or tag, checked out into a worktree, or a folder as it is; by default
@@ -110,25 +104,18 @@ def ab(
     Exit status: 1 after a regression, 2 if something cannot be compared or the input is wrong,
     3 if a verdict is set to fail by --on, and 0 otherwise.
     """
-    with _interruptible(ctx):
-        ctx.exit(_compare(ctx, places, (variant_a, variant_b), pairs, setup, given))
-
-
-def _compare(
-    ctx: click.Context, places: tuple[str, ...], variants: tuple[str, str], pairs: int,
-    setup: str | None, given: dict[str, Any],
-) -> int:  # fmt: skip
     from pytest_hwqueue.interleaved.judge import InterleavedJudging
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
     from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides
     from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
 
+    variants = (variant_a, variant_b)
     if len(places) not in (0, 2) or not (places or any(variants)):
         raise BadOption(
             "REF_OR_PATH", " ".join(places),
             "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
         )  # fmt: skip
-    common = SideVariant(measuring_options(given), {}, ctx.meta[PASSED_ON])
+    common = SideVariant(_measuring_options(given), {}, click.get_current_context().meta[PASSED_ON])
     own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
     varied = varied_fields(own[0], own[1])
     a, b = (
@@ -137,7 +124,7 @@ def _compare(
     )
     settings, figures, allow = _judged_by(given, pairs)
     here = Path.cwd()
-    folder = session_folder(here / parsed_setting("dir", given["dir"]))
+    folder = session_folder(here / Asked(given).dir)
     say(f"what is measured is kept in {folder}")
     judging = InterleavedJudging(
         figures, settings, (a.label, b.label), folder.name, varied=varied, allow_environment=allow
@@ -157,20 +144,18 @@ def _compare(
             measure.describe(sides, interrupted=interrupted)
     click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
     click.echo(verdicts_text(judgement))
-    return comparison_status(judgement, reactions(given))
+    return comparison_status(judgement, Asked(given).on)
 
 
 def _judged_by(given: dict[str, Any], pairs: int) -> tuple[GateSettings, tuple[str, ...], bool]:
     """Return the gate's settings, the figures, and whether --allow-env is given."""
     from pytest_hwqueue.interleaved.sides import with_median
 
-    settings = replace(gate_settings(given), pairs=pairs, tau=0.0)
-    return (
-        settings, with_median(gated_figures(given)), parsed_setting("allow-env", given["allow_env"])
-    )  # fmt: skip
+    settings, asked = replace(gate_settings(given), pairs=pairs, tau=0.0), Asked(given)
+    return settings, with_median(asked.fail_on), asked.allow_env
 
 
-def measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+def _measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the options of `hwq run` that both sides share."""
     options = {}
     for name, option in BY_NAME.items():
@@ -185,7 +170,7 @@ _STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDE
 
 
 @with_options(without=(*NOT_HERE, "on", "workload", "detect"))
-@click.command(cls=Comparing)
+@click.command(cls=PassesOn)
 @click.argument("name")
 @click.argument("good")
 @click.argument("bad")
@@ -198,11 +183,8 @@ _STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDE
     help="shell command to run once in each worktree, such as 'pip install .', in a virtual "
     "environment; a commit where it fails (such as with status 125) is skipped",
 )  # fmt: skip
-@click.pass_context
-def bisect(
-    ctx: click.Context, /, name: str, good: str, bad: str, pairs: int, setup: str | None,
-    **given: Any,
-) -> None:  # fmt: skip
+@_interruptible(": the same command continues")
+def bisect(name: str, good: str, bad: str, pairs: int, setup: str | None, **given: Any) -> int:
     """Find the commit between GOOD and BAD that made NAME slower.
 
     NAME is a workload (see `hwq list`) or a test, such as tests/test_mine.py::test_decode, relative
@@ -221,27 +203,19 @@ def bisect(
     Exit status: 0 one commit is named, 1 several remain because those between cannot be measured,
     2 wrong usage or input, 3 BAD is not shown to be worse or the commit found is not confirmed.
     """
-    with _interruptible(ctx, ": the same command continues"):
-        ctx.exit(_bisect(ctx, name, good, bad, pairs, setup, given))
-
-
-def _bisect(
-    ctx: click.Context, name: str, good: str, bad: str, pairs: int, setup: str | None,
-    given: dict[str, Any],
-) -> int:  # fmt: skip
     from pytest_hwqueue.interleaved.bisection import STATE_FILE, read_state, write_state
     from pytest_hwqueue.interleaved.bisection import bisect as search
     from pytest_hwqueue.interleaved.session import CommitComparison
 
     here = Path.cwd()
     settings, figures, allow = _judged_by(given, pairs)
-    variant = _variant(name, here, given, ctx.meta[PASSED_ON])
+    variant = _variant(name, here, given, click.get_current_context().meta[PASSED_ON])
     state = _planned(here, name, good, bad, settings.rate)
     # The same command finds its folder again, and another one, of other settings, another folder.
     asked = [state.good, state.commits[-1].commit, name, str(here), setup, figures,
              repr(settings), repr(variant)]  # fmt: skip
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
-    folder = here / parsed_setting("dir", given["dir"]) / f"bisect-{key}"
+    folder = here / Asked(given).dir / f"bisect-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / STATE_FILE
     if file.exists():
@@ -265,7 +239,7 @@ def _variant(name: str, here: Path, given: dict[str, Any], extra: tuple[str, ...
     from pytest_hwqueue.interleaved.variants import SideVariant
     from pytest_hwqueue.workloads.registry import WORKLOADS
 
-    options = measuring_options(given)
+    options = _measuring_options(given)
     if name in WORKLOADS:
         return SideVariant({**options, "workload": (name,)}, {}, extra)
     if (here / name.partition("::")[0]).exists():

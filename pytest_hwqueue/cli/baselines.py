@@ -18,21 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import (
-    GATE,
-    SOURCE,
-    OwnStatus,
-    comparison_status,
-    gate_settings,
-    gated_figures,
-    open_store,
-    out_file,
-    output,
-    parsed_setting,
-    reactions,
-    verdicts_text,
-    with_options,
-)
+from pytest_hwqueue.cli import options
 from pytest_hwqueue.errors import HwqError, nearest
 
 if TYPE_CHECKING:
@@ -40,11 +26,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
 
 
-class _Baselines(OwnStatus, click.Group):
-    """The group of commands for stored baselines."""
-
-
-@click.group(cls=_Baselines)
+@click.group()
 def baseline() -> None:
     """Record, list, show, move and prune stored baselines.
 
@@ -53,59 +35,59 @@ def baseline() -> None:
     """
 
 
-@with_options(only=("baselines",))
-@baseline.command("list", cls=OwnStatus)
-def list_baselines(baselines: str | None) -> None:
+@options.with_options(only=("baselines",))
+@baseline.command("list")
+def list_baselines(**given: Any) -> None:
     """List the stored baselines of all devices."""
     from pytest_hwqueue.reports.baselines import baselines_document
 
-    store = open_store(baselines)
+    store = options.open_store(options.Asked(given).baselines)
     document = baselines_document(store)
     if document is not None:
-        output(document)
+        options.output(document)
     else:
         click.echo(f"no baseline in {store.root}: `hwq run --save NAME` stores one")
 
 
-@with_options(only=("baselines", "fail-on", *GATE))
-@baseline.command(cls=OwnStatus)
+@options.with_options(only=("baselines", "fail-on", *options.GATE))
+@baseline.command()
 @click.argument("name")
 @click.argument("cell", required=False)
-def show(name: str, cell: str | None, baselines: str | None, **given: Any) -> None:
+def show(name: str, cell: str | None, **given: Any) -> None:
     """Show a baseline's cells and what they can detect; with CELL, its runs."""
     from pytest_hwqueue.reports.baselines import cells_document, runs_document
 
-    settings, figures = gate_settings(given), gated_figures(given)
-    store, device, name, label = _opened(name, baselines)
+    settings, figures = options.gate_settings(given), options.Asked(given).fail_on
+    store, device, name, label = _opened(name, given)
     cells = store.read(name, device).cells
     if cell is None:
-        output(cells_document(label, cells, figures, settings))
+        options.output(cells_document(label, cells, figures, settings))
     else:
-        output(runs_document(label, _chosen(cells, (cell,), label)[cell]))
+        options.output(runs_document(label, _chosen(cells, (cell,), label)[cell]))
 
 
-@with_options(only=("baselines",))
-@baseline.command(cls=OwnStatus)
+@options.with_options(only=("baselines",))
+@baseline.command()
 @click.argument("name")
-def history(name: str, baselines: str | None) -> None:
+def history(name: str, **given: Any) -> None:
     """Show when and why a baseline was moved, and how far in total."""
     from pytest_hwqueue.reports.baselines import moves_document
 
-    store, device, name, label = _opened(name, baselines)
+    store, device, name, label = _opened(name, given)
     anchor, cells = store.anchor(name, device).cells, store.read(name, device).cells
     moves = store.history(name, device)
-    output(moves_document(label, moves, anchor, cells))
+    options.output(moves_document(label, moves, anchor, cells))
 
 
-@with_options(only=("baselines",))
-@baseline.command(cls=OwnStatus)
+@options.with_options(only=("baselines",))
+@baseline.command()
 @click.argument("name")
-@click.option("--from", "origin", metavar="SOURCE", required=True, help=f"the runs: {SOURCE}")
+@click.option(
+    "--from", "origin", metavar="SOURCE", required=True, help=f"the runs: {options.SOURCE}"
+)
 @click.option("--reason", required=True, help="why this is the norm from now on")
 @click.option("--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable")
-def accept(
-    name: str, origin: str, reason: str, chosen: tuple[str, ...], baselines: str | None
-) -> None:
+def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given: Any) -> None:
     """Move a baseline deliberately: replace its stored runs with others.
 
     NAME may be new. The first runs stay as the anchor, and the move is added to the history.
@@ -113,7 +95,7 @@ def accept(
     from pytest_hwqueue.baselines.sources import load_source
     from pytest_hwqueue.reports.baselines import move_document, too_few_runs
 
-    store = open_store(baselines)
+    store = options.open_store(options.Asked(given).baselines)
     source = load_source(origin, store)
     cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
     device, name, cells = _target(name, cells, source.label)
@@ -122,7 +104,7 @@ def accept(
     commits = {run.commit for cell in cells.values() for run in cell.runs}
     commit = commits.pop() if len(commits) == 1 else None
     move = store.accept(name, device, cells, reason, commit)
-    output(move_document(f"{device}/{name}", move))
+    options.output(move_document(f"{device}/{name}", move))
     for left in source.left_out:
         if not chosen or left.cell_id in chosen:
             click.echo(f"left out: {left.cell_id}: {left.status}: {left.reason}", err=True)
@@ -131,20 +113,20 @@ def accept(
         click.echo(f"warning: {warning}", err=True)
 
 
-@with_options(only=("baselines",))
-@baseline.command(cls=OwnStatus)
+@options.with_options(only=("baselines",))
+@baseline.command()
 @click.argument("name")
 @click.option(
     "--keep", metavar="N", required=True, type=click.IntRange(min=1),
     help="how many of each cell's newest runs to keep",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="do not ask for confirmation")
-def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
+def prune(name: str, keep: int, yes: bool, **given: Any) -> None:
     """Keep only the newest runs of each cell.
 
     The first N runs become the anchor of a cell that has none.
     """
-    store, device, name, label = _opened(name, baselines)
+    store, device, name, label = _opened(name, given)
     cells = store.read(name, device).cells.values()
     going = sum(max(0, len(cell.runs) - keep) for cell in cells)
     if not going:
@@ -155,10 +137,10 @@ def prune(name: str, keep: int, yes: bool, baselines: str | None) -> None:
     click.echo(f"removed {store.prune(name, device, keep)} runs of {label}")
 
 
-@with_options(only=("baselines", "fail-on", "rate", "min-effect", "detect"))
-@baseline.command(cls=OwnStatus)
+@options.with_options(only=("baselines", "fail-on", "rate", "min-effect", "detect"))
+@baseline.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> None:
+def calibrate(sources: tuple[str, ...], **given: Any) -> None:
     """Estimate from runs of unchanged code how much runs and sessions vary.
 
     The sources are baselines, session files or folders of records, ideally of 5 sessions with 3
@@ -168,17 +150,16 @@ def calibrate(sources: tuple[str, ...], baselines: str | None, **given: Any) -> 
     from pytest_hwqueue.reports.baselines import calibration_document
     from pytest_hwqueue.verdicts.stored import calibrate_sources
 
-    store = open_store(baselines)
-    settings = gate_settings(given)
-    figures = gated_figures(given)
+    store = options.open_store(options.Asked(given).baselines)
+    settings = options.gate_settings(given)
     loaded = [load_source(text, store) for text in sources]
-    found, left_out = calibrate_sources(loaded, figures, settings)
-    output(calibration_document(found, settings, left_out))
+    found, left_out = calibrate_sources(loaded, options.Asked(given).fail_on, settings)
+    options.output(calibration_document(found, settings, left_out))
 
 
-def _opened(text: str, baselines: str | None) -> tuple[Store, str, str, str]:
+def _opened(text: str, given: Mapping[str, Any]) -> tuple[Store, str, str, str]:
     """Return the store, and device, name and DEVICE/NAME of what NAME or DEVICE/NAME refers to."""
-    store = open_store(baselines)
+    store = options.open_store(options.Asked(given).baselines)
     device, _, name = text.rpartition("/")
     if not device:
         devices = store.devices_with(name)
@@ -224,20 +205,17 @@ def _ambiguous(what: str, name: str, devices: list[str]) -> HwqError:
 
 
 _COMPARE = (
-    "baselines", "fail-on", *GATE, "sentinel", "allow-env", "markdown", "on",
+    "baselines", "fail-on", *options.GATE, "sentinel", "allow-env", "markdown", "on",
 )  # fmt: skip
 
 
-@with_options(only=_COMPARE)
-@click.command(cls=OwnStatus)
+@options.with_options(only=_COMPARE)
+@click.command()
 @click.argument("sides", nargs=-1, metavar="A B")
-@click.option("--baseline", "a", metavar="A", help=f"the older runs: {SOURCE}")
+@click.option("--baseline", "a", metavar="A", help=f"the older runs: {options.SOURCE}")
 @click.option("--test", "b", metavar="B", help="the newer runs, likewise")
-@out_file("json", "also write the verdicts and their figures to FILE")
-@click.pass_context
-def compare(
-    ctx: click.Context, /, sides: tuple[str, ...], a: str | None, b: str | None, **given: Any
-) -> None:
+@options.out_file("json", "also write the verdicts and their figures to FILE")
+def compare(sides: tuple[str, ...], a: str | None, b: str | None, **given: Any) -> int:
     """Compare stored runs: the newer B with the older A.
 
     Cells are matched by their ids. `compare A B` is short for `compare --baseline A --test B`.
@@ -247,11 +225,10 @@ def compare(
     """
     named = tuple(side for side in (a, b) if side is not None)
     if (sides and named) or len(sides or named) != 2:
-        raise click.UsageError("name two sides: A B, or --baseline A --test B", ctx)
+        raise click.UsageError("name two sides: A B, or --baseline A --test B")
     with _no_collector():
         older, newer = sides or named
-        status = _compare(older, newer, given)
-    ctx.exit(status)
+        return _compare(older, newer, given)
 
 
 def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
@@ -263,10 +240,9 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.verdicts.judging import compare_sources
     from pytest_hwqueue.verdicts.stored import nothing_in_common
 
-    settings = gate_settings(given)
-    figures = gated_figures(given)
-    sentinel = parsed_setting("sentinel", given["sentinel"]) or None
-    store = open_store(given["baselines"], packaged=True)
+    settings, asked = options.gate_settings(given), options.Asked(given)
+    figures, sentinel = asked.fail_on, asked.sentinel or None
+    store = options.open_store(asked.baselines, packaged=True)
     new = load_source(b, store)
     old = load_source(a, store, of=new)
     if not old.cells.keys() & new.cells.keys():
@@ -275,17 +251,16 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     if sentinel is not None and sentinel not in old.cells:
         raise HwqError(f"--sentinel: {sentinel!r} is no cell of {old.label}")
     judgement = compare_sources(
-        old, new, figures, settings,
-        allow_environment=parsed_setting("allow-env", given["allow_env"]), sentinel=sentinel,
-    )  # fmt: skip
+        old, new, figures, settings, allow_environment=asked.allow_env, sentinel=sentinel
+    )
     if not judgement.verdicts:
         raise HwqError(
             f"no cell that is in both {old.label} and {new.label} has a figure "
             f"{' or '.join(figures)}"
         )
-    status = comparison_status(judgement, reactions(given))
+    status = options.comparison_status(judgement, asked.on)
     hard = hard_differences(old, new)
-    parts = [verdicts_text(judgement)]
+    parts = [options.verdicts_text(judgement)]
     parts += filter(None, [render_differences(hard)])
     if not judgement.judged:
         parts.append("no cell was judged: that is an error, whatever --on says")
@@ -294,7 +269,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     if given["json_file"]:
         content = judgement_file(judgement, new.label, status, hard)
         write_text(given["json_file"], judgement_text(content))
-    write_markdown(parsed_setting("markdown", given["markdown"]), [judgement], [])
+    write_markdown(asked.markdown, [judgement], [])
     return status
 
 

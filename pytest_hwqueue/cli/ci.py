@@ -68,18 +68,10 @@ _FORK = (
     help="if FILE.md is not there, comment that the session ended without a verdict",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="print the comment instead of posting it")
-@click.pass_context
 def comment(
-    ctx: click.Context,
-    /,
-    file: Path,
-    pull: int | None,
-    repository: str | None,
-    name: str,
-    *,
-    unfinished: bool,
+    file: Path, pull: int | None, repository: str | None, name: str, unfinished: bool,
     dry_run: bool,
-) -> None:
+) -> int:  # fmt: skip
     """Post a session's Markdown on its pull request.
 
     The Markdown is what --hwq-markdown wrote. There is one comment: the next run updates it. In a
@@ -100,7 +92,7 @@ def comment(
         text = comment_text(_read(file, unfinished), found, name)
         if dry_run:
             click.echo(text, nl=False)
-            return
+            return 0
         github = GitHub(
             os.environ.get("GITHUB_API_URL") or "https://api.github.com",
             os.environ.get("GITHUB_TOKEN", ""), os.environ.get("GITHUB_GRAPHQL_URL", ""),
@@ -109,10 +101,11 @@ def comment(
     except GitHubError as error:
         if error.status == 403 and error.retry_s is None and found.fork:
             _warn(f"{_FORK} ({error})")
-            return
+            return 0
         say(str(error))
-        ctx.exit(error.exit_status)
+        return error.exit_status
     click.echo(url)
+    return 0
 
 
 def _read(file: Path, unfinished: bool) -> str | None:
@@ -176,8 +169,7 @@ Install it, then measure its workload, and test it; {_SIMULATED}:
 @click.argument("what", type=click.Choice(tuple(_WRITTEN)), default="all")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 @click.option("--force", is_flag=True, help="overwrite files that are there")
-@click.pass_context
-def init(ctx: click.Context, /, what: str, folder: Path, *, force: bool) -> None:
+def init(what: str, folder: Path, force: bool) -> None:
     """Write a first test, a scenario and a workflow, or a workload.
 
     They go into the project in FOLDER [.]. The test measures a small step of torch, alone and
@@ -199,8 +191,8 @@ def init(ctx: click.Context, /, what: str, folder: Path, *, force: bool) -> None
     if not force and (taken := [str(folder / name) for name in there if name in named]):
         raise click.UsageError(
             f"already there: {', '.join(taken)}; nothing was written (--force overwrites; or give "
-            "another folder)", ctx,
-        )  # fmt: skip
+            "another folder)"
+        )
     texts = {name: _text(name) for name in named}
     texts |= {name: _text(name) for name in needed if name not in there}
     for name, text in texts.items():

@@ -5,13 +5,20 @@ Exit status: 0 no GPU is named; 1 one is; 2 interrupted while measuring; 4 wrong
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pytest_hwqueue.cli.options import INTERRUPTED, OUT_FILE, out_file, output, with_options
+from pytest_hwqueue.cli.options import (
+    INTERRUPTED,
+    OUT_FILE,
+    combined,
+    out_file,
+    output,
+    with_options,
+)
 from pytest_hwqueue.errors import HwqError
 
 _NAMED = 1
@@ -28,32 +35,27 @@ def _writable(ctx: click.Context, option: click.Parameter, file: Path | None) ->
     return file
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say where verdicts go."""
-    for add in (
-        out_file("prometheus", "also write FILE for node exporter's textfile collector"),
-        click.option("--reference", metavar="FOLDER",
-                     type=click.Path(exists=True, file_okay=False, path_type=Path),
-                     help="also compare with the GPUs of FOLDER, measured before; they get no "
-                     "verdicts"),
-        click.option("--drain", metavar="SYSTEM", type=click.Choice(("slurm", "kubernetes")),
-                     help="also print the commands that drain the named nodes (slurm or "
-                     "kubernetes); they are never run"),
-        click.option("--html", metavar="FILE", type=OUT_FILE, callback=_writable,
-                     help="also write a page with a map of nodes and GPUs; needs the extra report"),
-        out_file("markdown", "also write the table to FILE"),
-        out_file("json", "also write every verdict and figure to FILE"),
-    ):  # fmt: skip
-        command = add(command)
-    return command
+_output_options = combined(
+    out_file("prometheus", "also write FILE for node exporter's textfile collector"),
+    click.option("--reference", metavar="FOLDER",
+                 type=click.Path(exists=True, file_okay=False, path_type=Path),
+                 help="also compare with the GPUs of FOLDER, measured before; they get no "
+                 "verdicts"),
+    click.option("--drain", metavar="SYSTEM", type=click.Choice(("slurm", "kubernetes")),
+                 help="also print the commands that drain the named nodes (slurm or "
+                 "kubernetes); they are never run"),
+    click.option("--html", metavar="FILE", type=OUT_FILE, callback=_writable,
+                 help="also write a page with a map of nodes and GPUs; needs the extra report"),
+    out_file("markdown", "also write the table to FILE"),
+    out_file("json", "also write every verdict and figure to FILE"),
+)  # fmt: skip
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER...",
                 type=click.Path(exists=True, file_okay=False, path_type=Path))  # fmt: skip
-@output_options
-@click.pass_context
-def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> None:
+@_output_options
+def merge(folders: tuple[Path, ...], **given: Any) -> int:
     """Judge the GPUs whose records are below FOLDER...: of `hwq fleet check`, of `hwq fleet run`,
     or of ordinary sessions.
 
@@ -62,10 +64,10 @@ def merge(ctx: click.Context, /, folders: tuple[Path, ...], **given: Any) -> Non
 
     Exit status: 0 if no GPU is named, 1 if one is, and 4 for wrong usage or input.
     """
-    ctx.exit(merged(folders, given))
+    return _merged(folders, given)
 
 
-def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
+def _merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
     from pytest_hwqueue.fleet.collected import collect
     from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
@@ -100,26 +102,24 @@ def merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     return _NAMED if found.named else 0
 
 
-_OPTIONS = ("size", "seed", "sim-noise", "fault")
+_check_options = combined(
+    click.option("--out", metavar="FOLDER", required=True,
+                 type=click.Path(file_okay=False, path_type=Path),
+                 help="where records are kept, in NODE/DEVICE/SESSION/"),
+    click.option("--repeats", metavar="N", type=click.IntRange(min=4), default=6,
+                 show_default=True, help="how often each figure is measured"),
+    click.option("--count", metavar="N", type=click.IntRange(min=1), default=1,
+                 show_default=True, help="how many of each simulated device"),
+    click.option("--device", "devices", metavar="DEVICE", multiple=True, default=("all",),
+                 show_default=True,
+                 help="all accelerators, cuda:1, sim:h200; may be repeated"),
+    with_options(only=("size", "seed", "sim-noise", "fault")),
+)  # fmt: skip
 
 
-def check_options(command: click.Command) -> click.Command:
-    """Add the options that say what is measured, and where records go."""
-    adding: tuple[Callable[[click.Command], click.Command], ...] = (
-        click.option("--out", metavar="FOLDER", required=True,
-                     type=click.Path(file_okay=False, path_type=Path),
-                     help="where records are kept, in NODE/DEVICE/SESSION/"),
-        click.option("--repeats", metavar="N", type=click.IntRange(min=4), default=6,
-                     show_default=True, help="how often each figure is measured"),
-        click.option("--count", metavar="N", type=click.IntRange(min=1), default=1,
-                     show_default=True, help="how many of each simulated device"),
-        click.option("--device", "devices", metavar="DEVICE", multiple=True, default=("all",),
-                     show_default=True,
-                     help="all accelerators, cuda:1, sim:h200; may be repeated"),
-    )  # fmt: skip
-    for add in adding:
-        command = add(command)
-    return with_options(only=_OPTIONS)(command)
+def _require_empty(out: Path, otherwise: str) -> None:
+    if out.exists() and any(out.iterdir()):
+        raise HwqError(f"--out: {out} is not empty; name another, or {otherwise}")
 
 
 def _session_options(given: Mapping[str, Any]) -> list[str]:
@@ -128,11 +128,10 @@ def _session_options(given: Mapping[str, Any]) -> list[str]:
     return [*plugin_arguments(given), f"--hwq-runs={given['repeats']}"]
 
 
-@check_options
+@_check_options
 @click.command()
-@output_options
-@click.pass_context
-def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: Any) -> None:
+@_output_options
+def check(devices: tuple[str, ...], out: Path, **given: Any) -> int:
     """Measure this machine's GPUs, all at once, and judge them.
 
     Measures launches, graph replays, matrix products, copies, and small kernels behind large ones
@@ -147,10 +146,7 @@ def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: A
     from pytest_hwqueue.fleet.check import check_devices, names_of
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
-    if out.exists() and any(out.iterdir()):
-        raise HwqError(
-            f"--out: {out} is not empty; name another, or judge it: hwq fleet merge {out}"
-        )
+    _require_empty(out, f"judge it: hwq fleet merge {out}")
     try:
         labels = [choice.label for each in devices for choice in choose_devices(each)]
         named = names_of(list(dict.fromkeys(labels)), given["count"])
@@ -158,27 +154,20 @@ def check(ctx: click.Context, /, devices: tuple[str, ...], out: Path, **given: A
             check_devices(named, out, _session_options(given))
     except KeyboardInterrupt:
         click.echo(f"interrupted: what was measured is in {out}", err=True)
-        ctx.exit(INTERRUPTED)
-    ctx.exit(merged([out], given))
+        return INTERRUPTED
+    return _merged([out], given)
 
 
-@check_options
+@_check_options
 @click.command()
 @click.option("--address", metavar="HOST:PORT",
               help="of the Ray cluster, or auto for this machine's [one on this machine alone, "
               "for as long as the command runs]")  # fmt: skip
 @click.option("--resume", is_flag=True, help="measure what FOLDER does not have yet")
-@output_options
-@click.pass_context
+@_output_options
 def run(
-    ctx: click.Context,
-    /,
-    devices: tuple[str, ...],
-    out: Path,
-    address: str | None,
-    resume: bool,
-    **given: Any,
-) -> None:
+    devices: tuple[str, ...], out: Path, address: str | None, resume: bool, **given: Any
+) -> int:
     """Measure every GPU of a Ray cluster, and judge them.
 
     Measures what `hwq fleet check` does, on all GPUs at once; Ray keeps other jobs off them. What
@@ -192,8 +181,8 @@ def run(
     from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
     from pytest_hwqueue.processes.reaper import signals_interrupt
 
-    if not resume and out.exists() and any(out.iterdir()):
-        raise HwqError(f"--out: {out} is not empty; name another, or go on with it: --resume")
+    if not resume:
+        _require_empty(out, "go on with it: --resume")
     options = _session_options(given)
     try:
         with signals_interrupt():
@@ -205,8 +194,8 @@ def run(
     except (KeyboardInterrupt, ConnectionError) as error:
         why = str(error) or "interrupted"
         click.echo(f"{why}: go on with hwq fleet run --resume --out {out}", err=True)
-        ctx.exit(INTERRUPTED)
-    ctx.exit(merged([out], given))
+        return INTERRUPTED
+    return _merged([out], given)
 
 
 @click.group()

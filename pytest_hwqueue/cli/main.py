@@ -8,8 +8,8 @@ Measuring commands end with pytest's own exit status: 0 all measured, 1 failed c
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +17,6 @@ import click
 from pytest_hwqueue import __version__
 from pytest_hwqueue.cli.ab import ab, bisect
 from pytest_hwqueue.cli.baselines import baseline, compare
-from pytest_hwqueue.cli.capacity import capacity
 from pytest_hwqueue.cli.ci import badge, comment, init
 from pytest_hwqueue.cli.fleet import fleet
 from pytest_hwqueue.cli.measuring import (
@@ -30,18 +29,19 @@ from pytest_hwqueue.cli.measuring import (
 )
 from pytest_hwqueue.cli.options import (
     INTERRUPTED,
+    REFUSED,
     USAGE,
+    Asked,
     out_file,
     output,
     refusal,
     say,
-    setting,
     with_options,
 )
 from pytest_hwqueue.cli.report import history, report
 from pytest_hwqueue.cli.scenario import scenario
 from pytest_hwqueue.cli.trace import trace
-from pytest_hwqueue.cli.which import which
+from pytest_hwqueue.cli.which import capacity, which
 from pytest_hwqueue.errors import HwqError, meant
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, PRIORITIES, TOPICS, Option
 from pytest_hwqueue.suite import shipped
@@ -128,8 +128,7 @@ def _explain(ctx: click.Context, formatter: click.HelpFormatter, subject: str) -
         near = meant(subject.lower(), (*topics, *terms, *commands, *options))
         raise click.UsageError(
             f"there is no topic, option, command or term {subject!r}; {near}topics are "
-            f"{', '.join(topics)}; terms are {', '.join(terms)}",
-            ctx,
+            f"{', '.join(topics)}; terms are {', '.join(terms)}"
         )
 
 
@@ -146,11 +145,11 @@ def _terms() -> dict[str, str]:
     return terms | {name.partition("[")[0]: told for name, told in _modes().items()}
 
 
-def _options_of(topic: str) -> list[Option]:
+def _options_of(topic: str) -> list[Option[Any]]:
     return [option for option in OPTIONS if option.topic == topic]
 
 
-def _option(formatter: click.HelpFormatter, option: Option) -> None:
+def _option(formatter: click.HelpFormatter, option: Option[Any]) -> None:
     metavar = "" if option.flag else f" {option.metavar}"
     with formatter.section(f"{option.command_line}{metavar}"):
         formatter.write_text(option.help_with_default)
@@ -182,6 +181,10 @@ _ALIASES = {"run-priority": "run", "diff": "compare", "info": "doctor", "profile
 _FRONT = ("doctor", "run", "ab", "compare", "baseline", "which", "capacity", "report")
 
 
+# Status 1 of these says that something got worse, so nothing else ends with it.
+_COMPARING = ("ab", "baseline", "bisect", "compare", "history")
+
+
 class _Commands(click.Group):
     """Gives wrong usage pytest's exit status: click's own, 2, is pytest's "interrupted"."""
 
@@ -204,20 +207,39 @@ class _Commands(click.Group):
             error.exit_code = USAGE  # type: ignore[misc]
             raise
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command, and exit with the status that it returns or that its error has."""
         try:
-            return super().invoke(ctx)
+            ctx.exit(super().invoke(ctx) or 0)
         except KeyboardInterrupt:
             # click's own status would be 1, a regression's.
             click.echo("hwq: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except click.UsageError as error:
-            error.exit_code = USAGE  # type: ignore[misc]
+            error.exit_code = self._usage(ctx)  # type: ignore[misc]
             raise
-        except BrokenPipeError:
-            raise  # click ends without a word
-        except (HwqError, OSError) as error:
-            raise refusal(error, getattr(error, "exit_status", USAGE)) from None
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            own = self._usage(ctx) == REFUSED
+            if isinstance(error, BrokenPipeError) and not own:
+                raise  # click ends without a word
+            if isinstance(error, HwqError | OSError):
+                status = REFUSED if own else getattr(error, "exit_status", USAGE)
+                raise refusal(error, status) from None
+            if not own:
+                raise
+            # A failure of ours would end with status 1, which says that something got worse.
+            if isinstance(error, click.Abort):
+                click.echo("aborted", err=True)
+            else:
+                traceback.print_exc()
+            ctx.exit(REFUSED)
+
+    def _usage(self, ctx: click.Context) -> int:
+        """Return the status of wrong usage: of commands that compare, 1 says that one got worse."""
+        name = ctx.invoked_subcommand or ""
+        return REFUSED if _ALIASES.get(name, name) in _COMPARING else USAGE
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -251,8 +273,7 @@ def list_workloads(verbose: bool) -> None:
 @click.argument(
     "names", nargs=-1, required=True, type=WorkloadName(*PRIORITIES), metavar="NAME|P0..."
 )
-@click.pass_context
-def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
+def run(names: tuple[str, ...], **given: Any) -> int:
     """Measure workloads by name, or all of P0, P1, P2 or P3.
 
     `hwq list` names them. The parameters of a single workload are options too: `hwq run
@@ -260,10 +281,10 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
     """
     marks = [name for name in names if name not in WORKLOADS]
     if marks and (len(marks) < len(names) or given["priority"]):
-        raise click.UsageError("name workloads or priority marks, not both", ctx)
-    given = with_parameters(ctx, names, given)
+        raise click.UsageError("name workloads or priority marks, not both")
+    given = with_parameters(names, given)
     kind = "priority" if marks else "workload"
-    ctx.exit(run_suite(ctx, plugin_arguments({**given, kind: ",".join(names)})))
+    return run_suite(plugin_arguments({**given, kind: ",".join(names)}))
 
 
 @baseline.command(context_settings={"ignore_unknown_options": True})
@@ -272,8 +293,7 @@ def run(ctx: click.Context, /, names: tuple[str, ...], **given: Any) -> None:
                 metavar="NAME|P0... [OPTIONS OF hwq run]")  # fmt: skip
 @click.option("--sessions", metavar="N", type=click.IntRange(min=1), default=5, show_default=True,
               help="sessions to record, one after the other")  # fmt: skip
-@click.pass_context
-def record(ctx: click.Context, /, name: str, measured: tuple[str, ...], sessions: int) -> None:
+def record(name: str, measured: tuple[str, ...], sessions: int) -> int:
     """Record the baseline NAME in several sessions: `hwq run ... --save NAME` for each.
 
     A single session cannot show how much sessions differ; spread over days or boots, they show
@@ -286,22 +306,22 @@ def record(ctx: click.Context, /, name: str, measured: tuple[str, ...], sessions
     """
     given = run.make_context("hwq run", [*measured]).params
     more = [f"--save={name}", *["--runs=2"] * (given["runs"] is None)]
-    noise = setting("sim-noise", given["sim_noise"])
+    noise = Asked(given).sim_noise
     for number in range(1, sessions + 1):
         say(f"session {number} of {sessions}")
         # With one seed, simulated sessions would all be the first.
         own = [f"--sim-noise={noise},seed={number}"] if noise and "seed=" not in noise else []
         status = run.main([*measured, *more, *own], "hwq run", standalone_mode=False)
         if status:
-            ctx.exit(status)
+            return int(status)
+    return 0
 
 
 @with_options(only=("device", "dir"))
 @main.command()
 @out_file("json", "also write all results to FILE")
 @click.option("--quick", is_flag=True, help="take fewer samples; refuse figures that need more")
-@click.pass_context
-def doctor(ctx: click.Context, /, quick: bool, **given: Any) -> None:
+def doctor(quick: bool, **given: Any) -> int:
     """Check this machine, and measure its limits.
 
     It begins with versions and devices.
@@ -313,18 +333,10 @@ def doctor(ctx: click.Context, /, quick: bool, **given: Any) -> None:
     from pytest_hwqueue.reports.doctor import diagnosis_document, machine_document
 
     output(machine_document(describe_machine()))
-    try:
-        diagnosis = diagnose(
-            setting("device", given["device"]),
-            Path(setting("dir", given["dir"])),
-            quick=quick,
-            progress=say,
-        )
-        output(diagnosis_document(diagnosis), given, lambda: as_json(diagnosis))
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        ctx.exit(INTERRUPTED)
-    ctx.exit(1 if diagnosis.has_problem else 0)
+    asked = Asked(given)
+    diagnosis = diagnose(asked.device, asked.dir, quick=quick, progress=say)
+    output(diagnosis_document(diagnosis), given, lambda: as_json(diagnosis))
+    return 1 if diagnosis.has_problem else 0
 
 
 for _command in (

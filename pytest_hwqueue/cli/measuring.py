@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 _VERBOSE = "pytest_hwqueue.cli.main.verbose"
 
 
-class MeasuringCommand(PassesOn):
-    """A command that passes arguments after ``--`` to pytest, and ``-v``."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        verbose = click.Option(
-            ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_note_verbose,
-            help="print every figure, not one line for each cell",
-        )  # fmt: skip
-        self.params.append(verbose)
-
-
-def _note_verbose(ctx: click.Context, _: click.Parameter, verbose: bool) -> None:
-    ctx.meta[_VERBOSE] = verbose
-
-
 def plugin_arguments(
     given: Mapping[str, Any], defaults: Mapping[str, str] | None = None
 ) -> list[str]:
@@ -70,7 +54,6 @@ def plugin_arguments(
 
 
 def run_suite(
-    ctx: click.Context,
     arguments: Sequence[str],
     *,
     before: Sequence[str] = (),
@@ -79,7 +62,6 @@ def run_suite(
     """Run pytest on the suite; return its exit status.
 
     Args:
-        ctx: of a `MeasuringCommand` command.
         arguments: the plugin's options, and pytest's own.
         before: a command that runs pytest's.
         environment: variables to add to this process's.
@@ -87,8 +69,9 @@ def run_suite(
     """
     from pytest_hwqueue.suite import pytest_command, pytest_environment, run_pytest
 
-    extra = ctx.meta[PASSED_ON]
-    shown = ["-v"] if ctx.meta[_VERBOSE] else []
+    meta = click.get_current_context().meta
+    extra = meta[PASSED_ON]
+    shown = ["-v"] if meta[_VERBOSE] else []
     command = pytest_command([*arguments, *shown], extra)
     around = {**pytest_environment(plugins=bool(extra)), **(environment or {})}
     return run_pytest([*before, *command], around)
@@ -128,8 +111,16 @@ _HINT = (
 )
 
 
-class MeasuringWorkloads(MeasuringCommand):
-    """A command that takes workloads; the first one's parameters are options too."""
+class MeasuringWorkloads(PassesOn):
+    """A command that takes workloads, ``-v`` and, as options, the first one's parameters."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        verbose = click.Option(
+            ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_note_verbose,
+            help="print every figure, not one line for each cell",
+        )  # fmt: skip
+        self.params.append(verbose)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the workload and, if needed, its parameters; then parse."""
@@ -197,9 +188,7 @@ class MeasuringWorkloads(MeasuringCommand):
         return named, needed
 
 
-def with_parameters(
-    ctx: click.Context, names: Sequence[str], given: dict[str, Any]
-) -> dict[str, Any]:
+def with_parameters(names: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
     """Return a command's options with the workload's parameters among its ``param``.
 
     Raises:
@@ -207,16 +196,16 @@ def with_parameters(
             valid.
 
     """
-    own: dict[str, str] = ctx.meta[_GIVEN]
+    meta = click.get_current_context().meta
+    own: dict[str, str] = meta[_GIVEN]
     if not own:
         return given
-    name = ctx.meta[_NAMED]
+    name = meta[_NAMED]
     if tuple(names) != (name,):
         first, value = next(iter(own.items()))
         raise click.UsageError(
             f"{_spelt(first)} is a parameter of {name}; with several workloads say whose it is: "
-            f"--param {name}.{first}={value}",
-            ctx,
+            f"--param {name}.{first}={value}"
         )
     from pytest_hwqueue.workloads.workload import parameters_for
 
@@ -244,6 +233,10 @@ def _options(name: str, taken: Collection[str]) -> list[click.Option]:
     return options
 
 
+def _note_verbose(ctx: click.Context, _: click.Parameter, verbose: bool) -> None:
+    ctx.meta[_VERBOSE] = verbose
+
+
 def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None:
         assert option.name is not None
@@ -269,8 +262,7 @@ _PYTEST = ("-p", "pytest_hwqueue.plugin.session_reports", "-rs", "--continue-on-
 @with_options(without=("workload",), defaults=_DEFAULTS)
 @click.command(cls=MeasuringWorkloads)
 @click.argument("name", type=WorkloadName(ALL), metavar="NAME|all")
-@click.pass_context
-def sweep(ctx: click.Context, /, name: str, **given: Any) -> None:
+def sweep(name: str, **given: Any) -> int:
     """Measure workloads over several numbers of streams.
 
     Numbers outside a workload's range are skipped, with the reason. A failing cell costs no other
@@ -278,11 +270,11 @@ def sweep(ctx: click.Context, /, name: str, **given: Any) -> None:
 
     What failed or is missing is measured by the same command with `-- -k WORKLOAD` at its end.
     """
-    given = with_parameters(ctx, [name], given)
+    given = with_parameters([name], given)
     defaults = dict(_DEFAULTS)
     if name == ALL:
         # Every workload has a mark. Scenarios are no workloads, so they stay out.
         defaults["priority"] = ",".join(PRIORITIES)
     else:
         given["workload"] = name
-    ctx.exit(run_suite(ctx, [*plugin_arguments(given, defaults), *_PYTEST]))
+    return run_suite([*plugin_arguments(given, defaults), *_PYTEST])

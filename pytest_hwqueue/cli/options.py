@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.errors import BadOption, HwqError, within
-from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option
+from pytest_hwqueue.errors import BadOption, within
+from pytest_hwqueue.settings.options import OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
@@ -50,31 +48,27 @@ def with_options(
     return decorate
 
 
-def setting(name: str, given: str | None) -> str:
-    """Return an option's value as the plugin would see it, without ini files.
+class Asked(Settings):
+    """The settings of a command: from its options, else the environment; no ini file is read.
 
-    Raises:
-        BadOption: if the environment holds a value that is not valid.
-
+    As all defaults they are read, or refused as `BadOption`, when first asked for.
     """
-    option = BY_NAME[name]
-    value = given or os.environ.get(option.variable) or option.default
-    option.parse(f"environment variable {option.variable}", value)
-    return value
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.__dict__["_given"] = given
+
+    def text_of(self, option: Option[Any]) -> tuple[str, str]:
+        """Return where an option was given, and its text."""
+        given = self.__dict__["_given"].get(option.field)
+        if option.repeatable:
+            given = "\n".join(given)
+        if given:
+            return f"--{option.name}", "yes" if option.flag else given
+        text = os.environ.get(option.variable) or option.default
+        return f"environment variable {option.variable}", text
 
 
-def parsed_setting(name: str, given: str | bool | None) -> Any:
-    """Return `setting`'s value as the plugin's Settings would hold it.
-
-    Raises:
-        BadOption: if the environment holds a value that is not valid.
-
-    """
-    text = setting(name, "yes" if given is True else given or None)
-    return BY_NAME[name].parse(f"--{name}", text)
-
-
-def _click_option(option: Option, default: str, *, hidden: bool) -> click.Option:
+def _click_option(option: Option[Any], default: str, *, hidden: bool) -> click.Option:
     """Convert a row of the plugin's table into a command's option."""
     names = [f"--{option.name}", option.field]
     if option.name == "json":
@@ -183,42 +177,17 @@ class PassesOn(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- PYTEST_ARGUMENTS...]"]
 
 
-class OwnStatus(click.Command):
-    """A command that exits with status 1 only deliberately.
+def combined(
+    *options: Callable[[Any], Any],
+) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Return one decorator that adds several options; help shows the last first."""
 
-    Its group gives wrong usage pytest's status, 4; Python and click exit with 1 when something
-    breaks or is interrupted.
-    """
+    def decorate(command: click.decorators.FC) -> click.decorators.FC:
+        for add in options:
+            command = add(command)
+        return command
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and report errors here instead of in the group."""
-        with _refusing(ctx):
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; wrong input and failures end with a refusal."""
-        with _refusing(ctx):
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _refusing(ctx: click.Context) -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as error:
-        error.show()
-    except (HwqError, OSError) as error:
-        raise refusal(error, REFUSED) from None
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("aborted", err=True)
-    except (click.ClickException, click.exceptions.Exit):
-        raise
-    # A failure of ours would end with status 1, which says that something got worse.
-    except Exception:
-        traceback.print_exc()
-    else:
-        return
-    ctx.exit(REFUSED)
+    return decorate
 
 
 def comparison_status(judgement: Judgement, reactions: Mapping[str, str]) -> int:
@@ -227,7 +196,7 @@ def comparison_status(judgement: Judgement, reactions: Mapping[str, str]) -> int
     Args:
         judgement: its outcome.
         reactions: ``fail`` or another word, by ``inconclusive``, ``no-baseline``, ``incomparable``
-            and ``missing``.
+            and ``missing``; one not named warns.
 
     """
     failing = {verdict for verdict, reaction in reactions.items() if reaction == "fail"}
@@ -246,17 +215,6 @@ def comparison_status(judgement: Judgement, reactions: Mapping[str, str]) -> int
     return UNDECIDED if any(undecided) else 0
 
 
-def reactions(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return what --on says, by verdict; one not named warns.
-
-    Raises:
-        BadOption: if the environment holds a value that is not valid.
-
-    """
-    reacting: dict[str, str] = parsed_setting("on", "\n".join(given["on"]))
-    return reacting
-
-
 def verdicts_text(judgement: Judgement) -> str:
     """Return a comparison's verdicts as the terminal shows them."""
     from pytest_hwqueue.reports.grid import make_console
@@ -266,31 +224,20 @@ def verdicts_text(judgement: Judgement) -> str:
     return as_typed(render_judgement(judgement, console.width, console.color_system is not None))
 
 
-def gated_figures(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the figures that --fail-on asks for."""
-    figures: tuple[str, ...] = parsed_setting("fail-on", given["fail_on"])
-    return figures
-
-
 def gate_settings(given: Mapping[str, Any]) -> GateSettings:
     """Return the gate's settings from those of its options that a command has."""
     from pytest_hwqueue.gate.verdict import GateSettings
 
+    asked = Asked(given)
     fields = {name.replace("-", "_"): name for name in GATE if name.replace("-", "_") in given}
-    values = {field: parsed_setting(name, given[field]) for field, name in fields.items()}
+    values = {field: getattr(asked, field) for field in fields}
     with within(f"--{', --'.join(fields.values())}"):
         return GateSettings.of_options(**values)
 
 
-def open_store(given: str | None, *, packaged: bool = False) -> Store:
-    """Return the store in the folder of --baselines.
-
-    Args:
-        given: the folder; None for its default.
-        packaged: whether the baselines that come with the plugin are found too.
-
-    """
+def open_store(folder: Path, *, packaged: bool = False) -> Store:
+    """Return the store in a folder, with the baselines that come with the plugin or without."""
     from pytest_hwqueue.baselines.folders import packaged_folder
     from pytest_hwqueue.baselines.store import Store
 
-    return Store(parsed_setting("baselines", given), packaged_folder() if packaged else None)
+    return Store(folder, packaged_folder() if packaged else None)

@@ -12,20 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import (
-    GATE,
-    SOURCE,
-    OwnStatus,
-    gate_settings,
-    gated_figures,
-    open_store,
-    out_file,
-    output,
-    parsed_setting,
-    say,
-    setting,
-    with_options,
-)
+from pytest_hwqueue.cli import options
 from pytest_hwqueue.errors import HwqError
 
 if TYPE_CHECKING:
@@ -38,7 +25,7 @@ if TYPE_CHECKING:
 _SESSION_FILES = ("session.json", "which.json")
 
 
-@with_options(only=("dir", "baselines", "fail-on", *GATE, "allow-env"))
+@options.with_options(only=("dir", "baselines", "fail-on", *options.GATE, "allow-env"))
 @click.command()
 @click.argument(
     "paths", nargs=-1, metavar="[FOLDER|RECORD]...", type=click.Path(exists=True, path_type=Path)
@@ -51,12 +38,10 @@ _SESSION_FILES = ("session.json", "which.json")
     "--export", "pictures", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
     help="also write each chart to DIR, as SVG and PNG for papers",
 )  # fmt: skip
-@click.option("--baseline", metavar="A", help=f"compare with the older runs A: {SOURCE}")
-@click.pass_context
+@click.option("--baseline", metavar="A", help=f"compare with the older runs A: {options.SOURCE}")
 def report(
-    ctx: click.Context, /, paths: tuple[Path, ...], file: Path, pictures: Path | None,
-    baseline: str | None, **given: Any,
-) -> None:  # fmt: skip
+    paths: tuple[Path, ...], file: Path, pictures: Path | None, baseline: str | None, **given: Any
+) -> None:
     """Write stored records as one HTML page.
 
     It opens from disk without a network, and begins with the verdict in one sentence, then lists
@@ -79,8 +64,8 @@ def report(
 
     reason = cannot_write(file)
     if reason is not None:
-        raise click.UsageError(reason, ctx)
-    page = _page(list(paths) or [_newest_session(ctx, given["dir"])], file, baseline, given)
+        raise click.UsageError(reason)
+    page = _page(list(paths) or [_newest_session(options.Asked(given).dir)], file, baseline, given)
     write_page(file, page)
     click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     if pictures is not None:
@@ -88,12 +73,11 @@ def report(
         click.echo(f"{pictures}: {charts}, each as SVG and PNG")
 
 
-def _newest_session(ctx: click.Context, given: str | None) -> Path:
+def _newest_session(root: Path) -> Path:
     """Return the folder of the newest session in --dir; refuse if there is none."""
-    root = Path(setting("dir", given))
     files = [file for name in _SESSION_FILES for file in root.glob(f"*/{name}")]
     if not files:
-        raise click.UsageError(f"{root} has no session: name a folder of records", ctx)
+        raise click.UsageError(f"{root} has no session: name a folder of records")
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
@@ -106,18 +90,17 @@ def _page(paths: list[Path], file: Path, baseline: str | None, given: Mapping[st
     found = find_records(paths)
     own = own_judgements(found) if baseline is None else []
     for line in found.damaged:
-        say(line)
+        options.say(line)
     if baseline is None:
         return page_of(found, file, judgements=own)
-    settings, figures = gate_settings(given), gated_figures(given)
+    settings, asked = options.gate_settings(given), options.Asked(given)
     measured = sorted(found.cells, key=lambda stored: stored.record.started)
     records = [(stored.path.parent.resolve().name, stored.record) for stored in measured]
     new = source_of(", ".join(map(str, paths)), "records", records)
-    old = load_source(baseline, open_store(given["baselines"], packaged=True), of=new)
+    old = load_source(baseline, options.open_store(asked.baselines, packaged=True), of=new)
     judgement = compare_sources(
-        old, new, figures, settings,
-        allow_environment=parsed_setting("allow-env", given["allow_env"]),
-    )  # fmt: skip
+        old, new, asked.fail_on, settings, allow_environment=asked.allow_env
+    )
     return page_of(
         found, file, judgements=[judgement], baseline=old.cells, baseline_label=old.label
     )
@@ -127,8 +110,8 @@ _FIGURES = ("p99", "p50", "iteration_time")
 _MOST_RATE = 0.1
 
 
-@with_options(only=("baselines", "min-effect", "tau"))
-@click.command(cls=OwnStatus)
+@options.with_options(only=("baselines", "min-effect", "tau"))
+@click.command()
 @click.argument("name")
 @click.argument("more", nargs=-1, metavar="[SOURCE...]")
 @click.option(
@@ -147,8 +130,8 @@ _MOST_RATE = 0.1
     "--repository", metavar="DIR", type=click.Path(exists=True, file_okay=False), default=".",
     help="where to look up the commits between two sessions (default: the current folder)",
 )  # fmt: skip
-@out_file("json", "also write all sessions and findings to FILE")
-@out_file("markdown", "also write Markdown")
+@options.out_file("json", "also write all sessions and findings to FILE")
+@options.out_file("markdown", "also write Markdown")
 def history(
     name: str, more: tuple[str, ...], figures: tuple[str, ...], chosen: tuple[str, ...],
     rate: str, pool_machines: bool, repository: str, **given: Any,
@@ -175,8 +158,8 @@ def history(
     from pytest_hwqueue.reports.history import history_document
     from pytest_hwqueue.settings.values import share
 
-    store = open_store(given["baselines"], packaged=True)
-    settings = gate_settings(given)
+    store = options.open_store(options.Asked(given).baselines, packaged=True)
+    settings = options.gate_settings(given)
     accepted = share(_MOST_RATE)("--rate", rate)
     if accepted < LEAST_P:
         raise HwqError(f"--rate: {rate} is below {LEAST_P:.2%}, the least p there can be")
@@ -192,7 +175,9 @@ def history(
         series, labels, _lookup(Path(repository)), settings,
         rate=accepted, pool_machines=pool_machines,
     )  # fmt: skip
-    output(history_document(found), given, lambda: found.model_dump_json(by_alias=True) + "\n")
+    options.output(
+        history_document(found), given, lambda: found.model_dump_json(by_alias=True) + "\n"
+    )
 
 
 def _sources(text: str, store: Store) -> list[Source]:

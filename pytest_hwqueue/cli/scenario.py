@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from pytest_hwqueue.cli.options import out_file, parsed_setting, say
+from pytest_hwqueue.cli.options import Asked, combined, out_file, say
 from pytest_hwqueue.errors import BadOption, HwqError, meant, refused_as, within
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def scenario() -> None:
 
 @scenario.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=ScenarioFile())
-@click.pass_context
-def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
+def check(files: tuple[Path, ...]) -> int:
     """Report everything wrong with scenario files, or list their tests.
 
     Also says how long a window would decide each goal on latency, at the tenant's rate. Runs
@@ -103,7 +102,7 @@ def check(ctx: click.Context, files: tuple[Path, ...]) -> None:
             reason = f"pytest does not see it: its name must end in {SCENARIO_SUFFIX}"
             click.echo(f"{file}: {reason}", err=True)
             wrong = True
-    ctx.exit(1 if wrong else 0)
+    return 1 if wrong else 0
 
 
 # Of the plugin's options, those that commands take which measure a scenario's tenants.
@@ -117,21 +116,16 @@ _NOTHING_SELECTED = 5
 def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
     """Add the scenario, its cases, and the files to write; ``drawn`` says what --svg draws."""
 
-    def decorate(command: click.decorators.FC) -> click.decorators.FC:
-        for add in (
-            out_file("svg", f"also {drawn} to FILE; needs the extra report"),
-            out_file("markdown", "also write the tables to FILE"),
-            out_file("json", "also write every figure to FILE"),
-            click.option("--variant", metavar="NAME", help="only this variant of the scenario"),
-            click.option("--schedulers", metavar="MODE[,MODE...]",
-                         help="only these rows of the table; a mode without parameters or "
-                         "threads- selects all its kinds"),
-            click.argument("file", metavar="SCENARIO", type=ScenarioFile()),
-        ):  # fmt: skip
-            command = add(command)
-        return command
-
-    return decorate
+    return combined(
+        out_file("svg", f"also {drawn} to FILE; needs the extra report"),
+        out_file("markdown", "also write the tables to FILE"),
+        out_file("json", "also write every figure to FILE"),
+        click.option("--variant", metavar="NAME", help="only this variant of the scenario"),
+        click.option("--schedulers", metavar="MODE[,MODE...]",
+                     help="only these rows of the table; a mode without parameters or threads- "
+                     "selects all its kinds"),
+        click.argument("file", metavar="SCENARIO", type=ScenarioFile()),
+    )  # fmt: skip
 
 
 def unopened_modes(wanted: Sequence[Case], settings: WhichSettings) -> list[str]:
@@ -162,18 +156,41 @@ def figures_json(found: BaseModel) -> str:
     return found.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-def wanted_cases(
-    ctx: click.Context, scenario: Scenario, given: dict[str, Any], always: Sequence[str] = ()
-) -> list[Case]:
-    """Return the cases that --variant and --schedulers select; exit if there are none.
+def selected(
+    file: Path, given: dict[str, Any], noise: str, elsewhere: str, always: Sequence[str] = ()
+) -> tuple[Scenario, list[Case]]:
+    """Return a scenario and the cases of it that a command is to measure.
 
     Args:
-        ctx: of the command.
-        scenario: whose cases they are.
+        file: of the scenario.
         given: the command's options.
+        noise: why a scenario with noises is refused.
+        elsewhere: how to get a picture where none can be drawn.
         always: modes that the command measures even if the scenario does not list them.
 
+    Raises:
+        HwqError: if outputs could not be written, before anything is measured.
+
     """
+    from pytest_hwqueue.reports.drawing import INSTALL, can_plot
+    from pytest_hwqueue.scenarios.file import read_scenario
+
+    scenario = read_scenario(file)
+    if scenario.noise:
+        raise HwqError(f"{file}: noise: {noise}")
+    wanted = _wanted_cases(scenario, given, always)
+    if given["svg"] is not None and not can_plot():
+        raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
+    for name in ("json_file", "markdown", "svg"):
+        path = given[name]
+        if path is not None and not path.absolute().parent.is_dir():
+            option = name.removesuffix("_file")
+            raise HwqError(f"--{option}: {path}: there is no folder {path.parent}")
+    return scenario, wanted
+
+
+def _wanted_cases(scenario: Scenario, given: dict[str, Any], always: Sequence[str]) -> list[Case]:
+    """Return the cases that --variant and --schedulers select; exit if there are none."""
     from pytest_hwqueue.scenarios.planned_runs import Case, cases
     from pytest_hwqueue.schedulers.syntax import THREADS, parse_entry, split_entries
 
@@ -200,7 +217,7 @@ def wanted_cases(
     wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
     if not wanted:
         click.echo(f"no case was selected; the scenario has {there}", err=True)
-        ctx.exit(_NOTHING_SELECTED)
+        raise click.exceptions.Exit(_NOTHING_SELECTED)
     unlisted = [mode for mode in modes if not any(mode in each for each in (*kinds, always))]
     if unlisted:
         raise HwqError(
@@ -208,19 +225,6 @@ def wanted_cases(
             f"it to the schedulers of the file, which has {there}"
         )
     return wanted
-
-
-def check_outputs(given: dict[str, Any], elsewhere: str) -> None:
-    """Refuse, before anything is measured, outputs that could not be written."""
-    from pytest_hwqueue.reports.drawing import INSTALL, can_plot
-
-    if given.get("svg") is not None and not can_plot():
-        raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
-    for name in ("json_file", "markdown", "svg"):
-        path = given.get(name)
-        if path is not None and not path.absolute().parent.is_dir():
-            option = name.removesuffix("_file")
-            raise HwqError(f"--{option}: {path}: there is no folder {path.parent}")
 
 
 @contextmanager
@@ -240,7 +244,7 @@ def session_devices(folder: Path, given: dict[str, Any]) -> AbstractContextManag
     """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
     from pytest_hwqueue.devices.lease import session_leases
 
-    return session_leases(folder.name, say, parsed_setting("lease-timeout", given["lease_timeout"]))
+    return session_leases(folder.name, say, Asked(given).lease_timeout)
 
 
 def which_settings(
@@ -250,35 +254,28 @@ def which_settings(
     from pytest_hwqueue.plugin.cells import only_device, resolve_size
     from pytest_hwqueue.records.noise import provenance_of
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
-    from pytest_hwqueue.schedulers.syntax import SchedulerPaths
     from pytest_hwqueue.which.session import WhichSettings
 
-    device = only_device(parsed_setting("device", given["device"]))
-    size = parsed_setting("size", given["size"])
-    duration_s = scenario.duration_s(resolve_size(size, device.kind))
+    asked, here = Asked(given), Path.cwd()
+    device = only_device(asked.device)
+    duration_s = scenario.duration_s(resolve_size(asked.size, device.kind))
     if given.get("duration") is not None:
         duration_s = seconds("--duration", given["duration"])
-    here = Path.cwd()
-    weights = parsed_setting("weights", given["weights"])
+    weights = asked.weights and here / asked.weights
     if weights is not None:
-        weights = here / weights
         lacking = missing_weights(scenario.tenants, weights)
         if lacking is not None:
             raise HwqError(lacking)
-    commit = parsed_setting("commit", given["commit"])
-    with refused_as("--commit", commit):
-        provenance = provenance_of(file.absolute().parent, commit)
+    with refused_as("--commit", asked.commit):
+        provenance = provenance_of(file.absolute().parent, asked.commit)
     return WhichSettings(
         device=device.label,
-        size=size,
+        size=asked.size,
         duration_s=duration_s,
-        seed=parsed_setting("seed", given["seed"]),
-        timeout_s=parsed_setting("timeout", given["timeout"]),
-        scheduler_paths=SchedulerPaths(
-            parsed_setting("xsched-root", given["xsched_root"]),
-            parsed_setting("preloads", given["preloads"]),
-        ),
-        folder=here / parsed_setting("dir", given["dir"]) / folder,
+        seed=asked.seed,
+        timeout_s=asked.timeout,
+        scheduler_paths=asked.scheduler_paths(Path()),
+        folder=here / asked.dir / folder,
         scenario_folder=file.absolute().parent,
         weights=weights,
         command=shlex.join(["hwq", *sys.argv[1:]]),

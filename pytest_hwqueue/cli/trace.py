@@ -19,7 +19,7 @@ from pytest_hwqueue.cli.measuring import (
     run_suite,
     with_parameters,
 )
-from pytest_hwqueue.cli.options import setting, with_options
+from pytest_hwqueue.cli.options import Asked, with_options
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.launches import NAMED_RANGES, PICTURES, WITH_CSV, rank_of_process
 from pytest_hwqueue.errors import HwqError
@@ -104,8 +104,7 @@ _TOOLS = {
     "run's figures)",
 )  # fmt: skip
 @click.option("--csv", is_flag=True, help="also write the events as CSV, next to the trace")
-@click.pass_context
-def trace(ctx: click.Context, /, name: str, tool: str, csv: bool, **given: Any) -> None:
+def trace(name: str, tool: str, csv: bool, **given: Any) -> int:
     """Trace one workload's iterations into one file.
 
     NAME is a workload, or a CELL's id as in tables and records, such as 'moe[cpu-s8-native-eager]',
@@ -115,20 +114,19 @@ def trace(ctx: click.Context, /, name: str, tool: str, csv: bool, **given: Any) 
     P95 and P99 show their cause. In a vendor's trace, tagged launches (see `hwq list`) are ranges
     of that name, and each rank started by torchrun writes its own file.
     """
-    folder = Path(setting("profile-dir", given["profile_dir"]))
-    device = setting("device", given["device"])
-    given = {**with_parameters(ctx, [name], given), "workload": name}
+    asked = Asked(given)
+    folder = asked.profile_dir
+    given = {**with_parameters([name], given), "workload": name}
     vendor = _TOOLS.get(tool)
     began = time.time()
     if vendor is None:
         environment = {PICTURES: WITH_CSV if csv else "1"}
-        status = run_suite(ctx, plugin_arguments(given, _DEFAULTS), environment=environment)
+        status = run_suite(plugin_arguments(given, _DEFAULTS), environment=environment)
         written, reader = "trace-*.json", _PERFETTO
     else:
-        _check(ctx, tool, vendor, device, given, csv)
+        _check(tool, vendor, asked.device, given, csv)
         folder.mkdir(parents=True, exist_ok=True)
         status = run_suite(
-            ctx,
             plugin_arguments({**given, "isolation": "none"}, _DEFAULTS_OF_TOOLS),
             before=vendor.command(folder, _file_name(name, given["streams"])),
             environment={NAMED_RANGES: "1"},
@@ -141,12 +139,10 @@ def trace(ctx: click.Context, /, name: str, tool: str, csv: bool, **given: Any) 
         click.echo(f"events: {path}")
     if not traces:
         click.echo(f"no trace was written to {folder}; the output above says why", err=True)
-    ctx.exit(status)
+    return status
 
 
-def _check(
-    ctx: click.Context, tool: str, vendor: Tool, device: str, given: dict[str, Any], csv: bool
-) -> None:
+def _check(tool: str, vendor: Tool, device: str, given: dict[str, Any], csv: bool) -> None:
     """Refuse what a vendor's tool cannot trace, before anything starts.
 
     Raises:
@@ -154,16 +150,16 @@ def _check(
 
     """
     if shutil.which(tool) is None:
-        raise click.UsageError(f"--tool {tool}: no {tool} on PATH; {vendor.install}", ctx)
+        raise click.UsageError(f"--tool {tool}: no {tool} on PATH; {vendor.install}")
     if not capabilities_of(device).runs_kernels:
         raise click.UsageError(
-            f"--tool {tool}: {device} is a model, which runs no kernels: use --tool torch", ctx
+            f"--tool {tool}: {device} is a model, which runs no kernels: use --tool torch"
         )
     if csv:
-        raise click.UsageError(f"--csv: {tool} writes a file of its own: use --tool torch", ctx)
+        raise click.UsageError(f"--csv: {tool} writes a file of its own: use --tool torch")
     if given["isolation"] == "process":
         raise click.UsageError(
-            f"--tool {tool} sees the process that it starts: leave out --isolation process", ctx
+            f"--tool {tool} sees the process that it starts: leave out --isolation process"
         )
 
 

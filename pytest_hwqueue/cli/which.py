@@ -1,12 +1,13 @@
-"""``hwq which``: one scenario under every scheduler, in one table.
+"""``hwq which`` and ``hwq capacity``: a scenario under every scheduler; how much it carries.
 
-Exit status: 0 the table was printed, whatever it says; 1 no case produced figures; 2 interrupted,
-after printing the table so far; 4 wrong usage or input, also where a mode could not be opened and
-the others were measured; 5 no case was selected.
+Exit status: 0 the table was printed, whatever it says; 1 no case produced figures, or no rate could
+be judged; 2 interrupted, after printing the table so far; 4 wrong usage or input, also where a mode
+could not be opened and the others were measured; 5 no case was selected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -15,34 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.capacity import planned_in_which, searched
+from pytest_hwqueue.cli import scenario as common
 from pytest_hwqueue.cli.options import INTERRUPTED, USAGE, output, say, with_options
-from pytest_hwqueue.cli.scenario import (
-    MEASURING_OPTIONS,
-    check_outputs,
-    figures_json,
-    interrupts,
-    scenario_options,
-    session_devices,
-    tenants_server,
-    unopened_modes,
-    wanted_cases,
-    which_settings,
-)
-from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.errors import BadOption, HwqError
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.capacity.rates import Grid
     from pytest_hwqueue.capacity.result import CapacityFile
+    from pytest_hwqueue.capacity.search import Found, Looks
     from pytest_hwqueue.reports.progress import WhichProgress
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.scenarios.planned_runs import Case
     from pytest_hwqueue.which.runs import WhichRuns
-    from pytest_hwqueue.which.session import Measurer
+    from pytest_hwqueue.which.session import Measurer, WhichSettings
 
-_NO_FIGURES = 1
+# No case has figures, or no rate a verdict.
+_NOTHING_SHOWN = 1
 
 
-@with_options(only=(*MEASURING_OPTIONS, "whole-windows"))
+@with_options(only=(*common.MEASURING_OPTIONS, "whole-windows"))
 @click.command()
 @click.option("--duration", metavar="TIME", help="longest measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
@@ -56,10 +48,9 @@ _NO_FIGURES = 1
               "hold, as `hwq capacity` does by default")  # fmt: skip
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
-@scenario_options("draw the latency distributions")
+@common.scenario_options("draw the latency distributions")
 @click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
-@click.pass_context
-def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
+def which(file: Path, **given: Any) -> int:
     """Compare schedulers on a scenario: goals met, and the cost.
 
     Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn. A
@@ -70,26 +61,23 @@ def which(ctx: click.Context, /, file: Path, **given: Any) -> None:
     table so far is printed, and measurements are on disk), 4 for wrong usage or input, also if a
     scheduler could not be opened, and 5 if no case was selected.
     """
-    from pytest_hwqueue.scenarios.file import read_scenario
     from pytest_hwqueue.schedulers.declaration import NATIVE
     from pytest_hwqueue.which.runs import read_runs
 
-    scenario = read_scenario(file)
-    if scenario.noise:
-        raise HwqError(
-            f"{file}: noise: this command compares schedulers in the quiet; leave the field "
-            f"out of a copy, or measure under noise with `pytest {file}`"
-        )
-    wanted = wanted_cases(ctx, scenario, given, always=(NATIVE.name,))
-    check_outputs(given, "--from draws from records measured elsewhere")
+    noise = (
+        "this command compares schedulers in the quiet; leave the field out of a copy, or measure "
+        f"under noise with `pytest {file}`"
+    )
+    elsewhere = "--from draws from records measured elsewhere"
+    scenario, wanted = common.selected(file, given, noise, elsewhere, always=(NATIVE.name,))
     if not given["folders"]:
-        ctx.exit(_measured(scenario, wanted, file, given))
+        return _measured(scenario, wanted, file, given)
     if given["causes"]:
         raise HwqError("--causes: runs the cases once more; --from runs nothing: leave out one")
     if given["capacity"]:
         raise HwqError("--capacity: measures, and --from does not; see `hwq capacity --help`")
     runs = read_runs(scenario, wanted, given["folders"])
-    ctx.exit(_report(scenario, wanted, runs, given, complete=True))
+    return _report(scenario, wanted, runs, given, complete=True)
 
 
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
@@ -106,35 +94,35 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     check_functions(scenario, file)
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise HwqError(MISSING_TRANSFORMERS)
-    plan = planned_in_which(scenario, wanted) if given["capacity"] else None
-    settings = which_settings(scenario, file, given, f"which-{session_id(now())}")
-    bad = unopened_modes(wanted, settings)
+    plan = _planned_in_which(scenario, wanted) if given["capacity"] else None
+    settings = common.which_settings(scenario, file, given, f"which-{session_id(now())}")
+    bad = common.unopened_modes(wanted, settings)
     make_session_folder(settings.folder)
     say(f"records are kept in {settings.folder}")
     for window in planned_windows(scenario, wanted):
         if reason := window.too_short(settings.duration_s):
             say(reason)
-    with session_devices(settings.folder, given):
-        with WhichProgress() as progress, tenants_server(scenario, settings) as server:
+    with common.session_devices(settings.folder, given):
+        with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(scenario, measurer)
             early = not given["whole_windows"]
             if early:
                 measurer.decided = partial(runs.decided, wanted)
-            with interrupts() as interrupted:
+            with common.interrupts() as interrupted:
                 runs.measure_all(wanted, given["rounds"], progress.run_begins, early=early)
         stopped = bool(interrupted)
         capacities = None
         if plan is not None and not stopped:
             tenant, looks, grids = plan
             below = replace(settings, folder=settings.folder / "capacity")
-            capacities, stopped, _ = searched(scenario, tenant, grids, looks, below)
+            capacities, stopped, _ = _searched(scenario, tenant, grids, looks, below)
         status = _report(
             scenario, wanted, runs, given, complete=not stopped, folder=settings.folder,
             capacities=capacities,
         )  # fmt: skip
         if given["causes"] and not stopped:
-            with WhichProgress() as progress, interrupts() as interrupted:
+            with WhichProgress() as progress, common.interrupts() as interrupted:
                 measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
                 _print_causes(scenario, wanted, runs, measurer, progress)
             stopped = bool(interrupted)
@@ -184,7 +172,7 @@ def _report(
         ]
         found = found.model_copy(update={"cases": cases})
     output(
-        which_document(found, verbose=given["verbose"]), given, partial(figures_json, found),
+        which_document(found, verbose=given["verbose"]), given, partial(common.figures_json, found),
         kept=folder and folder / "which.json", written=which_document(found),
     )  # fmt: skip
     if given["svg"] is not None:
@@ -194,4 +182,215 @@ def _report(
         else:
             write_text(given["svg"], drawn)
     measured = any(case.status == "ok" and case.role == "case" for case in found.cases)
-    return 0 if measured else _NO_FIGURES
+    return 0 if measured else _NOTHING_SHOWN
+
+
+# Below and above the scenario's own rate, unless --rates says otherwise.
+_LESS, _MORE = 4.0, 64.0
+_LEAST_REQUESTS = 1000
+_DEFAULTS: dict[str, Any] = {
+    "rates": None, "precision": "10%", "windows": 6, "requests": None, "window": "5s",
+}  # fmt: skip
+
+
+@with_options(only=common.MEASURING_OPTIONS)
+@click.command()
+@click.option("--tenant", metavar="NAME", required=True,
+              help="whose arrival rate is searched; it has constant, poisson or lognormal "
+              "arrivals")  # fmt: skip
+@click.option("--rates", metavar="LOW:HIGH",
+              help="search between these, in requests per second (default: from a quarter of "
+              "the scenario's rate to 64 times it)")  # fmt: skip
+@click.option("--precision", metavar="PERCENT", default=_DEFAULTS["precision"], show_default=True,
+              help="most that two neighbouring rates differ")  # fmt: skip
+@click.option("--windows", metavar="N", type=click.IntRange(min=1), show_default=True,
+              default=_DEFAULTS["windows"],
+              help="most windows for one rate; it is decided as soon as they suffice")  # fmt: skip
+@click.option("--requests", metavar="N", type=click.IntRange(min=1),
+              help="requests of each window (default: 1000, or twice what the strictest percentile "
+              "among the goals needs, if that is more)")  # fmt: skip
+@click.option("--window", metavar="TIME", default=_DEFAULTS["window"], show_default=True,
+              help="least length of a window")  # fmt: skip
+@common.scenario_options("plot P99 and others' loss against the rate")
+def capacity(file: Path, **given: Any) -> int:
+    """Find the greatest arrival rate at which all goals hold.
+
+    Under each scheduler it changes the rate of one tenant of SCENARIO (*.hwq.yaml): begins at a
+    quarter to half of what the tenant serves alone, doubles or halves it until goals break or hold,
+    then bisects. A rate is judged after each of its windows, and left as soon as all goals are
+    shown to be met, or one to be missed. The time that a search usually takes is printed before the
+    first rate.
+
+    Every window is kept in a folder below --dir, and the same command continues there.
+
+    Exit status: 0 if the table was printed, 1 if no rate could be judged, 2 if interrupted, 4 for
+    wrong usage or input, also if a scheduler could not be opened, and 5 if no case was selected.
+    """
+    from pytest_hwqueue.records.files import write_text
+    from pytest_hwqueue.reports.capacity import capacity_document, capacity_svg
+
+    scenario, wanted = common.selected(
+        file, given, "capacity is searched in the quiet; leave the field out",
+        "the same command draws where the records are and vl-convert-python is",
+    )  # fmt: skip
+    settings = common.which_settings(
+        scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
+    )
+    looks, grids = _planned(scenario, wanted, given)
+    with common.session_devices(settings.folder, given):
+        found, interrupted, bad = _searched(scenario, given["tenant"], grids, looks, settings)
+    output(capacity_document(found), given, partial(common.figures_json, found),
+           kept=settings.folder / "capacity.json")  # fmt: skip
+    if given["svg"] is not None:
+        write_text(given["svg"], capacity_svg(found))
+    if interrupted:
+        return INTERRUPTED
+    judged = any(rate.verdict for case in found.cases for rate in case.rates)
+    return USAGE if bad else 0 if judged else _NOTHING_SHOWN
+
+
+def _planned_in_which(
+    scenario: Scenario, wanted: list[Case]
+) -> tuple[str, Looks, list[tuple[Case, Grid]]]:
+    """Return the tenant whose capacity ``hwq which`` searches, and how, with this command's own.
+
+    It is the most urgent of those with a rate, the first if there are several.
+    """
+    rated = [each for each in scenario.tenants if each.arrival.text != "closed"]
+    if not rated:
+        raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
+    tenant = max(rated, key=lambda each: each.priority).name
+    return tenant, *_planned(scenario, wanted, {**_DEFAULTS, "tenant": tenant})
+
+
+def _planned(
+    scenario: Scenario, wanted: list[Case], given: dict[str, Any]
+) -> tuple[Looks, list[tuple[Case, Grid]]]:
+    """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
+    from pytest_hwqueue.capacity.rates import make_grid
+    from pytest_hwqueue.capacity.search import Looks, arrival_of, least_requests
+
+    precision = _percent(given["precision"])
+    bounds = _rates(given["rates"])
+    goals = [goal for case in wanted for goal in scenario.goals_of(case.variant, case.placement)]
+    grids = []
+    for case in wanted:
+        if not scenario.goals_of(case.variant, case.placement):
+            raise HwqError(f"{case.id} has no goals, so any rate would do; give it some")
+        own_rate = _own_rate(scenario, case, given["tenant"])
+        arrival_of(scenario, case, given["tenant"])
+        if own_rate is None and bounds is None:
+            raise BadOption("--tenant", given["tenant"], "its rate is a share of its peak, which "
+                            "is not known yet; give --rates")  # fmt: skip
+        low, high = bounds or ((own_rate or 0.0) / _LESS, (own_rate or 0.0) * _MORE)
+        inside = own_rate is not None and low <= own_rate <= high
+        start = own_rate if own_rate is not None and inside else (low * high) ** 0.5
+        grids.append((case, make_grid(start, precision, low, high)))
+    needed = least_requests(goals, given["windows"])
+    requests = given["requests"] or max(_LEAST_REQUESTS, 2 * needed)
+    if requests * given["windows"] < needed:
+        raise BadOption(
+            "--requests", str(requests),
+            f"{given['windows']} windows of it are fewer than the {needed} independent requests "
+            "with which the goals' percentiles can be judged at all",
+        )  # fmt: skip
+    return Looks(given["windows"], requests, common.seconds("--window", given["window"])), grids
+
+
+def _searched(
+    scenario: Scenario, tenant: str, grids: list[tuple[Case, Grid]], looks: Looks,
+    settings: WhichSettings,
+) -> tuple[CapacityFile, bool, list[str]]:  # fmt: skip
+    """Search, or continue; return the result, whether it was interrupted, and bad schedulers."""
+    from pytest_hwqueue.capacity.result import result
+    from pytest_hwqueue.capacity.search import CapacitySearch, Found, KeptWindows, ResumingMeasurer
+    from pytest_hwqueue.metrics.numbers import counted
+    from pytest_hwqueue.reports.progress import SearchProgress
+    from pytest_hwqueue.which.session import Measurer
+
+    bad = common.unopened_modes([case for case, _ in grids], settings)
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    kept = KeptWindows(settings.folder)
+    reused = f", {counted(len(kept), 'window')} of it reused" if len(kept) else ""
+    say(f"records are kept in {settings.folder}{reused}")
+    with SearchProgress() as progress, common.tenants_server(scenario, settings) as server:
+
+        def measure_for(changed: Scenario, window_s: float) -> ResumingMeasurer:
+            measurer = Measurer(
+                changed, replace(settings, duration_s=window_s), progress.run_is_at,
+                progress.run_ended, server,
+            )  # fmt: skip
+            return ResumingMeasurer(measurer, kept, window_s, looks.planned(window_s))
+
+        search = CapacitySearch(
+            scenario, [Found(case, grid) for case, grid in grids], tenant, looks, measure_for,
+            progress.window_begins, progress.rate_is_decided,
+        )  # fmt: skip
+        with common.interrupts() as interrupted:
+            search.begin()
+            progress.say(_time(scenario, search.found, looks, settings.device))
+            search.search()
+    found = result(search, seed=settings.seed, complete=not interrupted)
+    for reason in bad:
+        say(f"requested but not measured: {reason}")
+    return found, bool(interrupted), bad
+
+
+def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str) -> str:
+    """Return what a usual search takes: runs, and their time without loading and starting."""
+    from pytest_hwqueue.capacity.rates import planned_windows
+    from pytest_hwqueue.devices.kinds import capabilities_of
+    from pytest_hwqueue.metrics.numbers import counted, duration
+    from pytest_hwqueue.scenarios.planned_runs import runs_needed
+
+    warmup_s = scenario.warmup_s(device.partition(":")[0])
+    keys: set[tuple[str, float, int]] = set()
+    total_s = 0.0
+    for each in begun:
+        for rate, windows in planned_windows(each.grid, looks.at_most, each.first):
+            for run in runs_needed(scenario, each.case):
+                for number in range(windows):
+                    # What goals are compared with is measured once for all schedulers.
+                    if (key := (run.key, rate, number)) not in keys:
+                        keys.add(key)
+                        total_s += looks.window_s(rate) + warmup_s
+    start = begun[0].grid.rate_per_s(begun[0].first)
+    virtual = capabilities_of(device).virtual_time
+    clock = "virtual time, which passes faster" if virtual else "and start-up"
+    return (
+        f"if capacities are near {start:g}/s: {counted(len(keys), 'run')}, "
+        f"{duration(total_s)} ({clock}); each window at {start:g}/s takes "
+        f"{duration(looks.window_s(start))}"
+    )
+
+
+def _own_rate(scenario: Scenario, case: Case, tenant: str) -> float | None:
+    """Return the rate in the scenario file; None if it is a share of a peak."""
+    from pytest_hwqueue.capacity.search import arrival_of
+
+    rate = arrival_of(scenario, case, tenant).rate_per_s
+    (own,) = (each for each in scenario.tenants_of(case.variant) if each.name == tenant)
+    return rate if own.arrival.of_peak is None else None
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        value = -1.0
+    if not 0.01 <= value <= 1:
+        raise BadOption("--precision", text, "give 1% to 100%")
+    return value
+
+
+def _rates(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    low, colon, high = text.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        bounds = 0.0, 0.0
+    if not colon or not 0 < bounds[0] < bounds[1] <= 1e5:
+        raise BadOption("--rates", text, "give two rates per second, such as 10:400")
+    return bounds

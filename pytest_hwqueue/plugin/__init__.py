@@ -28,15 +28,8 @@ from pytest_hwqueue.plugin.state import (
     isolates,
     wrong_usage,
 )
+from pytest_hwqueue.settings import reading
 from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.settings.reading import (
-    add_options,
-    check_combinations,
-    hide_ini_keys,
-    is_distributed,
-    needs_measuring,
-    read_settings,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -75,7 +68,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the table of options."""
-    add_options(parser)
+    reading.add_options(parser)
 
 
 def pytest_load_initial_conftests(args: list[str]) -> None:
@@ -104,10 +97,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
     with wrong_usage():
-        config.stash[SETTINGS] = read_settings(config)
-        check_combinations(config, config.stash[SETTINGS])
+        config.stash[SETTINGS] = reading.read_settings(config)
+        reading.check_combinations(config, config.stash[SETTINGS])
     if config.option.help:
-        hide_ini_keys(config)
+        reading.hide_ini_keys(config)
     if config.stash[SETTINGS].report is not None:
         from pytest_hwqueue.plugin.session_reports import refuse_unwritable
 
@@ -120,7 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
             folder = config.invocation_params.dir / config.stash[SETTINGS].dir
             be_quiet(config, folder / f"rank-{launched.rank}.log")
         config.pluginmanager.register(RankedSession(launched), "hwqueue-ranks")
-    if is_distributed(config) and not hasattr(config, "workerinput"):
+    if reading.is_distributed(config) and not hasattr(config, "workerinput"):
         # xdist's controller collects nothing itself; records reach it with the reports.
         config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
 
@@ -294,7 +287,7 @@ def _refuse(session: pytest.Session) -> None:
     failed = session.testsfailed or sys.exc_info()[0] is not None
     if only_shows or failed or any(map(is_scenario, session.items)):
         return None
-    asked = needs_measuring(config, config.stash[SETTINGS])
+    asked = reading.needs_measuring(config, config.stash[SETTINGS])
     if asked and not is_worker(config):
         from pytest_hwqueue.plugin.selection import refuse_unmeasured
 

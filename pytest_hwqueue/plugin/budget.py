@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.metrics.numbers import duration
-from pytest_hwqueue.plugin.state import LEFT_OUT, REFUSED, SETTINGS
+from pytest_hwqueue.plugin.checks import skip_refused
+from pytest_hwqueue.plugin.state import LEFT_OUT, REFUSED, SESSION, SETTINGS
 from pytest_hwqueue.reports.progress import Progress
 
 
@@ -191,26 +192,18 @@ class Budget:
         return (yield)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        """Skip a test that may no longer start."""
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Have a test skipped that may no longer start."""
         nodeid = item.nodeid
         if nodeid not in self._planned:
-            return None
+            return
         if nodeid not in self._replicated and not self._may_begin(nodeid):
             self._leave_out(nodeid)
-        if nodeid not in self._unmeasured:
+        if nodeid in self._unmeasured:
+            skip_refused(item, f"left out: {self._option}")
+        else:
             self._begins()
             self._own_began_s = time.monotonic()
-            return None
-        where = (str(item.path), item.location[1] or 0, f"Skipped: left out: {self._option}")
-        report = pytest.TestReport(
-            nodeid=nodeid, location=item.location, keywords={}, outcome="skipped", longrepr=where,
-            when="setup",
-        )  # fmt: skip
-        item.ihook.pytest_runtest_logstart(nodeid=nodeid, location=item.location)
-        item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=nodeid, location=item.location)
-        return True
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Note how long a test with a single run took."""
@@ -220,15 +213,17 @@ class Budget:
 
     def pytest_sessionfinish(self) -> None:
         """Save how long tests took with the session's records, for the next session's plan."""
-        folder = self._session_folder()
-        # Several processes of xdist share a folder.
-        took_s = self._left.took_s
-        if folder is None or not took_s or hasattr(self._config, "workerinput"):
+        session, took_s = self._config.stash.get(SESSION, None), self._left.took_s
+        if session is None or not session.folder.is_dir() or not took_s:
             return
+        # Several processes of xdist share a folder.
+        if hasattr(self._config, "workerinput"):
+            return
+        file = session.folder / _FILE
         try:
-            _write(folder / _FILE, [f"{took:.3f}\t{node}" for node, took in took_s.items()])
+            _write(file, [f"{took:.3f}\t{node}" for node, took in took_s.items()])
         except OSError as error:
-            self._warn(f"cannot write {folder / _FILE}: {error.strerror}")
+            self._warn(f"cannot write {file}: {error.strerror}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what was left out."""
@@ -282,20 +277,12 @@ class Budget:
         self._left.ended(nodeid, seconds)
 
     def _begins(self) -> None:
-        if self.progress is not None:
-            self.progress.outlook = self._outlook()
-
-    def _outlook(self) -> str:
         """Show how much is left while measuring."""
-        number = self._left.done + 1
-        left_s = self._left.in_all_s()
-        text = f"{number}/{max(number, self._left.planned)}"
-        return text if left_s is None else f"{text}, about {duration(left_s)} left"
-
-    def _session_folder(self) -> Path | None:
-        plugin = self._config.pluginmanager.get_plugin("hwqueue-measuring")
-        folder: Path | None = getattr(getattr(plugin, "session", None), "folder", None)
-        return folder if folder is not None and folder.is_dir() else None
+        if self.progress is not None:
+            number, left_s = self._left.done + 1, self._left.in_all_s()
+            text = f"{number}/{max(number, self._left.planned)}"
+            left = "" if left_s is None else f", about {duration(left_s)} left"
+            self.progress.outlook = text + left
 
     def _read(self) -> dict[str, float]:
         """Return how long each test took when an earlier session of this folder last ran it.

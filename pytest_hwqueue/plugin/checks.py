@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +21,10 @@ from pytest_hwqueue.devices.kinds import (
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.noise.neighbours import open_noise
+from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.cells import chosen_devices, only_device
 from pytest_hwqueue.plugin.noise import noise_places, why_noise_is_impossible
 from pytest_hwqueue.plugin.ranks import ranks_needed, workload_of
-from pytest_hwqueue.plugin.state import SETTINGS, is_worker, isolates, parameters_of, wrong_usage
 from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
 from pytest_hwqueue.schedulers.declaration import NATIVE
 from pytest_hwqueue.schedulers.syntax import (
@@ -43,9 +43,6 @@ from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
     from pytest_hwqueue.scenarios.file import Tenant
-
-
-Test = TypeVar("Test")
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Candidate:
     @property
     def settings(self) -> Settings:
         """The session's."""
-        return self.config.stash[SETTINGS]
+        return self.config.stash[state.SETTINGS]
 
     @property
     def kind(self) -> str:
@@ -112,7 +109,7 @@ def candidate_of(item: pytest.Item) -> Candidate:
         pytest.UsageError: if its workload does not exist.
 
     """
-    config, parameters = item.config, parameters_of(item)
+    config, parameters = item.config, state.parameters_of(item)
     return Candidate(
         config=config,
         workload=workload_of(item),
@@ -123,8 +120,8 @@ def candidate_of(item: pytest.Item) -> Candidate:
         noise=parameters.get("hwq_beside", NONE),
         ranks=ranks_needed(item),
         launched=launched_rank(os.environ),
-        isolated=isolates(config),
-        in_worker=is_worker(config),
+        isolated=state.isolates(config),
+        in_worker=state.is_worker(config),
     )
 
 
@@ -166,7 +163,7 @@ def _noise(test: Candidate) -> str | None:
     reason = why_noise_is_impossible(test.noise, test.device, test.ranked)
     if reason is not None or test.in_worker:
         return reason
-    with wrong_usage("--hwq-noise"):
+    with state.wrong_usage("--hwq-noise"):
         return open_noise(test.noise, noise_places(test.config)).unavailable()
 
 
@@ -257,14 +254,14 @@ CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
 
 def _only_device(test: ScenarioItem) -> str | None:
     try:
-        only_device(test.config.stash[SETTINGS].device)
+        only_device(test.config.stash[state.SETTINGS].device)
     except BadOption as error:
         return str(error)
     return None
 
 
 def _kind(test: ScenarioItem) -> str:
-    return only_device(test.config.stash[SETTINGS].device).kind
+    return only_device(test.config.stash[state.SETTINGS].device).kind
 
 
 def _tenants(test: ScenarioItem) -> Sequence[Tenant]:
@@ -283,7 +280,7 @@ def _noise_of_scenario(test: ScenarioItem) -> str | None:
 
 
 def _faults_of_tenants(test: ScenarioItem) -> str | None:
-    if not test.config.stash[SETTINGS].fault:
+    if not test.config.stash[state.SETTINGS].fault:
         return None
     if capabilities_of(_kind(test)).simulated:
         return "--hwq-fault: cannot be planted in simulated tenants; give a real --hwq-device"
@@ -326,7 +323,7 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
 
 def weights_folder(config: pytest.Config) -> Path | None:
     """Return the folder of models' weights (--hwq-weights), relative to pytest's invocation."""
-    folder = config.stash[SETTINGS].weights
+    folder = config.stash[state.SETTINGS].weights
     return None if folder is None else config.invocation_params.dir / folder
 
 
@@ -337,13 +334,24 @@ def refusal(item: pytest.Item) -> str | None:
         pytest.UsageError: if its scheduler mode or noise does not exist.
 
     """
-    return _first(CHECKS, candidate_of(item))
+    test = candidate_of(item)
+    return next((reason for check in CHECKS if (reason := check(test))), None)
 
 
 def refusal_of_scenario(test: ScenarioItem) -> str | None:
     """Return why a test of a scenario file cannot be measured here, or None."""
-    return _first(SCENARIO_CHECKS, test)
+    return next((reason for check in SCENARIO_CHECKS if (reason := check(test))), None)
 
 
-def _first(checks: Iterable[Callable[[Test], str | None]], test: Test) -> str | None:
-    return next((reason for check in checks if (reason := check(test)) is not None), None)
+def skip_refused(item: pytest.Item, reason: str | None) -> None:
+    """Have a test skipped for a reason, if there is one."""
+    if reason is not None:
+        item.stash[state.REFUSED] = reason
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def require_one_possible(items: Sequence[pytest.Item]) -> None:
+    """Raise pytest.UsageError, with every reason, if all of these tests are skipped for one."""
+    if all(state.REFUSED in item.stash for item in items):
+        reasons = dict.fromkeys(item.stash[state.REFUSED] for item in items)
+        raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))

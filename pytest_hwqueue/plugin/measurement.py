@@ -68,6 +68,7 @@ class Hwq:
         self._dispatch = dispatch
         self._noise = noise
         self._sink = stash[SINK]
+        self._launched = launched_rank(os.environ)
         self.records: list[RunRecord] = []
 
     def run(self, workload: str | None = None, **parameters: Any) -> RunRecord:
@@ -188,8 +189,7 @@ class Hwq:
     def _cell(
         self, name: str, streams: int, size: str | None, parameters: dict[str, Any], variant: str
     ) -> Cell:
-        launched = launched_rank(os.environ)
-        ranks = "" if launched is None else f"{launched.size}ranks"
+        ranks = "" if self._launched is None else f"{self._launched.size}ranks"
         own = self._request.node.stash.get(NOISE, None)
         noise = self._noise if own is None else own.running
         noise_part = "" if noise == NONE else noise_id(noise)
@@ -231,13 +231,15 @@ class Hwq:
         if refused:
             pytest.skip(refused)
         plan = trace_plan(settings, only_traced)
-        nodeid, launched = self._request.node.nodeid, launched_rank(os.environ)
+        launched = self._launched
+        # What is the same on all ranks is written by the first.
+        writes = launched is None or launched.rank == 0
         request = CellRequest(
             cell=cell,
             workload=workload,
             make_workload=make,
             urgency=urgency,
-            nodeid=nodeid,
+            nodeid=self._request.node.nodeid,
             family=family,
             mark=mark,
             plan=LoopPlan(
@@ -250,7 +252,7 @@ class Hwq:
             command=self._sink.command,
             provenance=provenance(self._request.config),
             trace_folder=settings.profile_dir if settings.profile else None,
-            record_folder=self._sink.folder if launched is None or launched.rank == 0 else None,
+            record_folder=self._sink.folder if writes else None,
             samples=None if only_traced or settings.iterations else planned or settings.samples,
             run=assignment.run,
             notes=tuple(assignment.notes),
@@ -277,8 +279,7 @@ class Hwq:
         # What is measured next gets a process in which nothing was traced.
         sink.retire_process |= self._device.profiled
         try:
-            # It is the same on all ranks.
-            if launched is None or launched.rank == 0:
+            if writes:
                 sink.record(record)
         except RecordError as error:
             pytest.fail(f"measured, but its record was not written: {error}", pytrace=False)

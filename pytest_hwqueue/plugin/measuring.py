@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import pytest
 
+from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.session import (
     MeasuringSession,
@@ -23,15 +24,6 @@ from pytest_hwqueue.plugin.session import (
     attach_records,
     records_of,
     report_session,
-)
-from pytest_hwqueue.plugin.state import (
-    ASSIGNMENT,
-    REFUSED,
-    SETTINGS,
-    SINK,
-    Assignment,
-    is_scenario,
-    isolates,
 )
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.isolation import Isolation
@@ -112,8 +104,8 @@ class Measuring:
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item], budget: Budget) -> None:
         self._config = config
         self._budget = budget
-        self._settings = config.stash[SETTINGS]
-        self.session = MeasuringSession(config, self._settings)
+        self._settings = config.stash[state.SETTINGS]
+        self.session = config.stash[state.SESSION] = MeasuringSession(config)
         self._items = {item.nodeid: item for item in items}
         self._isolation: Isolation | None = None
         self._replication: Replication | None = None
@@ -124,20 +116,22 @@ class Measuring:
         self._tails_explained = False
         self._interrupted = False
         # pytest skips the others by their marks.
-        possible = [item for item in items if REFUSED not in item.stash]
-        if isolates(config):
-            cells = [item for item in possible if not is_scenario(item)]
+        possible = [item for item in items if state.REFUSED not in item.stash]
+        if state.isolates(config):
+            cells = [item for item in possible if not state.is_scenario(item)]
             self._isolation = Isolation(config, self.session, cells, progress)
         else:
-            config.stash[SINK] = self._sink()
+            config.stash[state.SINK] = self._sink()
         if self._settings.save or self._settings.compare or self._settings.against:
             from pytest_hwqueue.plugin.regression import Regression
 
             self._regression = Regression(
-                config, self._settings, self.session.folder, self.session.records, progress.show
+                config, self.session.folder, self.session.records, progress.show
             )
             self._regression.check(possible)
-            config.stash[ASSIGNMENT] = Assignment(planned=self._regression.planned_samples())
+            config.stash[state.ASSIGNMENT] = state.Assignment(
+                planned=self._regression.planned_samples()
+            )
         runs = self._settings.runs or 1
         if self._regression is not None:
             runs = self._regression.first_runs
@@ -166,7 +160,7 @@ class Measuring:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> object | None:
         """Run a measuring test in the worker; leave all others to pytest."""
-        if self._isolation is None or item.nodeid not in self._items or REFUSED in item.stash:
+        if self._isolation is None or item.nodeid not in self._items or state.REFUSED in item.stash:
             return None
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -189,7 +183,7 @@ class Measuring:
         """Attach records to the report of a test that ran in this process."""
         report = yield
         if self._isolation is None:
-            attach_records(report, self._config.stash[SINK].take())
+            attach_records(report, self._config.stash[state.SINK].take())
         return report
 
     def taken(self, report: pytest.TestReport) -> None:

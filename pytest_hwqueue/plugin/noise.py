@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,24 +34,20 @@ def noise_places(config: pytest.Config) -> NoisePlaces:
 
 @contextmanager
 def under_noise(session: SessionCalls, noise: str, seconds: int) -> Iterator[list[NoiseRound]]:
-    """Run a noise during the ``with`` block; the list then holds what it did.
+    """Run a noise during the ``with`` block, or another round of the one that runs already.
+
+    The list then holds what it did.
 
     Raises:
         NotProven: if it cannot be started.
 
     """
     session.begin_noise(noise, seconds)
-    with _ended_by(session.end_noise) as rounds:
-        yield rounds
-
-
-@contextmanager
-def _ended_by(end: Callable[[], NoiseRound]) -> Iterator[list[NoiseRound]]:
     rounds: list[NoiseRound] = []
     try:
         yield rounds
     finally:
-        rounds.append(end())
+        rounds.append(session.end_noise())
 
 
 class NoiseBlock:
@@ -127,11 +123,7 @@ class HwqNoise:
 
     def around_cell(self, seconds: int) -> AbstractContextManager[list[NoiseRound]]:
         """Give a cell its own round under the current noise, or in the quiet."""
-        session = self._request.config.stash[SINK].session
-        if self.running == NONE:
-            return under_noise(session, NONE, seconds)
-        session.begin_noise_round()
-        return _ended_by(session.end_noise_round)
+        return under_noise(self._request.config.stash[SINK].session, self.running, seconds)
 
     def _refusal(self, name: str) -> str | None:
         """Return why a noise cannot run here, or None."""

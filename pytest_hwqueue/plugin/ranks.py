@@ -76,31 +76,25 @@ def ranks_needed(item: pytest.Item) -> int:
 
     Under torchrun it is 1: every rank that torchrun started runs the test in its own worker.
     """
-    found = workload_of(item)
-    if found is None or launched_rank(os.environ) is not None:
+    if launched_rank(os.environ) is not None:
         return 1
     device = str(parameters_of(item).get("hwq_device", ""))
-    return ranks_of(found, device, item.config.stash[SETTINGS].ranks)
+    return ranks_together(workload_of(item), device, item.config.stash[SETTINGS].ranks)
 
 
 def ranks_together(workload: Declaration | None, device: str, asked: int | None) -> int:
-    """Return how many ranks run a workload, whoever starts them; see `ranks_of`."""
-    launched = launched_rank(os.environ)
-    if launched is not None:
-        return launched.size
-    return 1 if workload is None else ranks_of(workload, device, asked)
-
-
-def ranks_of(workload: Declaration, device: str, asked: int | None) -> int:
-    """Return how many ranks to start for a workload on a device; by default one per accelerator.
+    """Return how many ranks run a workload, whoever starts them; by default one per accelerator.
 
     Args:
-        workload: what they run.
+        workload: what they run; None for a user's own code.
         device: its label.
         asked: the value of ``--hwq-ranks``.
 
     """
-    if not workload.collective:
+    launched = launched_rank(os.environ)
+    if launched is not None:
+        return launched.size
+    if workload is None or not workload.collective:
         return 1
     if asked is not None:
         return asked

@@ -22,7 +22,7 @@ from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
-from pytest_hwqueue.plugin.state import wrong_usage
+from pytest_hwqueue.plugin.state import SETTINGS, wrong_usage
 from pytest_hwqueue.reports.verdicts import explain, properties_of
 from pytest_hwqueue.settings.options import OPTIONS, Settings
 from pytest_hwqueue.settings.values import VERDICTS
@@ -85,14 +85,13 @@ class Regression:
     def __init__(
         self,
         config: pytest.Config,
-        settings: Settings,
         folder_of_records: Path,
         records: StoredRecords,
         say: Callable[[str], None],
     ) -> None:
         folder = config.invocation_params.dir
         self._config = config
-        self._settings = settings
+        self._settings = settings = config.stash[SETTINGS]
         self._folder = folder_of_records
         self._session = folder_of_records.name
         self._store = Store(folder / settings.baselines, packaged_folder())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,9 +45,10 @@ class ScenarioFile(pytest.File):
             raise self.CollectError(str(error)) from None
         session = scenario_session(self.config)
         folder = self.path.parent
-        measure = session.measure_for(scenario, folder, self._decider)
-        self._runs = runs = ScenarioRuns(scenario, measure)
-        trace = session.trace_for(scenario, folder)
+        self._runs = runs = ScenarioRuns(
+            scenario, partial(session.measure, scenario, folder, self._decider)
+        )
+        trace = partial(session.trace, scenario, folder)
         for case in cases(scenario):
             yield ScenarioItem.from_parent(
                 self, name=case.id, scenario=scenario, case=case, runs=runs, trace=trace

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import only_device, resolve_size
-from pytest_hwqueue.plugin.checks import refusal_of_scenario, weights_folder
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
-from pytest_hwqueue.plugin.state import REFUSED, SETTINGS, is_scenario, wrong_usage
+from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario, wrong_usage
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
-from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
-from pytest_hwqueue.scenarios.runs import Decides, Measure
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases
+from pytest_hwqueue.scenarios.runs import Decides
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.file import Scenario
-    from pytest_hwqueue.scenarios.traced import Trace
-    from pytest_hwqueue.tenancy.looks import Looks
-    from pytest_hwqueue.tenancy.spec import Colocation
+    from pytest_hwqueue.which.session import Measurer
 
 GOAL = "hwq_goal"
 """Name of the property of a test's report that holds what became of a goal."""
@@ -63,136 +61,84 @@ class ScenarioSession:
         # Of scenarios with noises, each tenant's of each round.
         self._under_noise: list[RunRecord] = []
 
-    def measure_for(
-        self,
-        scenario: Scenario,
-        folder: Path,
-        decider: Callable[[PlannedRun], Decides | None],
-    ) -> Measure:
-        """Return a function that measures one run of a scenario whose file is in ``folder``.
+    def measure(
+        self, scenario: Scenario, folder: Path, decider: Callable[[PlannedRun], Decides | None],
+        run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
+    ) -> ColocationRecord:  # fmt: skip
+        """Measure one run, as `scenarios.runs.Measure`, of a scenario whose file is in ``folder``.
 
         Args:
             scenario: of the file.
             folder: to which its paths are relative.
             decider: returns what ends a run's window early, or None.
+            run: the run.
+            peaks_per_s: requests that tenants with a share of it serve at most, by tenant.
+            share: of the scenario's duration.
+            number: of the round, from 1.
 
         """
-
-        def measure_run(
-            run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
-        ) -> ColocationRecord:
-            settings = self._settings
-            kind = only_device(settings.device).kind
-            duration_s = scenario.duration_s(resolve_size(settings.size, kind))
-            plan = self._plan(
-                scenario, folder, run, peaks_per_s, share * self._at_most(duration_s), number
-            )
-            looks, decides = None, decider(run)
+        decides = decider(run)
+        with self._measurer(scenario, folder) as measurer:
             if decides is not None:
-                from pytest_hwqueue.tenancy.looks import Looks, planned_looks
+                measurer.decided = lambda _run, record, _path: decides(record)
+            record, _ = measurer(run, peaks_per_s, share, number)
+        if record.noise is not None:
+            from pytest_hwqueue.tenancy.cells import tenant_records
 
-                planned = planned_looks(round(plan.duration_s * 1e9), number, round(1 / share))
-                looks = Looks(planned, decides)
-            record = self._measure(plan, self._folder(), number, looks=looks)
-            if record.noise is not None:
-                from pytest_hwqueue.tenancy.cells import tenant_records
+            self._under_noise += tenant_records(record, "", {})
+        return record
 
-                self._under_noise += tenant_records(record, "", {})
-            return record
-
-        return measure_run
-
-    def trace_for(self, scenario: Scenario, folder: Path) -> Trace:
-        """Return a function that runs a scenario's tenants traced, with separate records."""
-
-        def trace(
-            run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
-        ) -> ColocationRecord:
-            plan = self._plan(scenario, folder, run, peaks_per_s, self._at_most(duration_s), 1)
-            return self._measure(plan, self._folder() / "traced", 1, traced=True)
-
-        return trace
-
-    def _measure(
-        self, plan: Colocation, folder: Path, number: int, *, traced: bool = False,
-        looks: Looks | None = None,
+    def trace(
+        self, scenario: Scenario, folder: Path, run: PlannedRun, peaks_per_s: Mapping[str, float],
+        duration_s: float,
     ) -> ColocationRecord:  # fmt: skip
-        """Run a plan on its device; on return its record is in ``folder``."""
-        from pytest_hwqueue.noise.neighbours import open_noise
+        """Run a scenario's tenants traced, as `scenarios.traced.Trace`, with separate records."""
+        with self._measurer(scenario, folder) as measurer:
+            return measurer.trace(run, peaks_per_s, self._at_most(duration_s))
+
+    @contextmanager
+    def _measurer(self, scenario: Scenario, folder: Path) -> Iterator[Measurer]:
+        """Return what measures with this session's settings, and shows how far it is."""
         from pytest_hwqueue.plugin.noise import noise_places
-        from pytest_hwqueue.schedulers.syntax import opened_or_not
-        from pytest_hwqueue.tenancy.colocation import colocate
-        from pytest_hwqueue.tenancy.tenant_processes import Limits
+        from pytest_hwqueue.which.session import Measurer, WhichSettings, scenario_server
 
         config, settings = self._config, self._settings
+        device = only_device(settings.device)
+        if self._tenant_server is None and (server := scenario_server(scenario, device.label)):
+            self._tenant_server = server
+            config.add_cleanup(server.close)
         progress = Progress(config)
-        try:
-            return colocate(
-                plan,
-                opened_or_not(
-                    plan.scheduler, settings.scheduler_paths(config.invocation_params.dir)
-                ),
-                lambda stage, done, planned: progress.update(plan.id, stage, done, planned),
-                folder,
-                limits=Limits(settings.timeout, settings.timeout),
-                noise=None if plan.noise is None else open_noise(plan.noise, noise_places(config)),
+        duration_s = scenario.duration_s(resolve_size(settings.size, device.kind))
+        measurer = Measurer(
+            scenario,
+            WhichSettings(
+                device=device.label,
+                size=settings.size,
+                duration_s=self._at_most(duration_s),
+                seed=settings.seed,
+                timeout_s=settings.timeout,
+                scheduler_paths=settings.scheduler_paths(config.invocation_params.dir),
+                folder=self._folder(),
+                scenario_folder=folder,
+                weights=checks.weights_folder(config),
                 command=command_line(config),
                 provenance=provenance(config),
-                run=number,
-                traced=traced,
-                server=self._server(plan),
-                looks=looks,
-            )
+                faults=settings.fault,
+                noise_places=noise_places(config),
+            ),
+            lambda stage, done, planned: progress.update(measurer.running, stage, done, planned),
+            lambda record: None,
+            self._tenant_server,
+        )
+        try:
+            yield measurer
         finally:
             progress.clear()
-
-    def _server(self, plan: Colocation) -> ForkServer | None:
-        """Return the fork server of the session's device, or None if it forks no tenants."""
-        if not capabilities_of(plan.device).tenant_processes:
-            return None
-        from pytest_hwqueue.tenancy.tenant_processes import tenant_server
-
-        if self._tenant_server is None:
-            workloads = [each.workload for each in plan.tenants if each.workload is not None]
-            models = [each.model for each in plan.tenants if each.model is not None]
-            self._tenant_server = tenant_server(plan.device, workloads, models)
-            self._config.add_cleanup(self._tenant_server.close)
-        return self._tenant_server
 
     def _at_most(self, duration_s: float) -> float:
         if is_given(self._config, "max-time"):
             return min(duration_s, self._settings.max_time)
         return duration_s
-
-    def _plan(
-        self,
-        scenario: Scenario,
-        folder: Path,
-        run: PlannedRun,
-        peaks_per_s: Mapping[str, float],
-        duration_s: float,
-        number: int,
-    ) -> Colocation:
-        settings = self._settings
-        device = only_device(settings.device)
-        plan = colocation(
-            run,
-            peaks_per_s,
-            duration_s=duration_s,
-            warmup_s=scenario.warmup_s(device.kind),
-            # Rounds see other arrivals, and what is compared within a round sees the same.
-            seed=settings.seed + number - 1,
-            device=device.label,
-            size=settings.size,
-            folder=folder,
-            weights=weights_folder(self._config),
-        )
-        first = scenario.tenants[0].name
-        tenants = (
-            replace(tenant, faults=settings.fault) if tenant.name == first else tenant
-            for tenant in plan.tenants
-        )
-        return replace(plan, tenants=tuple(tenants))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -226,13 +172,8 @@ class ScenarioSession:
             with wrong_usage():
                 check_functions(scenario, file)
         for item in items:
-            reason = refusal_of_scenario(item)
-            if reason is not None:
-                item.stash[REFUSED] = reason
-                item.add_marker(pytest.mark.skip(reason=reason))
-        if all(REFUSED in item.stash for item in session.items):
-            reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
-            raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
+            checks.skip_refused(item, checks.refusal_of_scenario(item))
+        checks.require_one_possible(session.items)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -257,7 +198,7 @@ class ScenarioSession:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """List each goal's outcome: tests pass with undecided ones, but not silently."""
-        if not self._config.pluginmanager.has_plugin("hwqueue-measuring"):
+        if SESSION not in self._config.stash:
             return
         from pytest_hwqueue.reports.noise_losses import noise_lines
 
@@ -281,9 +222,7 @@ class ScenarioSession:
 
     @property
     def _session(self) -> MeasuringSession:
-        measuring: Any = self._config.pluginmanager.get_plugin("hwqueue-measuring")
-        session: MeasuringSession = measuring.session
-        return session
+        return self._config.stash[SESSION]
 
     def _folder(self) -> Path:
         """Folder of the records; under xdist each worker has its own, so names cannot clash."""

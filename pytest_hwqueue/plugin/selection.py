@@ -13,11 +13,10 @@ from typing import NoReturn
 
 import pytest
 
+from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import check_parameters
-from pytest_hwqueue.plugin.checks import refusal
 from pytest_hwqueue.plugin.ranks import workload_of
 from pytest_hwqueue.plugin.state import (
-    REFUSED,
     SETTINGS,
     is_scenario,
     isolates,
@@ -105,7 +104,7 @@ def refuse_unmeasured(config: pytest.Config, asked: Sequence[tuple[str, str]]) -
         from pytest_hwqueue.plugin.regression import Regression
         from pytest_hwqueue.records.stored import StoredRecords
 
-        Regression(config, settings, here / settings.dir, StoredRecords([]), print)
+        Regression(config, here / settings.dir, StoredRecords([]), print)
     from pytest_hwqueue.schedulers.syntax import unopened
 
     for reason in unopened(settings.scheduler, settings.scheduler_paths(here)).values():
@@ -178,10 +177,7 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
     for item in measuring:
         if isolates(config):
             claims_benchmark(item)
-        reason = refusal(item)
-        if reason is not None:
-            item.stash[REFUSED] = reason
-            item.add_marker(pytest.mark.skip(reason=reason))
+        checks.skip_refused(item, checks.refusal(item))
 
 
 def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -199,9 +195,7 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
             "it that measuring tests, which run in workers, depend on nothing but their own file; "
             "add --no-testmon, or leave measuring tests out"
         )
-    if all(REFUSED in item.stash for item in items):
-        reasons = dict.fromkeys(item.stash[REFUSED] for item in items)
-        raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))
+    checks.require_one_possible(items)
     if settings.param:
         names = dict.fromkeys(f.name for item in items if (f := workload_of(item)) is not None)
         with wrong_usage():

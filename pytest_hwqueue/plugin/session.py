@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from importlib.metadata import entry_points
@@ -34,7 +34,6 @@ from pytest_hwqueue.records.files import make_session_folder, write_text
 from pytest_hwqueue.records.noise import Provenance, provenance_of
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation
-from pytest_hwqueue.settings.options import Settings
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.calls import SessionCalls
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
 _GROUP = "pytest_hwqueue.reports"
 _HOOK = "pytest_hwqueue_report"
+_RECORDS = "--hwq-dir: cannot write records"
 
 
 def add_reports(config: pytest.Config) -> None:
@@ -95,8 +95,8 @@ REPORT_ATTRIBUTE = "hwq_records"
 class MeasuringSession:
     """Folder, records and session file of one pytest session."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, config: pytest.Config) -> None:
+        self.settings = settings = config.stash[SETTINGS]
         self._config = config
         self.started = now()
         self.id = session_id(self.started)
@@ -134,12 +134,11 @@ class MeasuringSession:
         """
         with wrong_usage():
             add_reports(self._config)
-        with wrong_usage("--hwq-dir: cannot write records", OSError):
+        with wrong_usage(_RECORDS, OSError):
             make_session_folder(self.folder)
-            write_text(self.folder / "session.json", self._files(self._info(None, False)))
-        if self._json is not None:
-            with wrong_usage("--hwq-json"):
-                write_text(self._json, self._text(self._info(None, False)))
+        for place, path, text in self._texts(None, False):
+            with wrong_usage(place, OSError):
+                write_text(path, text())
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take a report's records and return them; the session keeps only where they are."""
@@ -151,15 +150,11 @@ class MeasuringSession:
 
     def finish(self, session: pytest.Session, verdicts: Sequence[dict[str, Any]] = ()) -> None:
         """Write the session file; a failure is added to `problems`, and fails pytest's session."""
-        info = self._info(now(), session.exitstatus == pytest.ExitCode.INTERRUPTED)
-        scaled = self._scaled()
-        texts = {self.folder / "session.json": self._files}
-        if self._json is not None:
-            texts[self._json] = self._text
+        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         written = True
-        for path, text in texts.items():
+        for _, path, text in self._texts(now(), interrupted, self._scaled(), verdicts):
             try:
-                write_text(path, text(info, scaled, verdicts))
+                write_text(path, text())
             except RecordError as error:
                 # The other may be on another disk.
                 self.problems.append(str(error))
@@ -179,34 +174,47 @@ class MeasuringSession:
                 self.problems.append(f"scaling of {cells[0]}: {error}")
         return scaled
 
-    def _files(
-        self,
-        info: SessionInfo,
-        scaled: Sequence[SweepScaling] = (),
+    def _texts(
+        self, finished: str | None, interrupted: bool, scaled: Sequence[SweepScaling] = (),
         verdicts: Sequence[dict[str, Any]] = (),
+    ) -> Iterator[tuple[str, Path, Callable[[], str]]]:  # fmt: skip
+        """Yield the session's files: the option that says where, the file, what makes its text."""
+        settings = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in self.settings.as_dict().items()
+        }
+        info = SessionInfo(
+            id=self.id,
+            started=self.started,
+            finished=finished,
+            command=self.command,
+            **self.provenance.fields(),
+            interrupted=interrupted,
+            settings=settings,
+            left_out=self._left_out,
+        )
+        yield _RECORDS, self.folder / "session.json", lambda: self._files(info, scaled, verdicts)
+        if self._json is not None:
+            yield (
+                "--hwq-json",
+                self._json,
+                lambda: session_text(
+                    info, self.records, list(scaled), self._colocations(), verdicts
+                ),
+            )
+
+    def _files(
+        self, info: SessionInfo, scaled: Sequence[SweepScaling], verdicts: Sequence[dict[str, Any]]
     ) -> str:
         """Return the text of ``session.json``."""
-        names = [os.path.relpath(path, self.folder) for path in self.records.files()]
-        without = [record.model_dump(mode="json") for record in self.records.without_file()]
-        tenants = [os.path.relpath(path, self.folder) for path in self._colocation_files()]
-        files = SessionFiles(
+        return SessionFiles(
             session=info,
-            files=names,
-            records=without,
+            files=[os.path.relpath(path, self.folder) for path in self.records.files()],
+            records=[record.model_dump(mode="json") for record in self.records.without_file()],
             scaling=list(scaled),
-            colocations=tenants,
+            colocations=[os.path.relpath(path, self.folder) for path in self._colocation_files()],
             judgements=list(verdicts),
-        )
-        return files.model_dump_json(by_alias=True)
-
-    def _text(
-        self,
-        info: SessionInfo,
-        scaled: Sequence[SweepScaling] = (),
-        verdicts: Sequence[dict[str, Any]] = (),
-    ) -> str:
-        """Return the text of --hwq-json."""
-        return session_text(info, self.records, list(scaled), self._colocations(), verdicts)
+        ).model_dump_json(by_alias=True)
 
     def _colocation_files(self) -> list[Path]:
         return sorted(path for folder in self.scenario_folders for path in folder.glob("*.json"))
@@ -221,22 +229,6 @@ class MeasuringSession:
                 self.problems.append(str(error))
         found.sort(key=lambda record: record.started)
         return [record.model_dump(mode="json") for record in found]
-
-    def _info(self, finished: str | None, interrupted: bool) -> SessionInfo:
-        settings = {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in self.settings.as_dict().items()
-        }
-        return SessionInfo(
-            id=self.id,
-            started=self.started,
-            finished=finished,
-            command=self.command,
-            **self.provenance.fields(),
-            interrupted=interrupted,
-            settings=settings,
-            left_out=self._left_out,
-        )
 
 
 def records_of(

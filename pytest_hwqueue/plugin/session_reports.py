@@ -10,7 +10,7 @@ import pytest
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.plugin.session import MeasuringSession, records_of
-from pytest_hwqueue.plugin.state import SETTINGS, is_scenario
+from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
 from pytest_hwqueue.records.cell import RunRecord
@@ -86,14 +86,14 @@ _FOLDER = "sweep"
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Where `hwq sweep` loads this module as a plugin, write scaling tables and plots."""
-    measuring = terminalreporter.config.pluginmanager.get_plugin("hwqueue-measuring")
+    session = terminalreporter.config.stash.get(SESSION, None)
     # A worker process has none.
-    if measuring is None or not measuring.session.records:
+    if session is None or not session.records:
         return
     from pytest_hwqueue.reports.scaling import write_scaling
 
     try:
-        lines = write_scaling(measuring.session.folder / _FOLDER, measuring.session.records)
+        lines = write_scaling(session.folder / _FOLDER, session.records)
     except RecordError as error:
         lines = [str(error)]
     for line in lines:

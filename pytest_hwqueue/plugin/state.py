@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise import HwqNoise
-    from pytest_hwqueue.plugin.session import RecordSink
+    from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.noise import Provenance
     from pytest_hwqueue.schedulers.syntax import Scheduler
@@ -86,6 +86,8 @@ class Assignment(NamedTuple):
 
 
 ASSIGNMENT = pytest.StashKey[Assignment]()
+
+SESSION: pytest.StashKey[MeasuringSession] = pytest.StashKey()
 
 # Determined once by the session, which tells its worker.
 PROVENANCE: pytest.StashKey[Provenance] = pytest.StashKey()

@@ -6,7 +6,7 @@ An option ``--hwq-max-time`` is also the ini key ``hwq_max_time`` and the enviro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pytest_hwqueue.settings import values as read
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
@@ -25,22 +25,38 @@ ISOLATIONS = ("process", "none")
 CAUSES = ("failing", "always", "never")
 
 
-class Option:
-    """One setting. All its names derive from ``name``.
+Value = TypeVar("Value")
+
+
+class Option(Generic[Value]):
+    """One setting: an attribute of `Settings`, from whose name all its others derive.
 
     ``line`` stands in lists of options, ``help`` is the documentation users read. Of ``rare`` ones
     `pytest --help` says nothing, only `hwq help`.
+
+    Attributes:
+        field: the attribute, such as ``max_time``.
+        name: such as ``max-time``.
+
     """
 
     # Every pytest session of the environment pays for these classes: tuples and data classes with
     # typed fields take longer to make than the whole table.
     def __init__(
-        self, name: str, default: str, parse: Callable[[str, str], Any], metavar: str, topic: str,
+        self, default: str, parse: Callable[[str, str], Value], metavar: str, topic: str,
         line: str, help: str, repeatable: bool = False, flag: bool = False, rare: bool = False,
     ) -> None:  # fmt: skip
-        self.name, self.default, self.parse = name, default, parse
+        self.default, self.parse = default, parse
         self.metavar, self.topic, self.line, self.help = metavar, topic, line, help
         self.repeatable, self.flag, self.rare = repeatable, flag, rare
+
+    def __set_name__(self, owner: type, field: str) -> None:
+        self.field, self.name = field, field.replace("_", "-")
+
+    def __get__(self, settings: Settings, owner: type) -> Value:
+        """Read the default, which nobody has given otherwise."""
+        value = settings.__dict__[self.field] = self.parse(*settings.text_of(self))
+        return value
 
     @property
     def command_line(self) -> str:
@@ -50,17 +66,12 @@ class Option:
     @property
     def key(self) -> str:
         """The ini key and the attribute in pytest's options, such as ``hwq_max_time``."""
-        return "hwq_" + self.name.replace("-", "_")
+        return f"hwq_{self.field}"
 
     @property
     def variable(self) -> str:
         """The environment variable, such as ``HWQ_MAX_TIME``."""
         return self.key.upper()
-
-    @property
-    def field(self) -> str:
-        """The field of Settings, such as ``max_time``."""
-        return self.name.replace("-", "_")
 
     @property
     def help_with_default(self) -> str:
@@ -82,224 +93,6 @@ TOPICS = {
 }
 """Titles of topics. They and their options stand in the order of help texts."""
 
-OPTIONS: tuple[Option, ...] = (
-    # What most people come for stands first.
-    Option("device", "auto", read.device, "DEVICE", "streams",
-           "what to measure: cpu, cuda[:N], all, sim:h200",
-           "device to measure: auto (an accelerator if there is one, else the CPU), cpu, "
-           "cuda[:N], hip[:N] (N counts the visible devices), cuda:MIG-UUID (visible by "
-           "CUDA_VISIBLE_DEVICES), all accelerators, or a simulated GPU: sim:h200, sim:mi300x, "
-           "sim:FILE.yaml; or a device that an installed package adds"),
-    Option("streams", "auto", read.streams, "N[,N...]", "streams",
-           "concurrent streams: a count, or a list",
-           f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
-           "workload's recommended count; for your own tests 8, on the CPU at most one per core)"),
-    Option("scheduler", "native", read.schedulers, "MODE[,MODE...]", "scheduler",
-           "modes to measure under: mps, xsched, ...",
-           "scheduler modes to measure under, each in its own processes and proven active: "
-           "native, stream-priority, mps, mps-priority, mps-partition, green-context, xsched, "
-           "preload:NAME, or one that an installed package adds; a setting may have alternatives, "
-           "such as xsched:level=1,threshold=1|2|4"),
-    Option("budget", "", read.duration, "TIME", "samples",
-           "time the session may take, such as 10min",
-           "time the session may take, such as 90s, 10min or 1h: a test not expected to end in "
-           "time is not started, and is listed. Every test runs once before any runs twice; "
-           "nothing is cut short once started"),
-    Option("save", "", read.baseline_name, "NAME", "baselines",
-           "store the runs as baseline NAME",
-           "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)"),
-    Option("compare", "", lambda o, v: v, "NAME", "baselines",
-           "fail cells that are worse than a baseline",
-           "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
-           "JSON file; a cell that got worse fails its test. Undecided cells are measured again, "
-           "up to 15 times; a comparison that judges no cell is an error"),
-    Option("against", "", lambda o, v: v, "REF", "baselines",
-           "fail cells that are worse than a commit",
-           "also measure another commit, alternating with this version in one session, and fail "
-           "tests that got worse; with --hwq-compare, only tests that regressed against the "
-           "baseline, to confirm the regression"),
-    Option("report", "", read.path, "FILE", "files",
-           "write an HTML page to look at",
-           "write an HTML report that opens without a network (extra `report`)"),
-    Option("dispatch", "auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]", "streams",
-           "how kernels are launched: eager, graph",
-           "how work reaches the queues: eager (every kernel launched from Python), graph "
-           "(captured once, replayed; accelerators only), or auto (graph on NVIDIA and simulated "
-           "GPUs for workloads that can be captured, else eager; not yet measured on AMD GPUs)"),
-    Option("ranks", "auto", read.integer_or_auto, "N", "streams",
-           "processes that run collectives together",
-           "processes that run a workload with collectives together, each on its own device: auto "
-           "is one per visible accelerator, two on the CPU, one on a simulated device; torchrun's "
-           "ranks take precedence"),
-    Option("sync-mode", "per_iteration", read.one_of(*SYNC_MODES), "MODE", "streams",
-           "when the host waits for the device",
-           "when the host waits: per_iteration (after each), end_only (once, after the last), "
-           "none (never inside the measured window; device events give the times)", rare=True),
-    Option("xsched-root", "", read.path, "DIR", "scheduler",
-           "folder in which XSched is installed",
-           "folder in which XSched is installed, with bin/xserver and lib/; by default the "
-           "environment variable XSCHED_ROOT", rare=True),
-    Option("preloads", "", read.folders, "DIR[,DIR...]", "scheduler",
-           "folders that describe schedulers preload:NAME",
-           "folders with the descriptions NAME.yaml of schedulers preload:NAME", rare=True),
-    Option("workload", "", read.names, "NAME[,NAME...]", "workloads",
-           "only benchmarks of these workloads",
-           "run only benchmarks of these workloads, by name (see `hwq list`)"),
-    Option("priority", "", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
-           "workloads",
-           "only benchmarks with these marks, such as P0",
-           "run only benchmarks with one of these priority marks"),
-    Option("size", "auto", read.one_of(*SIZES), "SIZE", "workloads",
-           "problem size: tiny, small, full",
-           "problem size: tiny (at most about 20 ms per iteration on two CPU cores), small, full; "
-           "auto is full on an accelerator and tiny on the CPU"),
-    Option("param", "", read.parameters, "NAME=VALUE", "workloads",
-           "set a workload's parameter; repeatable",
-           "set a workload's parameter, such as mm_dim=2048 or large_gemm_only.dtype=bf16; "
-           "repeatable",
-           repeatable=True),
-    Option("seed", "0", read.integer(0), "N", "workloads",
-           "seed of random choices and input data",
-           "seed of all random choices and input data"),
-    Option("weights", "", read.path, "DIR", "workloads",
-           "folder with the weights of a scenario's models",
-           "folder with the weights of a scenario's models, each in a folder named after it "
-           "(resnet18, ...) as save_pretrained writes it; by default they are random, from a seed",
-           rare=True),
-    Option("samples", "1000", read.integer(1), "N", "samples",
-           "samples of each cell; P99 needs 368",
-           "samples to measure of each cell's primary latency (a token, a query, a step: see `hwq "
-           "list`); P99 with a 95 % interval needs 368, P99.9 needs 3688"),
-    Option("iterations", "auto", read.integer_or_auto, "N", "samples",
-           "measured iterations of each cell",
-           "measured iterations per cell; auto runs enough for --hwq-samples, at least 50"),
-    Option("max-time", "20", read.seconds, "SECONDS", "samples",
-           "maximum measuring time of a cell, in seconds",
-           "maximum measuring time per cell, in seconds (on a simulated device, of virtual and of "
-           "wall time); a safety net, since the number of samples is planned. A compared run may "
-           "take three times as long to reach its baseline's samples"),
-    Option("whole-windows", "no", read.flag, "", "samples",
-           "measure scenarios' windows to their end",
-           "measure tenants of scenarios for all of the duration, also where all goals are decided "
-           "before", flag=True, rare=True),
-    Option("timeout", "300", read.seconds, "SECONDS", "samples",
-           "total time a cell may take, in seconds",
-           "total time a cell may take, in seconds; a cell that hangs is ended and recorded"),
-    Option("runs", "auto", read.integer_or_auto, "N", "samples",
-           "fresh processes that measure each cell",
-           "measure every cell in N fresh processes, interleaved: each measures every cell once. "
-           "auto is 1; with --hwq-compare as many as each verdict needs (2 to 15; an explicit N "
-           "is judged at one look); with --hwq-save 10"),
-    Option("lean", "no", read.flag, "", "samples",
-           "measure latency and throughput alone",
-           "measure each cell's latency and throughput alone, as a comparison does: no references "
-           "for ratios, timeline or queue switch", flag=True, rare=True),
-    Option("isolation", "process", read.one_of(*ISOLATIONS), "MODE", "samples",
-           "where cells run: in a worker process, or none",
-           "process: cells run in a worker process, so that a crash, a hang or a device error "
-           "costs one cell; none: in pytest's own process (implied by --pdb and --trace)"),
-    Option("lease-timeout", "3600", read.seconds, "SECONDS", "samples",
-           "how long to wait for a device in use",
-           "how long to wait for a device on which another session measures, in seconds; its "
-           "tests then fail. A session keeps its device until it ends"),
-    Option("warmup", "10", read.integer(0), "N", "samples",
-           "minimum warm-up iterations",
-           "minimum warm-up iterations; more follow until the time per iteration is stable",
-           rare=True),
-    Option("dir", ".hwqueue", read.path, "DIR", "files",
-           "folder for records",
-           "folder for records; each is written as soon as its cell is measured"),
-    Option("json", "", read.path, "FILE", "files",
-           "write the session's records to one file",
-           "write all records of the session to one JSON file"),
-    Option("markdown", "", read.path, "FILE", "files",
-           "write figures and verdicts as Markdown",
-           "write the figures and verdicts as Markdown; under GitHub Actions also to the summary"),
-    Option("profile", "no", read.flag, "", "files",
-           "write a trace of each cell, for Perfetto",
-           "also write a trace of one pass per cell, for Perfetto", flag=True),
-    Option("profile-dir", "hwq-profiles", read.path, "DIR", "files",
-           "folder for the traces of --hwq-profile",
-           "folder for the traces of --hwq-profile", rare=True),
-    Option("commit", "", read.commit, "SHA[-dirty]", "files",
-           "commit under test, where git cannot be asked",
-           "commit of the tree under test, for its records, where that is no git repository, such "
-           "as a copy on another machine; else git is asked", rare=True),
-    Option("causes", "failing", read.one_of(*CAUSES), "WHEN", "causes",
-           "when to explain: failing, always, never",
-           "explain why the slowest iterations are slow, from a traced pass separate from the "
-           "measured one: failing (rerun a cell whose P95, P99 or P99.9 fails a comparison, or a "
-           "scenario that misses a latency goal), always (trace every cell and add the causes to "
-           "its record; about 5 s each), never"),
-    Option("baselines", "baselines", read.path, "DIR", "baselines",
-           "folder of the stored baselines",
-           "folder of the stored baselines"),
-    Option("save-records", "no", read.flag, "", "baselines",
-           "with --hwq-save, also keep whole records",
-           "with --hwq-save, also keep the whole records of these runs and their timelines in the "
-           "baseline's folder records/", flag=True, rare=True),
-    Option("pairs", "12", read.integer(3), "N", "baselines",
-           "runs of each version for --hwq-against",
-           "process runs of each version for --hwq-against, unless fewer decide a test", rare=True),
-    Option("fail-on", "p99", read.some_names, "FIGURE[,FIGURE...]", "gate",
-           "figures to compare, such as p99,throughput",
-           "figures to compare: p50, p90, p95, p99, p999, throughput, iteration_time, TAG.p99, or "
-           "a ratio such as convoy_ratio (at P99) or convoy_ratio.p50"),
-    Option("detect", "20%", read.share(10), "SHARE", "gate",
-           "the change that matters: a pass excludes it",
-           "the change that matters: a cell passes only if a change of this size is excluded"),
-    Option("rate", "1%", read.share(0.5), "SHARE", "gate",
-           "chance that unchanged code fails a session",
-           "chance that a session of unchanged code fails a comparison"),
-    Option("on", "incomparable:fail", read.reactions, "VERDICT:REACTION[,...]", "gate",
-           "which verdicts pass, warn or fail",
-           "whether a verdict lets its cell pass, warn or fail: inconclusive (looks worse, but not "
-           "beyond doubt), no-baseline (the baseline lacks the cell), incomparable (measured under "
-           "other conditions than the baseline), missing (in the baseline, but not measured); such "
-           "as missing:fail,inconclusive:pass. One that is not named warns, but incomparable "
-           "fails; repeatable", repeatable=True),
-    Option("min-effect", "5%", read.share(10), "SHARE", "gate",
-           "no change below this is a regression",
-           "no change below this is a regression", rare=True),
-    Option("tau", "auto", read.share_or_auto, "SHARE", "gate",
-           "how much sessions of unchanged code differ",
-           "how much sessions of unchanged code differ (standard deviation), if you know: 0.5% "
-           "with locked clocks on one host, 1% without; `hwq baseline calibrate` measures it; "
-           "auto: what 4 or more sessions of the baseline show, with fewer 2%", rare=True),
-    Option("sentinel", "", lambda o, v: v, "CELL", "gate",
-           "cell that shows whether the machine changed",
-           "id of a cell that does not contain the product (a fixed kernel): if it changed along "
-           "with the whole suite, the machine has changed and nothing is compared", rare=True),
-    Option("allow-env", "no", read.flag, "", "gate",
-           "also compare across drivers and clock settings",
-           "also compare runs with other driver, framework and clock settings",
-           flag=True, rare=True),
-    Option("noise", "none", read.noises, "NOISE[,NOISE...]", "noise",
-           "load to measure under: cpu, disk, ...",
-           "background load on this machine's CPU: also measure each test under it, alternating "
-           "with the quiet test in each of --hwq-runs: cpu, network, disk, heavy, optimised, "
-           "isolated, a description NAME.yaml, one that an installed package adds, or none"),
-    Option("noise-dir", "", read.path, "DIR", "noise",
-           "folder on a disk for the noise `disk`",
-           "folder on a disk for the files of the noise `disk`; by default --hwq-dir", rare=True),
-    Option("noise-size", "1G", read.size_bytes, "BYTES", "noise",
-           "total size of its files",
-           "total size of these files, such as 512M or 4G; they are removed afterwards", rare=True),
-    Option("fault", "", read.faults, "slower:PERCENT", "testing",
-           "make every cell slower on purpose",
-           "make every cell slower, to check that the gate fails: each kernel on a simulated "
-           "device, elsewhere each launch, and the requests of a scenario's first tenant; records "
-           "say so and are never stored as a baseline; repeatable", repeatable=True, rare=True),
-    Option("sim-noise", "", read.noise, "NAME=AMPLITUDE,...", "testing",
-           "noise on a simulated device's kernels",
-           "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run "
-           "and jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1",
-           rare=True),
-)  # fmt: skip
-
-BY_NAME = {option.name: option for option in OPTIONS}
-_BY_FIELD = {option.field: option for option in OPTIONS}
-
 
 class Settings:
     """All settings of a session, checked. Times are in seconds, as the user gave them.
@@ -308,79 +101,237 @@ class Settings:
     session that measures nothing need not import what knows devices, modes and noises.
     """
 
-    device: str
-    streams: tuple[int, ...] | None
-    scheduler: tuple[str, ...]
-    budget: float | None
-    save: str
-    compare: str
-    against: str
-    report: Path | None
-    dispatch: tuple[str, ...]
-    ranks: int | None
-    sync_mode: str
-    xsched_root: Path | None
-    preloads: tuple[Path, ...]
-    workload: tuple[str, ...]
-    priority: tuple[str, ...]
-    size: str
-    param: tuple[tuple[str, str], ...]
-    seed: int
-    weights: Path | None
-    samples: int
-    iterations: int | None
-    max_time: float
-    whole_windows: bool
-    timeout: float
-    runs: int | None
-    lean: bool
-    isolation: str
-    lease_timeout: float
-    warmup: int
-    dir: Path
-    json: Path | None
-    markdown: Path | None
-    profile: bool
-    profile_dir: Path
-    commit: str
-    causes: str
-    baselines: Path
-    save_records: bool
-    pairs: int
-    fail_on: tuple[str, ...]
-    detect: float
-    rate: float
-    on: dict[str, str]
-    min_effect: float
-    tau: float | None
-    sentinel: str
-    allow_env: bool
-    noise: tuple[str, ...]
-    noise_dir: Path | None
-    noise_size: int
-    fault: tuple[str, ...]
-    sim_noise: str
+    # fmt: off
+    # What most people come for stands first.
+    device = Option("auto", read.device, "DEVICE", "streams",
+        "what to measure: cpu, cuda[:N], all, sim:h200",
+        "device to measure: auto (an accelerator if there is one, else the CPU), cpu, "
+        "cuda[:N], hip[:N] (N counts the visible devices), cuda:MIG-UUID (visible by "
+        "CUDA_VISIBLE_DEVICES), all accelerators, or a simulated GPU: sim:h200, sim:mi300x, "
+        "sim:FILE.yaml; or a device that an installed package adds")
+    streams = Option("auto", read.streams, "N[,N...]", "streams",
+        "concurrent streams: a count, or a list",
+        f"concurrent streams, 1 to {MAXIMUM_STREAMS}: one count, a list to sweep, or auto (the "
+        "workload's recommended count; for your own tests 8, on the CPU at most one per core)")
+    scheduler = Option("native", read.schedulers, "MODE[,MODE...]", "scheduler",
+        "modes to measure under: mps, xsched, ...",
+        "scheduler modes to measure under, each in its own processes and proven active: "
+        "native, stream-priority, mps, mps-priority, mps-partition, green-context, xsched, "
+        "preload:NAME, or one that an installed package adds; a setting may have alternatives, "
+        "such as xsched:level=1,threshold=1|2|4")
+    budget = Option("", read.duration, "TIME", "samples",
+        "time the session may take, such as 10min",
+        "time the session may take, such as 90s, 10min or 1h: a test not expected to end in "
+        "time is not started, and is listed. Every test runs once before any runs twice; "
+        "nothing is cut short once started")
+    save = Option("", read.baseline_name, "NAME", "baselines",
+        "store the runs as baseline NAME",
+        "store each cell's runs in the baseline NAME (under --hwq-baselines, by device)")
+    compare = Option("", lambda o, v: v, "NAME", "baselines",
+        "fail cells that are worse than a baseline",
+        "compare each cell with a baseline: NAME (of this device), DEVICE/NAME, or a session's "
+        "JSON file; a cell that got worse fails its test. Undecided cells are measured again, "
+        "up to 15 times; a comparison that judges no cell is an error")
+    against = Option("", lambda o, v: v, "REF", "baselines",
+        "fail cells that are worse than a commit",
+        "also measure another commit, alternating with this version in one session, and fail "
+        "tests that got worse; with --hwq-compare, only tests that regressed against the "
+        "baseline, to confirm the regression")
+    report = Option("", read.path, "FILE", "files",
+        "write an HTML page to look at",
+        "write an HTML report that opens without a network (extra `report`)")
+    dispatch = Option("auto", read.some_of(*DISPATCHES, "auto"), "MODE[,MODE...]", "streams",
+        "how kernels are launched: eager, graph",
+        "how work reaches the queues: eager (every kernel launched from Python), graph "
+        "(captured once, replayed; accelerators only), or auto (graph on NVIDIA and simulated "
+        "GPUs for workloads that can be captured, else eager; not yet measured on AMD GPUs)")
+    ranks = Option("auto", read.integer_or_auto, "N", "streams",
+        "processes that run collectives together",
+        "processes that run a workload with collectives together, each on its own device: auto "
+        "is one per visible accelerator, two on the CPU, one on a simulated device; torchrun's "
+        "ranks take precedence")
+    sync_mode = Option("per_iteration", read.one_of(*SYNC_MODES), "MODE", "streams",
+        "when the host waits for the device",
+        "when the host waits: per_iteration (after each), end_only (once, after the last), "
+        "none (never inside the measured window; device events give the times)", rare=True)
+    xsched_root = Option("", read.path, "DIR", "scheduler",
+        "folder in which XSched is installed",
+        "folder in which XSched is installed, with bin/xserver and lib/; by default the "
+        "environment variable XSCHED_ROOT", rare=True)
+    preloads = Option("", read.folders, "DIR[,DIR...]", "scheduler",
+        "folders that describe schedulers preload:NAME",
+        "folders with the descriptions NAME.yaml of schedulers preload:NAME", rare=True)
+    workload = Option("", read.names, "NAME[,NAME...]", "workloads",
+        "only benchmarks of these workloads",
+        "run only benchmarks of these workloads, by name (see `hwq list`)")
+    priority = Option("", lambda o, v: read.some_of(*PRIORITIES)(o, v) if v else (), "P0[,P1…]",
+        "workloads",
+        "only benchmarks with these marks, such as P0",
+        "run only benchmarks with one of these priority marks")
+    size = Option("auto", read.one_of(*SIZES), "SIZE", "workloads",
+        "problem size: tiny, small, full",
+        "problem size: tiny (at most about 20 ms per iteration on two CPU cores), small, full; "
+        "auto is full on an accelerator and tiny on the CPU")
+    param = Option("", read.parameters, "NAME=VALUE", "workloads",
+        "set a workload's parameter; repeatable",
+        "set a workload's parameter, such as mm_dim=2048 or large_gemm_only.dtype=bf16; "
+        "repeatable",
+        repeatable=True)
+    seed = Option("0", read.integer(0), "N", "workloads",
+        "seed of random choices and input data",
+        "seed of all random choices and input data")
+    weights = Option("", read.path, "DIR", "workloads",
+        "folder with the weights of a scenario's models",
+        "folder with the weights of a scenario's models, each in a folder named after it "
+        "(resnet18, ...) as save_pretrained writes it; by default they are random, from a seed",
+        rare=True)
+    samples = Option("1000", read.integer(1), "N", "samples",
+        "samples of each cell; P99 needs 368",
+        "samples to measure of each cell's primary latency (a token, a query, a step: see `hwq "
+        "list`); P99 with a 95 % interval needs 368, P99.9 needs 3688")
+    iterations = Option("auto", read.integer_or_auto, "N", "samples",
+        "measured iterations of each cell",
+        "measured iterations per cell; auto runs enough for --hwq-samples, at least 50")
+    max_time = Option("20", read.seconds, "SECONDS", "samples",
+        "maximum measuring time of a cell, in seconds",
+        "maximum measuring time per cell, in seconds (on a simulated device, of virtual and of "
+        "wall time); a safety net, since the number of samples is planned. A compared run may "
+        "take three times as long to reach its baseline's samples")
+    whole_windows = Option("no", read.flag, "", "samples",
+        "measure scenarios' windows to their end",
+        "measure tenants of scenarios for all of the duration, also where all goals are decided "
+        "before", flag=True, rare=True)
+    timeout = Option("300", read.seconds, "SECONDS", "samples",
+        "total time a cell may take, in seconds",
+        "total time a cell may take, in seconds; a cell that hangs is ended and recorded")
+    runs = Option("auto", read.integer_or_auto, "N", "samples",
+        "fresh processes that measure each cell",
+        "measure every cell in N fresh processes, interleaved: each measures every cell once. "
+        "auto is 1; with --hwq-compare as many as each verdict needs (2 to 15; an explicit N "
+        "is judged at one look); with --hwq-save 10")
+    lean = Option("no", read.flag, "", "samples",
+        "measure latency and throughput alone",
+        "measure each cell's latency and throughput alone, as a comparison does: no references "
+        "for ratios, timeline or queue switch", flag=True, rare=True)
+    isolation = Option("process", read.one_of(*ISOLATIONS), "MODE", "samples",
+        "where cells run: in a worker process, or none",
+        "process: cells run in a worker process, so that a crash, a hang or a device error "
+        "costs one cell; none: in pytest's own process (implied by --pdb and --trace)")
+    lease_timeout = Option("3600", read.seconds, "SECONDS", "samples",
+        "how long to wait for a device in use",
+        "how long to wait for a device on which another session measures, in seconds; its "
+        "tests then fail. A session keeps its device until it ends")
+    warmup = Option("10", read.integer(0), "N", "samples",
+        "minimum warm-up iterations",
+        "minimum warm-up iterations; more follow until the time per iteration is stable",
+        rare=True)
+    dir = Option(".hwqueue", read.folder, "DIR", "files",
+        "folder for records",
+        "folder for records; each is written as soon as its cell is measured")
+    json = Option("", read.path, "FILE", "files",
+        "write the session's records to one file",
+        "write all records of the session to one JSON file")
+    markdown = Option("", read.path, "FILE", "files",
+        "write figures and verdicts as Markdown",
+        "write the figures and verdicts as Markdown; under GitHub Actions also to the summary")
+    profile = Option("no", read.flag, "", "files",
+        "write a trace of each cell, for Perfetto",
+        "also write a trace of one pass per cell, for Perfetto", flag=True)
+    profile_dir = Option("hwq-profiles", read.folder, "DIR", "files",
+        "folder for the traces of --hwq-profile",
+        "folder for the traces of --hwq-profile", rare=True)
+    commit = Option("", read.commit, "SHA[-dirty]", "files",
+        "commit under test, where git cannot be asked",
+        "commit of the tree under test, for its records, where that is no git repository, such "
+        "as a copy on another machine; else git is asked", rare=True)
+    causes = Option("failing", read.one_of(*CAUSES), "WHEN", "causes",
+        "when to explain: failing, always, never",
+        "explain why the slowest iterations are slow, from a traced pass separate from the "
+        "measured one: failing (rerun a cell whose P95, P99 or P99.9 fails a comparison, or a "
+        "scenario that misses a latency goal), always (trace every cell and add the causes to "
+        "its record; about 5 s each), never")
+    baselines = Option("baselines", read.folder, "DIR", "baselines",
+        "folder of the stored baselines",
+        "folder of the stored baselines")
+    save_records = Option("no", read.flag, "", "baselines",
+        "with --hwq-save, also keep whole records",
+        "with --hwq-save, also keep the whole records of these runs and their timelines in the "
+        "baseline's folder records/", flag=True, rare=True)
+    pairs = Option("12", read.integer(3), "N", "baselines",
+        "runs of each version for --hwq-against",
+        "process runs of each version for --hwq-against, unless fewer decide a test", rare=True)
+    fail_on = Option("p99", read.some_names, "FIGURE[,FIGURE...]", "gate",
+        "figures to compare, such as p99,throughput",
+        "figures to compare: p50, p90, p95, p99, p999, throughput, iteration_time, TAG.p99, or "
+        "a ratio such as convoy_ratio (at P99) or convoy_ratio.p50")
+    detect = Option("20%", read.share(10), "SHARE", "gate",
+        "the change that matters: a pass excludes it",
+        "the change that matters: a cell passes only if a change of this size is excluded")
+    rate = Option("1%", read.share(0.5), "SHARE", "gate",
+        "chance that unchanged code fails a session",
+        "chance that a session of unchanged code fails a comparison")
+    on = Option("incomparable:fail", read.reactions, "VERDICT:REACTION[,...]", "gate",
+        "which verdicts pass, warn or fail",
+        "whether a verdict lets its cell pass, warn or fail: inconclusive (looks worse, but not "
+        "beyond doubt), no-baseline (the baseline lacks the cell), incomparable (measured under "
+        "other conditions than the baseline), missing (in the baseline, but not measured); such "
+        "as missing:fail,inconclusive:pass. One that is not named warns, but incomparable "
+        "fails; repeatable", repeatable=True)
+    min_effect = Option("5%", read.share(10), "SHARE", "gate",
+        "no change below this is a regression",
+        "no change below this is a regression", rare=True)
+    tau = Option("auto", read.share_or_auto, "SHARE", "gate",
+        "how much sessions of unchanged code differ",
+        "how much sessions of unchanged code differ (standard deviation), if you know: 0.5% "
+        "with locked clocks on one host, 1% without; `hwq baseline calibrate` measures it; "
+        "auto: what 4 or more sessions of the baseline show, with fewer 2%", rare=True)
+    sentinel = Option("", lambda o, v: v, "CELL", "gate",
+        "cell that shows whether the machine changed",
+        "id of a cell that does not contain the product (a fixed kernel): if it changed along "
+        "with the whole suite, the machine has changed and nothing is compared", rare=True)
+    allow_env = Option("no", read.flag, "", "gate",
+        "also compare across drivers and clock settings",
+        "also compare runs with other driver, framework and clock settings",
+        flag=True, rare=True)
+    noise = Option("none", read.noises, "NOISE[,NOISE...]", "noise",
+        "load to measure under: cpu, disk, ...",
+        "background load on this machine's CPU: also measure each test under it, alternating "
+        "with the quiet test in each of --hwq-runs: cpu, network, disk, heavy, optimised, "
+        "isolated, a description NAME.yaml, one that an installed package adds, or none")
+    noise_dir = Option("", read.path, "DIR", "noise",
+        "folder on a disk for the noise `disk`",
+        "folder on a disk for the files of the noise `disk`; by default --hwq-dir", rare=True)
+    noise_size = Option("1G", read.size_bytes, "BYTES", "noise",
+        "total size of its files",
+        "total size of these files, such as 512M or 4G; they are removed afterwards", rare=True)
+    fault = Option("", read.faults, "slower:PERCENT", "testing",
+        "make every cell slower on purpose",
+        "make every cell slower, to check that the gate fails: each kernel on a simulated "
+        "device, elsewhere each launch, and the requests of a scenario's first tenant; records "
+        "say so and are never stored as a baseline; repeatable", repeatable=True, rare=True)
+    sim_noise = Option("", read.noise, "NAME=AMPLITUDE,...", "testing",
+        "noise on a simulated device's kernels",
+        "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run "
+        "and jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1",
+        rare=True)
+    # fmt: on
 
     def __init__(self, **given: Any) -> None:
         self.__dict__.update(given)
 
-    # Hidden from type checkers, to which the fields above are all there are.
+    # Hidden from type checkers, which would let it set anything.
     if not TYPE_CHECKING:
-
-        def __getattr__(self, field: str) -> Any:
-            """Read a default."""
-            if field not in _BY_FIELD:
-                raise AttributeError(f"there is no setting {field!r}")
-            option = _BY_FIELD[field]
-            value = self.__dict__[field] = option.parse(option.command_line, option.default)
-            return value
 
         def __setattr__(self, field: str, value: Any) -> None:
             raise AttributeError(f"the setting {field!r} was read and stays")
 
+    def text_of(self, option: Option[Any]) -> tuple[str, str]:
+        """Return an option's name and its text, where it was not given: by default."""
+        return option.command_line, option.default
+
     def as_dict(self) -> dict[str, Any]:
         """Return the values of all fields."""
-        return {field: getattr(self, field) for field in _BY_FIELD}
+        return {option.field: getattr(self, option.field) for option in OPTIONS}
 
     def scheduler_paths(self, folder: Path) -> SchedulerPaths:
         """Where schedulers find their files; paths are relative to ``folder``, pytest's root."""
@@ -388,3 +339,9 @@ class Settings:
 
         root = None if self.xsched_root is None else folder / self.xsched_root
         return SchedulerPaths(root, tuple(folder / each for each in self.preloads))
+
+
+OPTIONS: tuple[Option[Any], ...] = tuple(
+    each for each in vars(Settings).values() if isinstance(each, Option)
+)
+BY_NAME = {option.name: option for option in OPTIONS}

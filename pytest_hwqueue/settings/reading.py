@@ -13,7 +13,7 @@ from pytest_hwqueue.errors import BadInput, shortened
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import pytest
 
@@ -23,6 +23,9 @@ def is_distributed(config: pytest.Config) -> bool:
     return bool(config.getoption("dist", "no") != "no")
 
 
+_RANKS_RUN_ALL = "ranks of torchrun run the same tests, whatever time they take: leave one out"
+
+
 def check_combinations(config: pytest.Config, settings: Settings) -> None:
     """Refuse options that cannot be followed together.
 
@@ -30,9 +33,18 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         BadInput: naming both.
 
     """
+    for option, value, valid in _clashes(config, settings):
+        if value:
+            text = shortened(str(value))
+            raise BadInput(f"{option}={text} cannot be followed here: {valid}")
+
+
+def _clashes(
+    config: pytest.Config, settings: Settings
+) -> Iterator[tuple[str, str | int | None, str]]:
+    """Yield options, their values if they are given, and why they cannot be followed here."""
     distributed = is_distributed(config)
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    in_process = settings.isolation == "none" or bool(debugged)
     ranked = False
     if "RANK" in os.environ:
         from pytest_hwqueue.ranks.launched import launched_rank
@@ -40,76 +52,43 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         ranked = launched_rank(os.environ) is not None
     if ranked and not hasattr(config, "workerinput"):
         if distributed:
-            valid = "the ranks that torchrun has started run the same tests: leave out xdist's -n"
-            raise _combined("--dist", str(config.getoption("dist")), valid)
-        _check_ranks(settings)
+            yield (
+                "--dist", str(config.getoption("dist")),
+                "the ranks that torchrun has started run the same tests: leave out xdist's -n",
+            )  # fmt: skip
+        for name in ("compare", "against"):
+            yield (
+                f"--hwq-{name}", getattr(settings, name),
+                "one session decides which cells are measured again: leave out torchrun, and local "
+                "ranks are started; or compare stored runs with `hwq compare`",
+            )  # fmt: skip
     if settings.budget is not None:
-        _check_budget(settings, f"{settings.budget:g}s", distributed, ranked)
+        budget = "--hwq-budget", f"{settings.budget:g}s"
+        if ranked:
+            yield *budget, _RANKS_RUN_ALL
+        if distributed:
+            yield *budget, "it is one session's: leave out xdist's -n"
+        if settings.against:
+            yield *budget, "--hwq-against measures --hwq-pairs of each test: leave one out"
     if settings.save_records and not settings.save:
-        raise _combined(
-            "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
-        )
-    if not (distributed or in_process):
+        yield "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
+    if not (distributed or debugged or settings.isolation == "none"):
         return
-    _check_schedulers(settings, distributed)
-    if settings.noise:
-        valid = "noise runs with one worker process only: leave out " + (
-            "xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace"
-        )
-        raise _combined("--hwq-noise", ",".join(settings.noise), valid)
-    _check_runs(settings, distributed)
-    if settings.isolation == "none" and config.getoption("hwq_timeout") is not None:
-        valid = "a cell is ended with its process: leave out --hwq-isolation=none"
-        raise _combined("--hwq-timeout", f"{settings.timeout:g}", valid)
-
-
-def _check_ranks(settings: Settings) -> None:
-    for name, value in (("compare", settings.compare), ("against", settings.against)):
-        if value:
-            valid = (
-                "one session decides which cells are measured again: leave out torchrun, and "
-                "local ranks are started; or compare stored runs with `hwq compare`"
-            )
-            raise _combined(f"--hwq-{name}", value, valid)
-
-
-def _check_budget(settings: Settings, text: str, distributed: bool, ranked: bool) -> None:
-    if ranked:
-        valid = "ranks of torchrun run the same tests, whatever time they take: leave one out"
-        raise _combined("--hwq-budget", text, valid)
-    if distributed:
-        raise _combined("--hwq-budget", text, "it is one session's: leave out xdist's -n")
-    if settings.against:
-        valid = "--hwq-against measures --hwq-pairs of each test: leave one out"
-        raise _combined("--hwq-budget", text, valid)
-
-
-def _check_schedulers(settings: Settings, distributed: bool) -> None:
+    out = "leave out " + ("xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace")
     from pytest_hwqueue.schedulers.syntax import needs_environment
 
+    serves = "serves one process at a time" if distributed else "needs a process started for it"
     for text in filter(needs_environment, settings.scheduler):
-        valid = "it needs a process started for it: leave out --hwq-isolation=none, --pdb, --trace"
-        if distributed:
-            valid = "it serves one process at a time: leave out xdist's -n"
-        raise _combined("--hwq-scheduler", text, valid)
-
-
-def _check_runs(settings: Settings, distributed: bool) -> None:
-    asked = [
-        (f"--hwq-{name}", str(value))
-        for name, value in (
-            ("save", settings.save), ("compare", settings.compare),
-            ("against", settings.against), ("runs", settings.runs),
-        )
-        if value not in ("", None, 1)
-    ]  # fmt: skip
-    if not asked:
-        return
-    option, value = asked[0]
-    if distributed:
-        raise _combined(option, value, "runs are counted in one session: leave out xdist's -n")
-    valid = "each run needs a process: leave out --hwq-isolation=none, --pdb, --trace"
-    raise _combined(option, value, valid)
+        yield "--hwq-scheduler", text, f"it {serves}: {out}"
+    noise = ",".join(settings.noise)
+    yield "--hwq-noise", noise, f"noise runs with one worker process only: {out}"
+    counted = "runs are counted in one session" if distributed else "each run needs a process"
+    for name in ("save", "compare", "against", "runs"):
+        value = getattr(settings, name)
+        yield f"--hwq-{name}", None if value == 1 else value, f"{counted}: {out}"
+    if settings.isolation == "none" and config.getoption("hwq_timeout") is not None:
+        ended = "a cell is ended with its process: leave out --hwq-isolation=none"
+        yield "--hwq-timeout", f"{settings.timeout:g}", ended
 
 
 # What judges or stores, and what names cells or the conditions of all: never followed by silence.
@@ -137,7 +116,7 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(option.key, option.help, default=None)
 
 
-def _line(option: Option) -> str:
+def _line(option: Option[Any]) -> str:
     """Return an option's line, with its default; argparse expands % in it."""
     default = "" if option.flag or not option.default else f" [{option.default}]"
     return f"{option.line}{default}".replace("%", "%%")
@@ -180,14 +159,14 @@ def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str
     """
     asked = []
     for name in _NEED_MEASURING:
-        if is_given(config, name) and getattr(settings, name) not in (False, "", (), ("native",)):
-            source, text = _given(config, BY_NAME[name], os.environ)
+        source, text = _given(config, BY_NAME[name], os.environ)
+        if text and getattr(settings, name) not in (False, "", (), ("native",)):
             asked.append((name, f"{source}={text}"))
     return asked
 
 
 def _given(
-    config: pytest.Config, option: Option, environment: Mapping[str, str]
+    config: pytest.Config, option: Option[Any], environment: Mapping[str, str]
 ) -> tuple[str, str]:
     """Return where an option was given, and its text: empty if nowhere, or to switch it off."""
     given = config.getoption(option.key)
@@ -198,8 +177,3 @@ def _given(
         return f"environment variable {option.variable}", environment[option.variable]
     text = config.getini(option.key)
     return f"ini key {option.key}", "" if text is None else str(text)
-
-
-def _combined(option: str, value: str, valid: str) -> BadInput:
-    """Return why an option, whose value is valid, cannot be followed together with another."""
-    return BadInput(f"{option}={shortened(value)} cannot be followed here: {valid}")

@@ -57,11 +57,9 @@ def some_of(*choices: str) -> Callable[[str, str], tuple[str, ...]]:
 
     def parse(option: str, value: str) -> tuple[str, ...]:
         parts = _split(value)
-        for part in parts:
+        for part in parts or [value]:
             if part not in choices:
                 raise BadOption(option, part, f"choose one or more of {', '.join(choices)}")
-        if not parts:
-            raise BadOption(option, value, f"choose one or more of {', '.join(choices)}")
         return tuple(dict.fromkeys(parts))
 
     return parse
@@ -176,13 +174,11 @@ def streams(option: str, value: str) -> tuple[int, ...] | None:
         return None
     valid = f"give a count from 1 to {MAXIMUM_STREAMS}, a list such as 1,2,4,8, or auto"
     counts = []
-    for part in _split(value):
+    for part in _split(value) or [value]:
         # The length first: Python refuses to read thousands of digits.
         if not part.isdecimal() or len(part) > 9 or not 1 <= int(part) <= MAXIMUM_STREAMS:
             raise BadOption(option, part, valid)
         counts.append(int(part))
-    if not counts:
-        raise BadOption(option, value, valid)
     return tuple(dict.fromkeys(counts))
 
 
@@ -274,6 +270,11 @@ def schedulers(option: str, value: str) -> tuple[str, ...]:
 def folders(_option: str, value: str) -> tuple[Path, ...]:
     """Take folders separated by commas, or nothing."""
     return tuple(Path(part) for part in _split(value))
+
+
+def folder(_option: str, value: str) -> Path:
+    """Take a path, which has a default."""
+    return Path(value)
 
 
 def path(_option: str, value: str) -> Path | None:

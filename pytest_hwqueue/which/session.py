@@ -1,10 +1,11 @@
-"""Measures the runs of ``hwq which`` on one device, without pytest."""
+"""Measures the runs of a scenario on one device: of ``hwq which``, and of pytest's tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.processes.starting import ForkServer
@@ -19,6 +20,9 @@ from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.noise.neighbours import NoisePlaces
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class WhichSettings:
         weights: folder with those of every model; None for seeded ones.
         command: repeats this.
         provenance: of the tree that the scenario file is in.
+        faults: planted in the scenario's first tenant.
+        noise_places: what noises need; None where the scenario has none.
 
     """
 
@@ -51,6 +57,8 @@ class WhichSettings:
     weights: Path | None
     command: str
     provenance: Provenance
+    faults: tuple[str, ...] = ()
+    noise_places: NoisePlaces | None = None
 
 
 def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
@@ -74,6 +82,7 @@ class Measurer:
 
     Attributes:
         decided: ends windows early; None to measure all to their end.
+        running: id of what is being measured.
 
     """
 
@@ -86,6 +95,7 @@ class Measurer:
         server: ForkServer | None = None,
     ) -> None:
         self.decided: Decided | None = None
+        self.running = ""
         self._scenario = scenario
         self._settings = settings
         self._progress = progress
@@ -98,10 +108,7 @@ class Measurer:
         """Measure a run; the arguments are those of `scenario_runs.Measure`."""
         duration_s = share * self._settings.duration_s
         planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
-        folder = self._settings.folder
-        return self._run(
-            run, peaks_per_s, duration_s, number, folder, traced=False, planned=planned
-        )
+        return self.window(run, peaks_per_s, duration_s, number, planned)
 
     def window(
         self,
@@ -112,24 +119,20 @@ class Measurer:
         planned: Sequence[Look],
     ) -> tuple[ColocationRecord, Path]:
         """Measure a run in a window of so many seconds, looked at as planned."""
-        folder = self._settings.folder
-        return self._run(
-            run, peaks_per_s, duration_s, number, folder, traced=False, planned=planned
-        )
+        return self._run(run, peaks_per_s, duration_s, number, planned)
 
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
         """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
-        folder = self._settings.folder / "traced"
-        return self._run(run, peaks_per_s, duration_s, 1, folder, traced=True)[0]
+        return self._run(run, peaks_per_s, duration_s, 1, (), traced=True)[0]
 
     def plan(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
     ) -> Colocation:
         """Return what a window of a run measures; ``number`` is that of its round, from 1."""
         settings = self._settings
-        return colocation(
+        plan = colocation(
             run,
             peaks_per_s,
             duration_s=duration_s,
@@ -141,6 +144,12 @@ class Measurer:
             folder=settings.scenario_folder,
             weights=settings.weights,
         )
+        first = self._scenario.tenants[0].name
+        tenants = (
+            replace(each, faults=settings.faults) if each.name == first else each
+            for each in plan.tenants
+        )
+        return replace(plan, tenants=tuple(tenants))
 
     def _run(
         self,
@@ -148,18 +157,25 @@ class Measurer:
         peaks_per_s: Mapping[str, float],
         duration_s: float,
         number: int,
-        folder: Path,
+        planned: Sequence[Look],
         *,
-        traced: bool,
-        planned: Sequence[Look] = (),
+        traced: bool = False,
     ) -> tuple[ColocationRecord, Path]:
         settings = self._settings
         plan = self.plan(run, peaks_per_s, duration_s, number)
+        folder = settings.folder / "traced" if traced else settings.folder
+        self.running = plan.id
         path = record_path(folder, plan.id)
         looks = None
         if self.decided is not None and planned:
             decided = self.decided
             looks = Looks(planned, lambda record: decided(run, record, path))
+        noise = None
+        if plan.noise is not None:
+            from pytest_hwqueue.noise.neighbours import open_noise
+
+            assert settings.noise_places is not None
+            noise = open_noise(plan.noise, settings.noise_places)
         record = colocate(
             plan,
             opened_or_not(plan.scheduler, settings.scheduler_paths),
@@ -170,6 +186,7 @@ class Measurer:
             provenance=settings.provenance,
             run=number,
             traced=traced,
+            noise=noise,
             server=self._server,
             looks=looks,
         )

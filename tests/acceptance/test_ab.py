@@ -14,7 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from pytest_hwqueue.cli.ab import ab
+from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.suite import plugin_name
 from tests.acceptance.inner import ROOT, SHORT, commit, left_behind, new_repository, started
 from tests.interleaved.repositories import TEST, git
@@ -121,7 +121,7 @@ def test_wrong_usage_is_refused_before_anything_is_measured(
     (project / "test_new.py").write_text("def test_new(hwq): hwq.measure(lambda: None)\n")
     monkeypatch.chdir(project)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    result = CliRunner().invoke(ab, arguments, prog_name="hwq ab")
+    result = CliRunner().invoke(main, ["ab", *arguments], prog_name="hwq")
     assert result.exit_code == 2, result.output
     said = " ".join(result.output.split())
     assert says in said

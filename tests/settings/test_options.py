@@ -253,21 +253,13 @@ BAD: dict[str, list[tuple[str, str]]] = {
 }
 
 
-def on_command_line(option: Option, text: str) -> list[str]:
+def on_command_line(option: Option[Any], text: str) -> list[str]:
     return [option.command_line] if option.flag else [f"{option.command_line}={text}"]
 
 
 def test_every_option_is_tested() -> None:
     assert VALUES.keys() == BAD.keys() == BY_NAME.keys()
     assert len(BY_NAME) == len(OPTIONS)
-
-
-def test_settings_have_a_field_for_each_row_and_no_other() -> None:
-    fields = [option.field for option in OPTIONS]
-    assert list(Settings.__annotations__) == fields
-    assert list(read().as_dict()) == fields
-    with pytest.raises(AttributeError, match="there is no setting 'sed'"):
-        _ = read().sed  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -342,7 +334,7 @@ def test_bad_value_is_refused_with_its_place_and_the_choices(
 @pytest.mark.parametrize("option", [each for each in OPTIONS if not each.flag])
 @pytest.mark.parametrize("digits", [5_000, 15_000])
 def test_a_number_of_any_length_is_taken_or_refused_in_few_words(
-    option: Option, digits: int
+    option: Option[Any], digits: int
 ) -> None:
     said = ""
     try:
@@ -460,7 +452,7 @@ NUMERIC_TEXT = st.one_of(
 
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(OPTIONS), NUMERIC_TEXT)
-def test_any_text_is_read_or_refused_by_name(option: Option, text: str) -> None:
+def test_any_text_is_read_or_refused_by_name(option: Option[Any], text: str) -> None:
     refused: BadOption | None = None
     try:
         option.parse(option.command_line, text)

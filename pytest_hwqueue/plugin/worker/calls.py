@@ -60,6 +60,8 @@ class SessionCalls:
     def begin_noise(self, name: str, seconds: int) -> None:
         """Start a noise for the test's process, for so many seconds at most.
 
+        While one runs, another round of it begins, separate from that around it.
+
         Raises:
             NotProven: if it cannot be started.
 
@@ -67,13 +69,5 @@ class SessionCalls:
         raise NotImplementedError("noise runs only beside a worker, and this was refused before")
 
     def end_noise(self) -> NoiseRound:
-        """End it; return what it did."""
-        raise NotImplementedError
-
-    def begin_noise_round(self) -> None:
-        """Begin another round of the running noise, separate from that of `end_noise`."""
-        raise NotImplementedError
-
-    def end_noise_round(self) -> NoiseRound:
-        """End that round; return what happened in it."""
+        """End it, or its inner round; return what happened in it."""
         raise NotImplementedError

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +22,7 @@ from pytest_hwqueue.plugin.worker.local_ranks import (
     worker_input,
 )
 from pytest_hwqueue.plugin.worker.services import SchedulerServices, mode_of_worker, worker_of
-from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker, problem_of
+from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker
 from pytest_hwqueue.processes.channel import ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
@@ -68,8 +70,7 @@ class Isolation:
         """Measure these tests next, in this order and in a fresh process, as run number ``run``."""
         self.close()
         self._run = run
-        self._items = list(items)
-        self._position = {item.nodeid: index for index, item in enumerate(items)}
+        self._follows = {item.nodeid: follows for item, follows in pairwise(items)}
 
     def run(
         self, item: pytest.Item, report: Callable[[pytest.TestReport], None] | None = None
@@ -84,14 +85,17 @@ class Isolation:
         # Its number names the test to all ranks, whose sessions run the same ones in order.
         self._tests += 1
         name = f"test-{self._tests}"
-        run = ItemRun(item, self._session, self._progress, self._run, report, self._told(name))
+        run = ItemRun(
+            item, self._session, self._progress, self._run, report, partial(self._tell, name)
+        )
         try:
             services = self._ready_services(mode_of_worker(item))
             child = self._ready_child(services, ranks_needed(item))
             child.send("run", item=item_key(item), next=self._next(item), key=name)
             retire = run.follow(child, services)
         except ProcessEnded as died:
-            ended = self._scheduler_problem()
+            running, worker = self._services, self._child
+            ended = running.problem(worker.pid) if running and worker else ""
             because = f"{ended}; so " if ended else ""
             self._drop_child(run, f"{because}the worker process {died}")
             if ended:
@@ -183,28 +187,17 @@ class Isolation:
             "basetemp": f"{basetemp}-hwq-{os.getpid()}-{self._started}" if basetemp else None,
         }
 
-    def _told(self, test: str) -> Callable[[str, str], None]:
-        """Return a function that informs the other ranks of this rank's failure."""
+    def _tell(self, test: str, reason: str, detail: str) -> None:
+        """Inform the other ranks, if a launcher has started them, of this rank's failure."""
         launched = self._launched
-        if launched is None:
-            return lambda reason, detail: None
-        return lambda reason, detail: tell_failure(
-            connect(launched, test), launched.rank, reason, detail
-        )
+        if launched is not None:
+            tell_failure(connect(launched, test), launched.rank, reason, detail)
 
     def _next(self, item: pytest.Item) -> str | None:
-        index = self._position[item.nodeid] + 1
-        if index == len(self._items):
+        follows = self._follows.get(item.nodeid)
+        if follows is None or worker_of(follows) != worker_of(item):
             return None
-        follows = self._items[index]
-        same = worker_of(follows) == worker_of(item)
-        return item_key(follows) if same else None
-
-    def _scheduler_problem(self) -> str:
-        """Return which of the scheduler's services has ended; empty if all are alive."""
-        if self._services is None or self._child is None:
-            return ""
-        return problem_of(self._services, self._child)
+        return item_key(follows)
 
     def _drop_child(self, run: ItemRun, reason: str, *, failed_test: bool = True) -> None:
         child, self._child = self._child, None

@@ -22,15 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.config import _prepareconfig
 
+from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
-from pytest_hwqueue.plugin.state import (
-    ASSIGNMENT,
-    PROVENANCE,
-    SINK,
-    WORKER_KEY,
-    Assignment,
-    item_key,
-)
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.services import Fitness
 from pytest_hwqueue.plugin.worker.test_run import packed
@@ -79,7 +72,7 @@ class WorkerPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run single tests until asked to exit."""
-        items = {item_key(item): item for item in session.items}
+        items = {state.item_key(item): item for item in session.items}
         # Garbage is collected before each pass: not among all tests of the session each time. As a
         # test runs, pytest adds to these two of its dicts, which the collector sees from then on.
         for each in session.items:
@@ -170,9 +163,9 @@ class WorkerPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Keep the config; let the fixtures find the sink and what records say of this process."""
         self._config = config
-        config.stash[SINK] = self._sink
-        config.stash[ASSIGNMENT] = Assignment(*self._start["assignment"])
-        config.stash[PROVENANCE] = Provenance(**self._start["provenance"])
+        config.stash[state.SINK] = self._sink
+        config.stash[state.ASSIGNMENT] = state.Assignment(*self._start["assignment"])
+        config.stash[state.PROVENANCE] = Provenance(**self._start["provenance"])
 
 
 def _shortened(text: str) -> str:
@@ -221,31 +214,20 @@ def _serve(channel: Channel) -> None:
 def _configure(config: pytest.Config, start: Message) -> None:
     """Undo the configuration that belongs only to the session that the worker works for."""
     config.args = start["files"]
-    overrides: dict[str, Any] = {
-        "maxfail": 0,
-        "usepdb": False,
-        "trace": False,
-        "collectonly": False,
-        "basetemp": start["basetemp"],
-        "xmlpath": None,
-        # xdist
-        "numprocesses": None,
-        "maxprocesses": None,
-        "dist": "no",
-        "tx": [],
-        "distload": False,
-        "looponfail": False,
+    off = [
+        "maxfail", "usepdb", "trace", "collectonly",
+        "distload", "looponfail",  # xdist
         # pytest-benchmark: the samples are mirrored by the session itself
-        "benchmark_disable": True,
-        "benchmark_enable": False,
-        "benchmark_only": False,
-        "benchmark_skip": False,
-        "benchmark_json": None,
-        "benchmark_save": None,
-        "benchmark_autosave": None,
-        "benchmark_compare": None,
-        "benchmark_histogram": None,
-    }
+        "benchmark_enable", "benchmark_only", "benchmark_skip",
+    ]  # fmt: skip
+    none = [
+        "xmlpath", "numprocesses", "maxprocesses", "benchmark_json", "benchmark_save",
+        "benchmark_autosave", "benchmark_compare", "benchmark_histogram",
+    ]  # fmt: skip
+    overrides: dict[str, Any] = {
+        **dict.fromkeys(off, False), **dict.fromkeys(none), "basetemp": start["basetemp"],
+        "dist": "no", "tx": [], "benchmark_disable": True,
+    }  # fmt: skip
     for name, value in overrides.items():
         if hasattr(config.option, name):
             setattr(config.option, name, value)
@@ -253,4 +235,4 @@ def _configure(config: pytest.Config, start: Message) -> None:
     if (forked := config.pluginmanager.get_plugin("pytest_forked")) is not None:
         config.pluginmanager.unregister(forked)
     # The convention by which plugins (pytest's own too) know a worker from the session itself.
-    config.workerinput = {**start["workerinput"], WORKER_KEY: True}  # type: ignore[attr-defined]
+    config.workerinput = {**start["workerinput"], state.WORKER_KEY: True}  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_hwqueue.errors import NotProven, on_one_line
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import parameters_of
 from pytest_hwqueue.processes.channel import standard_streams
@@ -154,6 +155,14 @@ class SchedulerServices:
         if self._mode is not None:
             self._mode.check()
             self._mode.observe({CELL.name: pid})
+
+    def problem(self, pid: int) -> str:
+        """Return which service has ended; empty if all are alive. ``pid`` is the worker's."""
+        try:
+            self.check(pid)
+        except NotProven as error:
+            return on_one_line(error)
+        return ""
 
     def close(self) -> None:
         """Stop the services; the worker must have ended."""

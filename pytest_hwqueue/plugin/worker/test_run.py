@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.devices.lease import keep
-from pytest_hwqueue.errors import NotProven, on_one_line
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise.neighbours import open_noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.plugin.noise import noise_places
@@ -118,14 +118,14 @@ class ItemRun(SessionCalls):
 
         """
         self.cut_short = False
-        self._noise: RunningNoise | None = None
-        self._noise_round: RunningNoise | None = None
+        # Of the noise that runs, and within it of a cell.
+        self._rounds: list[RunningNoise] = []
         self._noises = ExitStack()
         self._failed = failed
         self.scheduler_ended = False
         self._item = item
         self._run = run
-        self._emit = report or self._to_pytest
+        self._emit = report or (lambda made: item.ihook.pytest_runtest_logreport(report=made))
         self._session = session
         self._progress = progress
         # The cell that is being measured; none before and after.
@@ -145,35 +145,32 @@ class ItemRun(SessionCalls):
             NotProven: if a service that its scheduler needs has ended.
 
         """
-        with self._noises:
-            return self._follow(child, services)
-
-    def _follow(self, child: Worker, services: SchedulerServices) -> bool:
         self._child, self._services = child, services
         self._restart_clock()
         check_at = time.monotonic()
-        while not self.cut_short:
-            if services.text is not None and time.monotonic() >= check_at:
-                services.check(child.pid)
-                check_at = time.monotonic() + _CHECK_S
-            until = self._deadline
-            if services.text is not None:
-                until = check_at if until is None else min(check_at, until)
-            message = child.receive(until)
-            if message is None:
-                if self._deadline is not None and time.monotonic() >= self._deadline:
-                    self._time_out()
-            elif message["kind"] == "call":
-                answer = answer_to(message, SessionCalls, self)
-                if answer is not None:
-                    child.send("answer", **answer)
-            elif message["kind"] == "missing":
-                why = "the worker process did not collect this test; see its log"
-                self._emit(self._failed_report(why, ""))
-                return False
-            else:
-                return bool(message["retire"])
-        return True
+        with self._noises:
+            while not self.cut_short:
+                if services.text is not None and time.monotonic() >= check_at:
+                    services.check(child.pid)
+                    check_at = time.monotonic() + _CHECK_S
+                until = self._deadline
+                if services.text is not None:
+                    until = check_at if until is None else min(check_at, until)
+                message = child.receive(until)
+                if message is None:
+                    if self._deadline is not None and time.monotonic() >= self._deadline:
+                        self._time_out()
+                elif message["kind"] == "call":
+                    answer = answer_to(message, SessionCalls, self)
+                    if answer is not None:
+                        child.send("answer", **answer)
+                elif message["kind"] == "missing":
+                    why = "the worker process did not collect this test; see its log"
+                    self._emit(self._failed_report(why, ""))
+                    return False
+                else:
+                    return bool(message["retire"])
+            return True
 
     def ended(self, status: Status, reason: str, detail: str, *, failed_test: bool) -> None:
         """Record a cell that did not end by itself, and report its test as failed.
@@ -264,40 +261,32 @@ class ItemRun(SessionCalls):
 
     def confirm_scheduler(self) -> None:
         """Look at the services now; raises NotProven."""
-        problem = problem_of(self._services, self._child)
+        problem = self._services.problem(self._child.pid)
         self.scheduler_ended = bool(problem)
         if problem:
             raise NotProven(problem)
 
     def begin_noise(self, name: str, seconds: int) -> None:
-        """Start it for the worker; raises NotProven."""
+        """Start it for the worker, or a round of its own with the same load; raises NotProven."""
+        if self._rounds:
+            self._rounds.append(self._rounds[0].another_round())
+            return
         config = self._item.config
         if hasattr(config, "workerinput"):
             # Other processes of the session would be disturbed as well, and measure.
             raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
         logs = mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._session.folder)
         noise = open_noise(name, noise_places(config))
-        self._noise = self._noises.enter_context(
-            running(noise, self._child.pid, Path(logs), seconds)
-        )
+        run = running(noise, self._child.pid, Path(logs), seconds)
+        self._rounds.append(self._noises.enter_context(run))
         self._restart_clock()
 
     def end_noise(self) -> NoiseRound:
-        """End it."""
-        assert self._noise is not None
-        found, self._noise = self._noise.end_round(), None
-        self._noises.close()
+        """End the round, and with the last one the noise."""
+        found = self._rounds.pop().end_round()
+        if not self._rounds:
+            self._noises.close()
         return found
-
-    def begin_noise_round(self) -> None:
-        """Begin a round of its own, with the same load."""
-        assert self._noise is not None
-        self._noise_round = self._noise.another_round()
-
-    def end_noise_round(self) -> NoiseRound:
-        """End that round."""
-        assert self._noise_round is not None
-        return self._noise_round.end_round()
 
     def _restart_clock(self) -> None:
         self._began = time.monotonic()
@@ -338,9 +327,6 @@ class ItemRun(SessionCalls):
             **self._session.provenance.fields(),
         )
 
-    def _to_pytest(self, report: pytest.TestReport) -> None:
-        self._item.ihook.pytest_runtest_logreport(report=report)
-
     def _failed_report(self, text: str, detail: str) -> pytest.TestReport:
         return pytest.TestReport(
             nodeid=self._item.nodeid,
@@ -353,12 +339,3 @@ class ItemRun(SessionCalls):
             sections=[("worker", detail)] if detail else [],
             duration=time.monotonic() - self._began,
         )
-
-
-def problem_of(services: SchedulerServices, child: Worker) -> str:
-    """Return which service of a worker's scheduler has ended; empty if all are alive."""
-    try:
-        services.check(child.pid)
-    except NotProven as error:
-        return on_one_line(error)
-    return ""

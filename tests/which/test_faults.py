@@ -1,0 +1,26 @@
+"""A fault is planted in the scenario's first tenant, and in no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.scenarios.file import read_scenario
+from pytest_hwqueue.scenarios.planned_runs import cases, own_run
+from pytest_hwqueue.schedulers.syntax import SchedulerPaths
+from pytest_hwqueue.suite import suite_path
+from pytest_hwqueue.which.session import Measurer, WhichSettings
+
+
+def test_the_first_tenant_has_the_fault(tmp_path: Path) -> None:
+    scenario = read_scenario(suite_path() / "scenarios" / "high_load.hwq.yaml")
+    settings = WhichSettings(
+        "cpu", "tiny", 1.0, 0, 1.0, SchedulerPaths(), tmp_path, tmp_path, None, "",
+        Provenance(), faults=("slower:50",),
+    )  # fmt: skip
+    measurer = Measurer(scenario, settings, lambda *_: None, lambda _: None)
+    peaks = {tenant.name: 10.0 for tenant in scenario.tenants}
+    plan = measurer.plan(own_run(scenario, cases(scenario)[0]), peaks, 1.0, 1)
+    faults = {tenant.name: tenant.faults for tenant in plan.tenants}
+    assert faults.pop(scenario.tenants[0].name) == ("slower:50",)
+    assert set(faults.values()) == {()}
