@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -62,6 +62,12 @@ class KernelWork:
     # Follows from the others: no part of what tells kernels apart (`costs`).
     memory_bound: bool = field(default=False, repr=False)
 
+    def slowed(self, factor: float) -> KernelWork:
+        """Return what takes ``factor`` times as long."""
+        if factor == 1:
+            return self
+        return replace(self, duration_ns=max(1, round(self.duration_ns * factor)))
+
 
 @dataclass(frozen=True)
 class CopyWork:
@@ -70,6 +76,10 @@ class CopyWork:
     size_bytes: int
     engine: int = 0
     name: str = "copy"
+
+    def slowed(self, factor: float) -> CopyWork:
+        """Return itself: noise is that of kernels."""
+        return self
 
 
 class Point:
@@ -91,8 +101,7 @@ class Point:
             wake()
 
 
-@dataclass(frozen=True)
-class GraphNode:
+class GraphNode(NamedTuple):
     """A node of a graph: a kernel, a copy, or None for an event's recording.
 
     Attributes:
@@ -119,6 +128,14 @@ class GraphWork:
             for before in node.after:
                 found[before].append(index)
         return tuple(tuple(indices) for indices in found)
+
+    def slowed(self, factor: float) -> GraphWork:
+        """Return the graph with its kernels slowed."""
+        if factor == 1:
+            return self
+        return GraphWork(
+            tuple(GraphNode(work and work.slowed(factor), after) for work, after in self.nodes)
+        )
 
 
 Work = KernelWork | CopyWork | GraphWork
@@ -230,14 +247,16 @@ _NO_KERNEL = frozenset(
 _WITH_KERNELS = ("aten", "c10d")
 
 
-class Costs:
+class Costs(TorchDispatchMode):
     """Costs of launches on one modelled device."""
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._profile = profile
         self._kept: dict[Hashable, tuple[Work, ...]] = {}
         self._older: dict[Hashable, tuple[Work, ...]] = {}
-        self._mode = _Costing(profile)
+        # Of the function being costed.
+        self._works: list[Work] = []
 
     def age(self) -> None:
         """Forget what was not asked for since the last call, and what torch keeps of operations.
@@ -265,7 +284,10 @@ class Costs:
         if found is None:
             found = self._older.get(key)
             if found is None:
-                found = self._mode.run(function, arguments)
+                self._works = []
+                with self:
+                    function(*arguments)
+                found = tuple(self._works)
             if len(self._kept) >= _MOST_KEPT:
                 self.age()
             self._kept[key] = found
@@ -273,25 +295,7 @@ class Costs:
 
     def add(self, work: Work) -> None:
         """Note work that is no aten operation, for the function being costed."""
-        self._mode.works.append(work)
-
-
-class _Costing(TorchDispatchMode):
-    def __init__(self, profile: Profile) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.works: list[Work] = []
-        self._profile = profile
-
-    def run(
-        self, function: Callable[..., object], arguments: tuple[object, ...]
-    ) -> tuple[Work, ...]:
-        self.works = []
-        try:
-            with self:
-                function(*arguments)
-            return tuple(self.works)
-        finally:
-            self.works = []
+        self._works.append(work)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -309,7 +313,7 @@ class _Costing(TorchDispatchMode):
         if packet not in _NO_KERNEL and not func.is_view and func.namespace in _WITH_KERNELS:
             work = self._work_of(func, args, options, result)
             if work is not None:
-                self.works += self._with_layouts(work, packet, args, result)
+                self._works += self._with_layouts(work, packet, args, result)
         return result
 
     def _with_layouts(self, work: Work, packet: Any, args: Any, result: Any) -> Sequence[Work]:
@@ -409,6 +413,26 @@ class _Costing(TorchDispatchMode):
 def _on_tensor_cores(dtype: torch.dtype) -> bool:
     """Whether products of this type use tensor cores: fp32 only as TF32, where it is allowed."""
     return dtype is not torch.float32 or torch.get_float32_matmul_precision() != "highest"
+
+
+class Enqueued:
+    """Enqueues one kernel, or a captured graph, when launched.
+
+    Attributes:
+        events: of a graph, those that each replay records, by node.
+
+    """
+
+    def __init__(
+        self, costs: Costs, work: KernelWork | GraphWork, events: Mapping[int, SimulatedEvent]
+    ) -> None:
+        self.work = work
+        self.events = events
+        self._costs = costs
+
+    def __call__(self) -> None:
+        """Enqueue it."""
+        self._costs.add(self.work)
 
 
 class _Same:

@@ -17,6 +17,7 @@ from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import (
     Costs,
+    Enqueued,
     HostClock,
     KernelWork,
     SimulatedEvent,
@@ -258,7 +259,7 @@ class SimulatedDevice:
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
         """Return a kernel of one block that lasts exactly ``duration_ns``."""
-        return _Spin(self.costs, KernelWork(max(1, duration_ns), name="spin"))
+        return Enqueued(self.costs, KernelWork(max(1, duration_ns), name="spin"), {})
 
     def memory_bytes(self) -> dict[str, int]:
         """Return nothing: memory is not modelled."""
@@ -277,16 +278,3 @@ class SimulatedDevice:
             "memory GiB": round(self.profile.memory.capacity_bytes.value / 2**30, 1),
             "stream priorities (least, greatest)": (range_.least.value, range_.greatest.value),
         }
-
-
-class _Spin:
-    """A kernel of a given duration; calling it within a launch enqueues it."""
-
-    __name__ = "spin"
-
-    def __init__(self, costs: Costs, work: KernelWork) -> None:
-        self._costs = costs
-        self._work = work
-
-    def __call__(self) -> None:
-        self._costs.add(self._work)

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.simulated.costs import (
-    Costs,
+    CopyWork,
     GraphNode,
     GraphWork,
     HostClock,
+    KernelWork,
     Point,
     SimulatedEvent,
     Work,
@@ -260,30 +262,13 @@ class Repeats:
         clock.now_ns = now_ns
 
 
-class Replay:
-    """A captured graph; launching it replays all of it."""
-
-    def __init__(self, costs: Costs, graph: GraphWork, events: dict[int, SimulatedEvent]) -> None:
-        self.graph = graph
-        self.events = events
-        self._costs = costs
-
-    def __call__(self) -> None:
-        """Enqueue the graph, when launched."""
-        self._costs.add(self.graph)
-
-
 class Capture:
     """The graph being captured: streams order nodes, events order them across streams."""
 
     def __init__(self) -> None:
         self.events: dict[int, SimulatedEvent] = {}
         self._nodes: list[GraphNode] = []
-        self._last: dict[int, int] = {}
-        self._waits: dict[int, list[int]] = {}
-        self._behind: dict[int, tuple[int, ...]] = {}
-        # Holding the events keeps their ids unique for as long as the capture lasts.
-        self._held: list[SimulatedEvent] = []
+        self._order = LaunchTrace()
 
     @property
     def graph(self) -> GraphWork:
@@ -300,16 +285,14 @@ class Capture:
         for work in works:
             if isinstance(work, GraphWork):
                 raise DeviceError("a graph cannot be replayed while another is captured")
-            self._add(stream, GraphNode(work, self._before(stream)))
+            self._add(stream, work)
 
     def recorded(self, stream: int, event: SimulatedEvent) -> None:
         """Note an event; one created for graphs is recorded on each replay."""
         if event.in_graphs:
             self.events[len(self._nodes)] = event
-            self._add(stream, GraphNode(None, self._before(stream)))
-        last = (self._last[stream],) if stream in self._last else ()
-        self._behind[id(event)] = (*last, *self._waits.get(stream, ()))
-        self._held.append(event)
+            self._add(stream, None)
+        self._order.recorded(stream, event)
 
     def waited(self, stream: int, event: SimulatedEvent) -> None:
         """Make a stream's later launches wait for an event of this capture.
@@ -318,16 +301,11 @@ class Capture:
             DeviceError: if the event was not recorded while capturing.
 
         """
-        if id(event) not in self._behind:
+        if not self._order.has_seen(event):
             raise DeviceError("a stream being captured may wait only for events of the capture")
-        self._waits.setdefault(stream, []).extend(self._behind[id(event)])
+        self._order.waited(stream, event)
 
-    def _before(self, stream: int) -> tuple[int, ...]:
-        before = set(self._waits.pop(stream, ()))
-        if stream in self._last:
-            before.add(self._last[stream])
-        return tuple(sorted(before))
-
-    def _add(self, stream: int, node: GraphNode) -> None:
-        self._last[stream] = len(self._nodes)
-        self._nodes.append(node)
+    def _add(self, stream: int, work: KernelWork | CopyWork | None) -> None:
+        last = self._order.last_on(stream)
+        node = self._order.launches[self._order.launched(stream, None)]
+        self._nodes.append(GraphNode(work, tuple(sorted({*node.waits_for, *last}))))
