@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, Literal
@@ -28,39 +28,24 @@ from pytest_hwqueue.devices.simulated.costs import (
 from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
-from pytest_hwqueue.devices.telemetry import TelemetrySample
+from pytest_hwqueue.devices.telemetry import Reader, TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 
 _NOT_MODELLED = "not modelled by the simulated device"
 
 
-class SimulatedReader:
+class SimulatedReader(Reader):
     """Reads a simulated device in its virtual time."""
 
-    missing: Mapping[str, str] = dict.fromkeys(
-        ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "other_processes"),
-        _NOT_MODELLED,
-    )
-
     def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__(f"the model of {device.label}")
+        unknown = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
+        self._missing = dict.fromkeys((*unknown, "other_processes"), _NOT_MODELLED)
         self._device = device
 
     def read(self) -> TelemetrySample:
         """Return the virtual time."""
-        return TelemetrySample(
-            when_ns=self._device.clock_ns(),
-            sm_clock_mhz=None,
-            memory_clock_mhz=None,
-            temperature_c=None,
-            power_w=None,
-        )
-
-    def describe(self) -> str:
-        """Return what is read, and of which device."""
-        return f"the model of {self._device.label}"
-
-    def close(self) -> None:
-        """Do nothing: nothing was opened."""
+        return TelemetrySample(self._device.clock_ns(), None, None, None, None)
 
 
 # Raised when the same profile gives other figures; 2 has hosts, layouts and halved tiles.
