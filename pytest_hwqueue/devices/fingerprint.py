@@ -12,11 +12,11 @@ import platform
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pytest_hwqueue.devices.kinds import DeviceKind, VendorError, open_amdsmi, open_nvml
+from pytest_hwqueue.devices.kinds import DeviceKind, Vendor, VendorError, open_amdsmi, open_nvml
 
 Value: TypeAlias = "str | int | float | bool | None"
 
@@ -148,7 +148,7 @@ class _Fields:
 
 
 def _read_accelerator(fields: _Fields, kind: DeviceKind, index: int) -> None:
-    properties = _Once(lambda: _properties(kind, index))
+    properties = cache(lambda: _properties(kind, index))
     fields.hard("device_name", lambda: str(properties().name))
     fields.hard("total_memory_bytes", lambda: int(properties().total_memory))
     fields.hard("multiprocessor_count", lambda: int(properties().multi_processor_count))
@@ -158,23 +158,23 @@ def _read_accelerator(fields: _Fields, kind: DeviceKind, index: int) -> None:
     if kind == "cuda":
         fields.hard("compute_capability", lambda: f"{properties().major}.{properties().minor}")
         fields.soft("cuda_runtime_version", lambda: _torch().version.cuda)
-        vendor = _Once(lambda: open_nvml(str(properties().uuid)))
+        vendor = cache(lambda: open_nvml(str(properties().uuid)))
         _read_nvml(fields, vendor)
         shut_down = "nvmlShutdown"
     else:
         fields.hard("gcn_architecture", lambda: str(properties().gcnArchName))
         fields.soft("hip_runtime_version", lambda: _torch().version.hip)
-        vendor = _Once(lambda: open_amdsmi(str(properties().uuid)))
+        vendor = cache(lambda: open_amdsmi(str(properties().uuid)))
         _read_amdsmi(fields, vendor)
         shut_down = "amdsmi_shut_down"
-    if vendor.succeeded:
+    if vendor.cache_info().currsize:  # it was opened
         try:
             getattr(vendor().library, shut_down)()
         except vendor().errors as error:
             fields.result.missing[shut_down] = str(error)
 
 
-def _read_nvml(fields: _Fields, nvml: _Once) -> None:
+def _read_nvml(fields: _Fields, nvml: Callable[[], Vendor]) -> None:
     def ask(function: str, *arguments: object) -> Any:
         return getattr(nvml().library, f"nvml{function}")(*arguments)
 
@@ -218,7 +218,7 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
                 break  # there are no more
         return states.count(library.NVML_FEATURE_ENABLED)
 
-    driver = _Once(lambda: _nvidia_driver_version(nvml))
+    driver = cache(lambda: _nvidia_driver_version(nvml))
     fields.hard("driver_major", lambda: int(driver().split(".")[0]))
     fields.hard("mig_mode", mig_mode)
     fields.hard("mig_slice", mig_slice)
@@ -238,7 +238,7 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
     fields.soft("row_remapping", row_remapping)
 
 
-def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
+def _read_amdsmi(fields: _Fields, amd: Callable[[], Vendor]) -> None:
     """Read AMD SMI. Written against its documentation; not yet run on AMD hardware."""
 
     def ask(function: str) -> Any:
@@ -258,29 +258,6 @@ def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
     fields.soft("performance_level", lambda: str(ask("perf_level")))
 
 
-class _Once:
-    """Calls a function at most once, and repeats its result or its error afterwards."""
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
-        self._outcome: tuple[Any, Exception | None] | None = None
-
-    def __call__(self) -> Any:
-        if self._outcome is None:
-            try:
-                self._outcome = self._read(), None
-            except Exception as error:  # kept for every field that needs the result
-                self._outcome = None, error
-        value, refusal = self._outcome
-        if refusal is not None:
-            raise refusal
-        return value
-
-    @property
-    def succeeded(self) -> bool:
-        return self._outcome is not None and self._outcome[1] is None
-
-
 def _setting(name: str) -> str:
     return os.environ.get(name) or "default"  # the runtimes take an empty one as not set
 
@@ -298,7 +275,7 @@ def _properties(kind: DeviceKind, index: int) -> Any:
     return torch.cuda.get_device_properties(index)
 
 
-def _nvidia_driver_version(nvml: _Once) -> str:
+def _nvidia_driver_version(nvml: Callable[[], Vendor]) -> str:
     try:
         return str(nvml().library.nvmlSystemGetDriverVersion())
     except Exception:

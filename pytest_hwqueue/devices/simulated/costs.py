@@ -334,12 +334,16 @@ class Costs(TorchDispatchMode):
         return before, replace(work, within=True), replace(after, within=True)
 
     def _turned(self, images: torch.Tensor) -> KernelWork:
-        elements = images.numel()
-        seconds = 2 * elements * images.element_size() / self._bytes_per_s
-        cut = self._profile.multiprocessing
-        duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
-        blocks = max(1, -(-elements // cut.elements_per_block.value))
-        return KernelWork(duration_ns, blocks, name="layout of aten.convolution", memory_bound=True)
+        seconds = 2 * images.numel() * images.element_size() / self._bytes_per_s
+        blocks = self._blocks(images.numel())
+        name = "layout of aten.convolution"
+        return KernelWork(self._duration_ns(seconds), blocks, name=name, memory_bound=True)
+
+    def _duration_ns(self, seconds: float) -> int:
+        return max(self._profile.multiprocessing.kernel_floor_ns.value, round(seconds * 1e9))
+
+    def _blocks(self, elements: int) -> int:
+        return max(1, -(-elements // self._profile.multiprocessing.elements_per_block.value))
 
     @property
     def _bytes_per_s(self) -> float:
@@ -361,24 +365,25 @@ class Costs(TorchDispatchMode):
         if packet is _aten.copy_ and (options.get("non_blocking") or args[2:] == (True,)):
             target = written[0]
             return CopyWork(target.numel() * target.element_size())
-        cut = self._profile.multiprocessing
-        seconds = size / self._bytes_per_s
-        elements = max((tensor.numel() for tensor in (*read, *written)), default=0)
-        blocks, slots, waves = -(-elements // cut.elements_per_block.value), 1, None
+        seconds = least_seconds = size / self._bytes_per_s
+        blocks, slots, waves = (
+            self._blocks(max(each.numel() for each in (*read, *written))),
+            1,
+            None,
+        )
         if packet in flop_registry:
+            cut = self._profile.multiprocessing
             elements = max((tensor.numel() for tensor in written), default=1)
-            blocks = max(1, -(-elements // cut.matrix_tile.value**2))
             slots = cut.matrix_block_slots.value
             if packet in _PRODUCTS and _on_tensor_cores((read or written)[0].dtype):
                 waves = cut.matrix_waves_at_most.value
             flop = flop_registry[packet](*args, **options, out_val=result)
-            blocks, used = self._tiles(blocks)
+            blocks, used = self._tiles(max(1, -(-elements // cut.matrix_tile.value**2)))
             seconds = max(seconds, flop / (self._flop_per_s(read or written) * used))
-        duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
-        bound = seconds == size / self._bytes_per_s
         return KernelWork(
-            duration_ns, max(1, blocks), slots, waves, str(packet), memory_bound=bound
-        )
+            self._duration_ns(seconds), blocks, slots, waves, str(packet),
+            memory_bound=seconds == least_seconds,
+        )  # fmt: skip
 
     def _tiles(self, blocks: int) -> tuple[int, float]:
         """Return into how many blocks a library cuts a product, and the share of its rate then.
@@ -398,16 +403,13 @@ class Costs(TorchDispatchMode):
 
     def _flop_per_s(self, tensors: list[torch.Tensor]) -> float:
         arithmetic = self._profile.arithmetic
-        dtype = tensors[0].dtype
-        if dtype is torch.bfloat16:
-            peak = arithmetic.bf16_flop_per_s
-        elif dtype is torch.float16:
-            peak = arithmetic.fp16_flop_per_s
-        elif _on_tensor_cores(dtype):
-            peak = arithmetic.tf32_flop_per_s
-        else:
-            peak = arithmetic.fp32_flop_per_s
-        return peak.value * arithmetic.matrix_efficiency.value
+        half = {
+            torch.bfloat16: arithmetic.bf16_flop_per_s, torch.float16: arithmetic.fp16_flop_per_s
+        }  # fmt: skip
+        full = arithmetic.fp32_flop_per_s
+        if _on_tensor_cores(tensors[0].dtype):
+            full = arithmetic.tf32_flop_per_s
+        return half.get(tensors[0].dtype, full).value * arithmetic.matrix_efficiency.value
 
 
 def _on_tensor_cores(dtype: torch.dtype) -> bool:

@@ -11,8 +11,7 @@ assumed about workloads, and nothing is approximate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.simulated.costs import (
@@ -40,32 +39,17 @@ _MOST_STEPS = 200_000
 class _Step:
     """A step of known iterations, with the steps that followed; times are since idle."""
 
-    __slots__ = ("end", "first", "held", "key", "others", "until_ns")
+    __slots__ = ("end", "held", "next", "until_ns")
 
-    def __init__(self, key: Key, until_ns: int, held: object) -> None:
-        self.key = key
+    def __init__(self, until_ns: int, held: object) -> None:
         self.until_ns = until_ns
         # Keeps alive what the key names by its id.
         self.held = held
-        self.first: _Step | None = None
-        self.others: dict[Key, _Step] = {}
+        self.next: dict[Key, _Step] = {}
         self.end: _End | None = None
 
-    def next(self, key: Key) -> _Step | None:
-        first = self.first
-        if first is not None and first.key == key:
-            return first
-        return self.others.get(key)
 
-    def add(self, step: _Step) -> None:
-        if self.first is None:
-            self.first = step
-        else:
-            self.others[step.key] = step
-
-
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """The outcome of an iteration: when its points were passed, and the state it left."""
 
     passed_ns: tuple[int, ...]
@@ -141,7 +125,7 @@ class Repeats:
             point.place = len(self._points)
             self._points.append(point)
         if self._following:
-            step = at.next(key)
+            step = at.next.get(key)
             if step is not None:
                 self._done.append((action, arguments, clock.now_ns))
                 self._last_ns = clock.now_ns = self._rest_ns + step.until_ns
@@ -153,8 +137,7 @@ class Repeats:
         action(*arguments)
         if self._at is not None:
             self._last_ns = clock.now_ns
-            self._at = _Step(key, clock.now_ns - self._rest_ns, held)
-            at.add(self._at)
+            self._at = at.next[key] = _Step(clock.now_ns - self._rest_ns, held)
             self._steps += 1
 
     def places(self, points: Sequence[Point]) -> tuple[int, ...] | None:
@@ -168,7 +151,7 @@ class Repeats:
         """End an iteration; with ``wait_for_all``, the host waits until all streams are idle."""
         at, clock = self._at, self._clock
         if self._following and at is not None:
-            step = at.next(("end", clock.now_ns - self._last_ns))
+            step = at.next.get(("end", clock.now_ns - self._last_ns))
             if step is not None and step.end is not None:
                 self._replay(step, step.end)
                 return
@@ -182,13 +165,13 @@ class Repeats:
         self._engine.run(clock.now_ns - 1)
         rest = self._engine.rest(clock.now_ns)
         if at is not None and rest is not None and self._steps < _MOST_STEPS:
-            step = _Step(key, clock.now_ns - self._rest_ns, None)
+            step = _Step(clock.now_ns - self._rest_ns, None)
             passed = tuple(
                 point.when_ns - self._rest_ns for point in self._points if point.when_ns is not None
             )
             if len(passed) == len(self._points):
                 step.end = _End(passed, tuple(self._observed), rest)
-                at.add(step)
+                at.next[key] = step
                 self._steps += 1
         self._begin(rest)
 
@@ -244,7 +227,7 @@ class Repeats:
         self._at = None if rest is None else self._root(rest)
 
     def _root(self, rest: Rest) -> _Step:
-        return self._known.setdefault((rest, self._observer is not None), _Step((), 0, None))
+        return self._known.setdefault((rest, self._observer is not None), _Step(0, None))
 
     def _catch_up(self) -> None:
         """Run in the model the steps that were only followed."""
