@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -256,20 +256,9 @@ class HostStream:
         self._done = 0
         self._thread = threading.Thread(target=self._work, name=f"hwq-stream-{index}", daemon=True)
         self._thread.start()
-
-    @property
-    def native_id(self) -> int:
-        """The operating system's id of the thread."""
-        identifier = self._thread.native_id
-        assert identifier is not None
-        return identifier
-
-    @property
-    def handle(self) -> int:
-        """The thread's identifier."""
-        identifier = self._thread.ident
-        assert identifier is not None
-        return identifier
+        # Python's name for the thread, and the system's: both are known once it has started.
+        ids = self._thread.ident, self._thread.native_id
+        self.handle, self.native_id = cast("tuple[int, int]", ids)
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None

@@ -201,9 +201,9 @@ WITH_CSV = "csv"
 _DEVICE_RANGE = "gpu_user_annotation"
 
 
-def rank_of_process(environment: Mapping[str, str] | None = None) -> str | None:
+def rank_of_process() -> str | None:
     """Return the rank that a launcher such as torchrun gave this process, or None."""
-    rank = (os.environ if environment is None else environment).get("RANK", "")
+    rank = os.environ.get("RANK", "")
     return rank if rank.isdecimal() else None
 
 

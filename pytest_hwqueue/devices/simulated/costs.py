@@ -161,13 +161,9 @@ class SimulatedEvent:
 
     def __init__(self, *, in_graphs: bool = False) -> None:
         self.in_graphs = in_graphs
-        self._points: Sequence[Point] = ()
+        # Of the last recording.
+        self.points: Sequence[Point] = ()
         self._pool: SimulatedPool | None = None
-
-    @property
-    def points(self) -> Sequence[Point]:
-        """The points of the last recording."""
-        return self._points
 
     @property
     def when_ns(self) -> int:
@@ -177,22 +173,21 @@ class SimulatedEvent:
             DeviceError: if there is none, or it has not been passed.
 
         """
-        times = [point.when_ns for point in self._points]
-        if self._pool is None or not times:
+        if self._pool is None:
             raise DeviceError("a time was asked of an event that was never recorded")
-        if None in times:
+        if any(point.when_ns is None for point in self.points):
             # The model may be behind the host: it tells what has happened by now.
             self._pool.repeats.leave()
-            times = [point.when_ns for point in self._points]
-        if None in times:
+        times = [point.when_ns for point in self.points if point.when_ns is not None]
+        if len(times) < len(self.points):
             raise DeviceError("a time was asked of an event that the device has not passed")
-        return max(time for time in times if time is not None)
+        return max(times)
 
     def begin(self, pool: SimulatedPool, count: int = 1) -> Sequence[Point]:
         """Start a new recording of ``count`` points and return them."""
         self._pool = pool
-        self._points = [Point() for _ in range(count)]
-        return self._points
+        self.points = [Point() for _ in range(count)]
+        return self.points
 
     def query(self) -> bool:
         """Whether the streams have passed the point; true if never recorded.
@@ -202,12 +197,12 @@ class SimulatedEvent:
         """
         if self._pool is None:
             return True
-        return self._pool.poll(self._points)
+        return self._pool.poll(self.points)
 
     def synchronize(self) -> None:
         """Have the host wait until the streams have passed the point."""
         if self._pool is not None:
-            self._pool.wait_for(self._points)
+            self._pool.wait_for(self.points)
 
 
 def simulated_event(event: Event) -> SimulatedEvent:

@@ -134,7 +134,14 @@ class SimulatedDevice:
             self.slowdown = 1.0
 
     def vary(self, noise: str, seed: int, of: str) -> None:
-        """Make kernels' durations vary, as read by `parse_noise`; not at all if it is empty."""
+        """Make kernels' durations vary, as requested by `--hwq-sim-noise`.
+
+        Args:
+            noise: amplitudes by name, as `parse_noise` reads them; empty for none.
+            seed: of the session.
+            of: what is measured; different measurements get different draws.
+
+        """
         self.noise = parse_noise(noise, seed, of)
 
     def open_telemetry(self) -> SimulatedReader:
@@ -200,16 +207,12 @@ class SimulatedDevice:
         """Create ``count`` streams on an idle device.
 
         Raises:
-            DeviceError: if ``count`` is below 1 or the number of priorities is not ``count``.
+            DeviceError: if ``count`` is below 1.
 
         """
         if count < 1:
             raise DeviceError(f"{count} streams asked for; there must be at least 1")
-        asked = list(priorities) if priorities is not None else [0] * count
-        if len(asked) != count:
-            raise DeviceError(f"{count} streams asked for, but {len(asked)} priorities given")
-        self._pools += 1
-        return SimulatedPool(self, asked, [None] * count, gradients, self._pools)
+        return self._open(list(priorities or [0] * count), [None] * count, gradients)
 
     def open_partitioned(
         self,
@@ -227,6 +230,11 @@ class SimulatedDevice:
         split = partitions[0].split
         others = any(partition.group == len(split) for partition in partitions)
         self.profile.refuse_split(split, others=others)
+        return self._open(priorities, partitions, gradients)
+
+    def _open(
+        self, priorities: Sequence[int], partitions: Sequence[Partition | None], gradients: bool
+    ) -> SimulatedPool:
         self._pools += 1
         return SimulatedPool(self, priorities, partitions, gradients, self._pools)
 
