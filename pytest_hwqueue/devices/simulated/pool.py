@@ -140,13 +140,11 @@ class SimulatedPool:
 
     def groups(self, *, replayed: bool) -> list[GroupEvidence]:
         """Return which multiprocessors the model gives each stream; graphs change nothing."""
+        units = self.device.profile.multiprocessing.multiprocessors.value
         found = []
         for partition in (stream.partition for stream in self.streams):
-            hardware = self.engine.hardware
-            size = hardware.slots_of(partition) // hardware.slots_per_multiprocessor
-            first = 0 if partition is None else sum(partition.split[: partition.group])
-            numbers = list(range(first, first + size))
-            found.append(GroupEvidence(0 if partition is None else size, numbers))
+            numbers = list(partition.numbers(units) if partition else range(units))
+            found.append(GroupEvidence(len(numbers) if partition else 0, numbers))
         return found
 
     def synchronize(self) -> None:

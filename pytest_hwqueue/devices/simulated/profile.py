@@ -55,8 +55,8 @@ class Hardware:
         """Return the slots of a group's multiprocessors; all if there are no groups."""
         if partition is None:
             return self.slots
-        slots = [count * self.slots_per_multiprocessor for count in partition.split]
-        return [*slots, self.slots - sum(slots)][partition.group]
+        each = self.slots_per_multiprocessor
+        return len(partition.numbers(self.slots // each)) * each
 
 
 @dataclass(frozen=True)
