@@ -83,11 +83,12 @@ class FingerprintDifference:
 def fingerprint(kind: DeviceKind, index: int = 0) -> Fingerprint:
     """Read the fingerprint of a device; initialises its runtime in this process.
 
+    What cannot be read is in ``missing``; nothing raises.
+
     Args:
-        kind: of the device.
+        kind: of the device; not ``sim``.
         index: among torch's visible devices; not used for ``cpu``.
 
-    Unreadable fields do not raise.
     """
     fields = _Fields()
     fields.hard("device_kind", lambda: kind)

@@ -7,6 +7,7 @@ streams run concurrently on the available cores; each thread computes on one cor
 from __future__ import annotations
 
 import os
+import platform
 import queue
 import threading
 import time
@@ -55,7 +56,7 @@ class HostDevice:
     @property
     def name(self) -> str:
         """The processor model's name."""
-        return cpu_model()
+        return cpu_model() or platform.machine()
 
     @property
     def torch_device(self) -> torch.device:

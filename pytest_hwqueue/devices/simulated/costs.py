@@ -361,11 +361,8 @@ class Costs(TorchDispatchMode):
             target = written[0]
             return CopyWork(target.numel() * target.element_size())
         seconds = least_seconds = size / self._bytes_per_s
-        blocks, slots, waves = (
-            self._blocks(max(each.numel() for each in (*read, *written))),
-            1,
-            None,
-        )
+        blocks = self._blocks(max(tensor.numel() for tensor in (*read, *written)))
+        slots, waves = 1, None
         if packet in flop_registry:
             cut = self._profile.multiprocessing
             elements = max((tensor.numel() for tensor in written), default=1)

@@ -88,7 +88,7 @@ class _Command:
     label: Any
     points: Mapping[int, Point]
     # Of a graph: how many others each node still waits for, and how many have not ended.
-    left: list[int] = field(default_factory=list)
+    left: list[int] | None = None
     remaining: int = 0
 
 
@@ -372,6 +372,7 @@ class Engine:
     def _node_ended(self, now_ns: int, argument: tuple[_Command, int]) -> None:
         command, index = argument
         assert isinstance(command.work, GraphWork)
+        assert command.left is not None
         command.remaining -= 1
         for after in command.work.successors[index]:
             command.left[after] -= 1
