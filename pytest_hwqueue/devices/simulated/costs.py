@@ -12,10 +12,9 @@ times.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -459,7 +458,7 @@ def _key(value: object, depth: int) -> Hashable:
             return (_Same(value.__self__), value.__func__)
         if isinstance(value, (tuple, list)):
             return (type(value), *(_key(part, depth + 1) for part in value))
-        if isinstance(value, functools.partial):
+        if isinstance(value, partial):
             named = sorted(value.keywords.items())
             return _key((value.func, value.args, named), depth + 1)
         if isinstance(value, FunctionType):
