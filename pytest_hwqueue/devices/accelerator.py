@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -247,12 +246,7 @@ class AcceleratorPool:
         self._stream_before = torch.cuda.current_stream(self.device.index)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         torch.cuda.set_stream(self._stream_before)
         self._gradients.__exit__(kind, error, where)
         if error is None:

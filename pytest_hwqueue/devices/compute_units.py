@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from pytest_hwqueue.devices.kinds import Runtime
@@ -31,6 +30,12 @@ class Partition(NamedTuple):
 
     split: tuple[int, ...]
     group: int
+
+    def numbers(self, units: int) -> range:
+        """Return those of its group: groups follow one another in the order of the numbers."""
+        begin = sum(self.split[: self.group])
+        rest = self.group == len(self.split)
+        return range(begin, units if rest else begin + self.split[self.group])
 
 
 class GroupEvidence(NamedTuple):
@@ -105,22 +110,20 @@ def create_masked_stream(runtime: Runtime, partition: Partition, units: int) -> 
 
     Args:
         runtime: HIP's.
-        partition: the groups follow one another in the order of the units' numbers.
+        partition: which of them.
         units: how many compute units the GPU has.
 
     Raises:
         DeviceError: if there are too few.
 
     """
-    begins = [0, *accumulate(partition.split)]
-    begin = begins[partition.group]
-    end = begins[partition.group + 1] if partition.group < len(partition.split) else units
-    if begins[-1] > units or begin >= end:
+    wanted, numbers = sum(partition.split), partition.numbers(units)
+    if wanted > units or not numbers:
         raise DeviceError(
-            f"{begins[-1]} compute units asked for, and the GPU has {units}"
-            + (", which leaves none for the others" if begins[-1] == units else "")
+            f"{wanted} compute units asked for, and the GPU has {units}"
+            + (", which leaves none for the others" if wanted == units else "")
         )
-    mask = (1 << end) - (1 << begin)
+    mask = (1 << numbers.stop) - (1 << numbers.start)
     words = -(-units // _BITS)
     array = (ctypes.c_uint32 * words)(
         *((mask >> (_BITS * word)) & (2**_BITS - 1) for word in range(words))

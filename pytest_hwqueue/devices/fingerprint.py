@@ -12,11 +12,11 @@ import platform
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
+from pytest_hwqueue.devices.kinds import DeviceKind, Vendor, VendorError, open_amdsmi, open_nvml
 
 Value: TypeAlias = "str | int | float | bool | None"
 
@@ -61,9 +61,6 @@ HIP_QUEUE_SETTINGS = (
     "ROC_GLOBAL_CU_MASK",
 )
 
-if TYPE_CHECKING:
-    from pytest_hwqueue.devices.kinds import DeviceKind, VendorError
-
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -86,23 +83,20 @@ class FingerprintDifference:
 def fingerprint(kind: DeviceKind, index: int = 0) -> Fingerprint:
     """Read the fingerprint of a device; initialises its runtime in this process.
 
+    What cannot be read is in ``missing``; nothing raises.
+
     Args:
-        kind: of the device.
+        kind: of the device; not ``sim``.
         index: among torch's visible devices; not used for ``cpu``.
 
-    Raises:
-        ValueError: if the kind is none of the three. Unreadable fields do not raise.
-
     """
-    if kind not in ("cuda", "hip", "cpu"):
-        raise ValueError(f"the device kind is cuda, hip or cpu, not {kind!r}")
     fields = _Fields()
     fields.hard("device_kind", lambda: kind)
     if kind == "cpu":
-        fields.hard("device_name", _cpu_model)
+        fields.hard("device_name", cpu_model)
         fields.hard("usable_logical_cores", _usable_logical_cores)
     else:
-        fields.soft("cpu_model", _cpu_model)
+        fields.soft("cpu_model", cpu_model)
         _read_accelerator(fields, kind, index)
     fields.soft("torch_version", lambda: str(_torch().__version__))
     fields.soft("python_version", platform.python_version)
@@ -154,8 +148,8 @@ class _Fields:
             group[name] = value
 
 
-def _read_accelerator(fields: _Fields, kind: Literal["cuda", "hip"], index: int) -> None:
-    properties = _Once(lambda: _properties(kind, index))
+def _read_accelerator(fields: _Fields, kind: DeviceKind, index: int) -> None:
+    properties = cache(lambda: _properties(kind, index))
     fields.hard("device_name", lambda: str(properties().name))
     fields.hard("total_memory_bytes", lambda: int(properties().total_memory))
     fields.hard("multiprocessor_count", lambda: int(properties().multi_processor_count))
@@ -165,23 +159,23 @@ def _read_accelerator(fields: _Fields, kind: Literal["cuda", "hip"], index: int)
     if kind == "cuda":
         fields.hard("compute_capability", lambda: f"{properties().major}.{properties().minor}")
         fields.soft("cuda_runtime_version", lambda: _torch().version.cuda)
-        vendor = _Once(lambda: open_nvml(str(properties().uuid)))
+        vendor = cache(lambda: open_nvml(str(properties().uuid)))
         _read_nvml(fields, vendor)
         shut_down = "nvmlShutdown"
     else:
         fields.hard("gcn_architecture", lambda: str(properties().gcnArchName))
         fields.soft("hip_runtime_version", lambda: _torch().version.hip)
-        vendor = _Once(lambda: open_amdsmi(str(properties().uuid)))
+        vendor = cache(lambda: open_amdsmi(str(properties().uuid)))
         _read_amdsmi(fields, vendor)
         shut_down = "amdsmi_shut_down"
-    if vendor.succeeded:
+    if vendor.cache_info().currsize:  # it was opened
         try:
             getattr(vendor().library, shut_down)()
         except vendor().errors as error:
             fields.result.missing[shut_down] = str(error)
 
 
-def _read_nvml(fields: _Fields, nvml: _Once) -> None:
+def _read_nvml(fields: _Fields, nvml: Callable[[], Vendor]) -> None:
     def ask(function: str, *arguments: object) -> Any:
         return getattr(nvml().library, f"nvml{function}")(*arguments)
 
@@ -225,7 +219,7 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
                 break  # there are no more
         return states.count(library.NVML_FEATURE_ENABLED)
 
-    driver = _Once(lambda: _nvidia_driver_version(nvml))
+    driver = cache(lambda: _nvidia_driver_version(nvml))
     fields.hard("driver_major", lambda: int(driver().split(".")[0]))
     fields.hard("mig_mode", mig_mode)
     fields.hard("mig_slice", mig_slice)
@@ -245,7 +239,7 @@ def _read_nvml(fields: _Fields, nvml: _Once) -> None:
     fields.soft("row_remapping", row_remapping)
 
 
-def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
+def _read_amdsmi(fields: _Fields, amd: Callable[[], Vendor]) -> None:
     """Read AMD SMI. Written against its documentation; not yet run on AMD hardware."""
 
     def ask(function: str) -> Any:
@@ -265,29 +259,6 @@ def _read_amdsmi(fields: _Fields, amd: _Once) -> None:
     fields.soft("performance_level", lambda: str(ask("perf_level")))
 
 
-class _Once:
-    """Calls a function at most once, and repeats its result or its error afterwards."""
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
-        self._outcome: tuple[Any, Exception | None] | None = None
-
-    def __call__(self) -> Any:
-        if self._outcome is None:
-            try:
-                self._outcome = self._read(), None
-            except Exception as error:  # kept for every field that needs the result
-                self._outcome = None, error
-        value, refusal = self._outcome
-        if refusal is not None:
-            raise refusal
-        return value
-
-    @property
-    def succeeded(self) -> bool:
-        return self._outcome is not None and self._outcome[1] is None
-
-
 def _setting(name: str) -> str:
     return os.environ.get(name) or "default"  # the runtimes take an empty one as not set
 
@@ -298,14 +269,14 @@ def _torch() -> Any:
     return torch
 
 
-def _properties(kind: Literal["cuda", "hip"], index: int) -> Any:
+def _properties(kind: DeviceKind, index: int) -> Any:
     torch = _torch()
     if (torch.version.hip is not None) != (kind == "hip"):
         raise VendorError(f"torch {torch.__version__} is not built for {kind}")
     return torch.cuda.get_device_properties(index)
 
 
-def _nvidia_driver_version(nvml: _Once) -> str:
+def _nvidia_driver_version(nvml: Callable[[], Vendor]) -> str:
     try:
         return str(nvml().library.nvmlSystemGetDriverVersion())
     except Exception:
@@ -317,7 +288,8 @@ def _nvidia_driver_version(nvml: _Once) -> str:
         return found[1]
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the processor's name, or what there is instead of one."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

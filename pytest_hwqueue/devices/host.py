@@ -11,17 +11,16 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
+from pytest_hwqueue.devices.fingerprint import Fingerprint, cpu_model, fingerprint
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog, write_trace
 from pytest_hwqueue.devices.protocol import Event
@@ -57,15 +56,7 @@ class HostDevice:
     @property
     def name(self) -> str:
         """The processor model's name."""
-        try:
-            with open("/proc/cpuinfo", encoding="utf-8") as lines:
-                for line in lines:
-                    if line.startswith("model name"):
-                        return line.partition(":")[2].strip()
-        except FileNotFoundError:
-            # Not Linux: the platform's own word for the processor has to do.
-            return platform.processor() or platform.machine()
-        return platform.machine()
+        return cpu_model() or platform.machine()
 
     @property
     def torch_device(self) -> torch.device:
@@ -195,54 +186,33 @@ class Recording:
                 pass
 
 
-class JoinedRecording:
-    """Recordings on several streams as one: passed when all are, at the time of the last."""
-
-    def __init__(self, recordings: Sequence[Recording]) -> None:
-        self._recordings = recordings
-
-    @property
-    def when_ns(self) -> int:
-        """When the last of them was passed."""
-        return max(recording.when_ns for recording in self._recordings)
-
-    @property
-    def passed(self) -> bool:
-        """Whether all of them are passed."""
-        return all(recording.passed for recording in self._recordings)
-
-    def wait(self) -> None:
-        """Block the calling thread until all of them are passed."""
-        for recording in self._recordings:
-            recording.wait()
-
-
 class HostEvent:
-    """A timestamp taken by the stream's own thread.
+    """A timestamp taken by the stream's own thread; of several streams, that of the last.
 
     Recordings are separate, so that an earlier one does not release those waiting for a later one.
     """
 
     def __init__(self) -> None:
-        self.recording: Recording | JoinedRecording | None = None
+        self.recordings: Sequence[Recording] = ()
 
     @property
     def when_ns(self) -> int:
         """When the last recording was passed; 0 if there is none."""
-        return self.recording.when_ns if self.recording is not None else 0
+        return max((recording.when_ns for recording in self.recordings), default=0)
 
     def query(self) -> bool:
         """Whether the stream has passed the point; true if never recorded."""
-        return self.recording is None or self.recording.passed
+        return all(recording.passed for recording in self.recordings)
 
     def synchronize(self) -> None:
         """Block the calling thread until the stream has passed the point."""
-        if self.recording is not None:
-            self.recording.wait()
+        for recording in self.recordings:
+            recording.wait()
 
     def record(self) -> Recording:
         """Begin a new recording, for a stream to stamp."""
-        self.recording = recording = Recording()
+        recording = Recording()
+        self.recordings = (recording,)
         return recording
 
 
@@ -264,13 +234,8 @@ class _HostLaunch:
 
 
 @dataclass(frozen=True)
-class _HostRecord:
-    recording: Recording
-
-
-@dataclass(frozen=True)
 class _HostWait:
-    recording: Recording | JoinedRecording
+    recordings: Sequence[Recording]
 
 
 class HostStream:
@@ -284,28 +249,17 @@ class HostStream:
         self.kernels: list[Kernel] = []
         self._pool = pool
         self._gradients = gradients
-        self._queue: queue.SimpleQueue[_HostLaunch | _HostRecord | _HostWait | None] = (
-            queue.SimpleQueue()
-        )
+        # A recording is one to stamp.
+        self._queue: queue.SimpleQueue[_HostLaunch | Recording | _HostWait | None]
+        self._queue = queue.SimpleQueue()
         # Each counter has one writer: the host's thread, and the stream's.
         self._enqueued = 0
         self._done = 0
         self._thread = threading.Thread(target=self._work, name=f"hwq-stream-{index}", daemon=True)
         self._thread.start()
-
-    @property
-    def native_id(self) -> int:
-        """The operating system's id of the thread."""
-        identifier = self._thread.native_id
-        assert identifier is not None
-        return identifier
-
-    @property
-    def handle(self) -> int:
-        """The thread's identifier."""
-        identifier = self._thread.ident
-        assert identifier is not None
-        return identifier
+        # Python's name for the thread, and the system's: both are known once it has started.
+        ids = self._thread.ident, self._thread.native_id
+        self.handle, self.native_id = cast("tuple[int, int]", ids)
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
@@ -345,7 +299,7 @@ class HostStream:
         """Have a recording stamped after the work enqueued so far."""
         if self.busy:
             self._enqueued += 1
-            self._queue.put(_HostRecord(recording))
+            self._queue.put(recording)
         else:
             recording.stamp(_clock_ns())
 
@@ -353,11 +307,11 @@ class HostStream:
         """Block the thread until another stream has passed the event."""
         if self._pool.trace is not None:
             self._pool.trace.waited(self.index, event)
-        recording = host_event(event).recording
-        if recording is not None:
+        recordings = host_event(event).recordings
+        if recordings:
             self._enqueued += 1
             self._pool.busy.add(self.index)
-            self._queue.put(_HostWait(recording))
+            self._queue.put(_HostWait(recordings))
 
     def synchronize(self) -> None:
         """Block until all work enqueued so far is done; raise what it raised."""
@@ -386,12 +340,13 @@ class HostStream:
             while (task := self._queue.get()) is not None:
                 if isinstance(task, _HostLaunch):
                     previous_end_ns = self._run(task, previous_end_ns)
-                elif isinstance(task, _HostRecord):
-                    task.recording.stamp(_clock_ns())
+                elif isinstance(task, Recording):
+                    task.stamp(_clock_ns())
                 else:
-                    task.recording.wait()
-                    # Work behind a wait is ready when the event has passed.
-                    previous_end_ns = max(previous_end_ns, task.recording.when_ns)
+                    for recording in task.recordings:
+                        recording.wait()
+                        # Work behind a wait is ready when the event has passed.
+                        previous_end_ns = max(previous_end_ns, recording.when_ns)
                 self._done += 1
 
     def _run(self, launch: _HostLaunch, previous_end_ns: int) -> int:
@@ -471,7 +426,7 @@ class HostPool:
                 self.busy.add(index)
             recordings.append(Recording())
             stream.stamp(recordings[-1])
-        host_event(event).recording = JoinedRecording(recordings)
+        host_event(event).recordings = recordings
 
     def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
         """Refuse: there are no graphs here."""
@@ -487,7 +442,11 @@ class HostPool:
 
     def _trace(self, enqueue: Callable[[], None], *, held: bool) -> Timeline:
         released_ns = None
-        with self._traced() as trace:
+        self.trace = trace = LaunchTrace()
+        tags, self.tags = self.tags, None
+        for stream in self.streams:
+            stream.kernels = []
+        try:
             if held:
                 gate = HostEvent()
                 opening = gate.record()
@@ -502,24 +461,15 @@ class HostPool:
                 # Also after an error: what was enqueued belongs to this trace and to no other.
                 self._drain()
             self.raise_error()
-            kernels = [kernel for stream in self.streams for kernel in stream.kernels]
+        finally:
+            self.trace, self.tags = None, tags
+        kernels = [kernel for stream in self.streams for kernel in stream.kernels]
         kernels.sort(key=lambda kernel: kernel.start_ns)
         return Timeline(tuple(kernels), len(self.streams), released_ns, calls=tuple(trace.calls))
 
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream."""
         write_trace(self.held_timeline(enqueue), path)
-
-    @contextmanager
-    def _traced(self) -> Iterator[LaunchTrace]:
-        self.trace = trace = LaunchTrace()
-        tags, self.tags = self.tags, None
-        for stream in self.streams:
-            stream.kernels = []
-        try:
-            yield trace
-        finally:
-            self.trace, self.tags = None, tags
 
     def raise_error(self) -> None:
         """Raise the first error of any stream, once."""
@@ -529,12 +479,7 @@ class HostPool:
     def __enter__(self) -> HostPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         for stream in self.streams:
             stream.stop()
         torch.set_num_threads(self._threads_before)

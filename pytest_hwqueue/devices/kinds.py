@@ -374,10 +374,17 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
     """
     if specification == "cpu":
         return [CPU]
+    own = kind_of(specification)
     if specification.startswith(_SIMULATED):
-        return [_simulated(specification)]
-    if specification not in ("auto", "all") and kind_of(specification) in KINDS.added:
-        return [_added(specification)]
+        from pytest_hwqueue.devices.simulated.profile import load_profile
+
+        with refused_as("--hwq-device", specification):
+            load_profile(specification.removeprefix(_SIMULATED))
+        return [DeviceChoice(specification, "sim", 0)]
+    if specification not in _UNRESOLVED and own in KINDS.added:
+        with refused_as("--hwq-device", specification):
+            _ = KINDS[own]
+        return [DeviceChoice(specification, own, 0)]
     kind, count = visible_accelerators()
     if specification == "auto":
         return [_accelerator(kind, 0)] if count else [CPU]
@@ -475,21 +482,6 @@ def _for_accelerators() -> bool:
         return True
     version = runpy.run_path(str(Path(found.origin).with_name("version.py")))
     return bool(version["cuda"] or version["hip"])
-
-
-def _simulated(specification: str) -> DeviceChoice:
-    from pytest_hwqueue.devices.simulated.profile import load_profile
-
-    with refused_as("--hwq-device", specification):
-        load_profile(specification.removeprefix(_SIMULATED))
-    return DeviceChoice(specification, "sim", 0)
-
-
-def _added(specification: str) -> DeviceChoice:
-    kind = kind_of(specification)
-    with refused_as("--hwq-device", specification):
-        _ = KINDS[kind]
-    return DeviceChoice(specification, kind, 0)
 
 
 def _accelerator(kind: DeviceKind, index: int) -> DeviceChoice:

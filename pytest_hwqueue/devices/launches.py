@@ -152,14 +152,22 @@ class LaunchTrace:
         self._last_on_stream[stream] = index
         return index
 
+    def last_on(self, stream: int) -> tuple[int, ...]:
+        """Return the index of a stream's last launch, if there is one."""
+        return (self._last_on_stream[stream],) if stream in self._last_on_stream else ()
+
+    def has_seen(self, event: Event) -> bool:
+        """Whether an event was recorded in this pass."""
+        return id(event) in self._behind_event
+
     def called(self, thread: int | None, begin_ns: int, end_ns: int, name: str = "launch") -> None:
         """Note when the host made the last launch noted."""
         self.calls.append(HostCall(name, thread, begin_ns, end_ns, len(self.launches) - 1))
 
     def recorded(self, stream: int, event: Event) -> None:
         """Note that ``event`` was recorded on ``stream``."""
-        last = [self._last_on_stream[stream]] if stream in self._last_on_stream else []
-        self._behind_event[id(event)] = (*last, *self._pending_waits.get(stream, ()))
+        waits = self._pending_waits.get(stream, ())
+        self._behind_event[id(event)] = (*self.last_on(stream), *waits)
         self._events.append(event)
 
     def waited(self, stream: int, event: Event) -> None:
@@ -193,9 +201,9 @@ WITH_CSV = "csv"
 _DEVICE_RANGE = "gpu_user_annotation"
 
 
-def rank_of_process(environment: Mapping[str, str] | None = None) -> str | None:
+def rank_of_process() -> str | None:
     """Return the rank that a launcher such as torchrun gave this process, or None."""
-    rank = (os.environ if environment is None else environment).get("RANK", "")
+    rank = os.environ.get("RANK", "")
     return rank if rank.isdecimal() else None
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -14,6 +12,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.fingerprint import Fingerprint
     from pytest_hwqueue.devices.kinds import Capabilities
     from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
+    from pytest_hwqueue.devices.simulated.device import SimulatedDevice
     from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable
     from pytest_hwqueue.metrics.timeline import Timeline
 
@@ -121,30 +120,7 @@ class StreamPool(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None: ...
-
-
-class DeviceModel(Protocol):
-    """What can be changed about a simulated device; a real one is never changed."""
-
-    def slowed(self, factor: float) -> AbstractContextManager[None]:
-        """Make all kernels take ``factor`` times as long in a block."""
-
-    def vary(self, noise: str, seed: int, of: str) -> None:
-        """Make kernels' durations vary, as requested by `--hwq-sim-noise`; not at all if it is
-        empty.
-
-        Args:
-            noise: amplitudes by name.
-            seed: of the session.
-            of: what is measured; different measurements get different draws.
-
-        """
+    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None: ...
 
 
 class Device(Protocol):
@@ -162,7 +138,7 @@ class Device(Protocol):
         """What it can do."""
 
     @property
-    def model(self) -> DeviceModel | None:
+    def model(self) -> SimulatedDevice | None:
         """What can be changed about a simulated device; None for a real one."""
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -236,12 +236,17 @@ _AMD_RESIDENCIES = (
 )
 
 
-class _Reader:
+class Reader:
     """Base of readers: asks, and remembers why there was no answer."""
 
-    def __init__(self, source: str, *errors: type[Exception]) -> None:
+    def __init__(
+        self,
+        source: str,
+        errors: tuple[type[Exception], ...] = (),
+        shut_down: Callable[[], object] | None = None,
+    ) -> None:
         self._source = source
-        # The first four: a library's release lacks a function or field, or answers unexpectedly.
+        # The first: a library's release lacks a function or field, or answers unexpectedly.
         self._errors: tuple[type[Exception], ...] = (
             AttributeError,
             LookupError,
@@ -250,7 +255,7 @@ class _Reader:
             *errors,
         )
         self._missing: dict[str, str] = {}
-        self._shut_down: Callable[[], object] | None = None
+        self._shut_down = shut_down
 
     @property
     def missing(self) -> Mapping[str, str]:
@@ -279,7 +284,7 @@ class _Reader:
             self._ask("close", shut_down)
 
 
-class NvmlReader(_Reader):
+class NvmlReader(Reader):
     """Reads one NVIDIA GPU, or one MIG slice of it, through NVML.
 
     A slice has its own processes; its clocks, throttling, temperature and power are the whole
@@ -288,20 +293,16 @@ class NvmlReader(_Reader):
     Args:
         identifier: a UUID (``GPU-…``, ``MIG-…`` or bare, as torch prints it) or a PCI bus id. Not
             an index: NVML's indices ignore CUDA_VISIBLE_DEVICES.
-        exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
-            may continue to fill it; our own process is always excluded.
 
     Raises:
         VendorError: without pynvml, a driver, or the device.
 
     """
 
-    def __init__(self, identifier: str, *, exclude_pids: Collection[int] = ()) -> None:
+    def __init__(self, identifier: str) -> None:
         nvml = open_nvml(identifier)
-        super().__init__(f"NVML, {identifier}", *nvml.errors)
+        super().__init__(f"NVML, {identifier}", nvml.errors, nvml.library.nvmlShutdown)
         self._nvml = nvml
-        self._shut_down = nvml.library.nvmlShutdown
-        self._exclude_pids = exclude_pids
         self._events = self._ask("xid_errors", self._registered)
         if nvml.handle is not nvml.gpu:
             self._source += " (a MIG slice; all but the processes is of the whole GPU)"
@@ -391,10 +392,10 @@ class NvmlReader(_Reader):
                 # One process may be in several lists; the memory is unknown to some of them.
                 known = memory.get(process.pid)
                 memory[process.pid] = known if known is not None else process.usedGpuMemory
-        return _others(memory, self._exclude_pids)
+        return _others(memory)
 
 
-class AmdSmiReader(_Reader):
+class AmdSmiReader(Reader):
     """Reads one AMD GPU through AMD SMI.
 
     Written against the documentation and Python source of amdsmi 7.0; not yet run on AMD hardware.
@@ -403,18 +404,15 @@ class AmdSmiReader(_Reader):
 
     Args:
         identifier: a UUID as AMD SMI, HIP or torch give it, or a PCI bus id.
-        exclude_pids: processes of the measurement itself, as for `NvmlReader`.
 
     Raises:
         VendorError: without amdsmi, a driver, or the device.
 
     """
 
-    def __init__(self, identifier: str, *, exclude_pids: Collection[int] = ()) -> None:
-        self._amd = open_amdsmi(identifier)
-        super().__init__(f"AMD SMI, {identifier}", *self._amd.errors)
-        self._shut_down = self._amd.library.amdsmi_shut_down
-        self._exclude_pids = exclude_pids
+    def __init__(self, identifier: str) -> None:
+        self._amd = amd = open_amdsmi(identifier)
+        super().__init__(f"AMD SMI, {identifier}", amd.errors, amd.library.amdsmi_shut_down)
 
     def read(self) -> TelemetrySample:
         """Read everything once. Wakes a suspended GPU, as any use of it would."""
@@ -442,7 +440,7 @@ class AmdSmiReader(_Reader):
             power_w=self._first(metrics, "power_w", "current_socket_power", "average_socket_power"),
             # amdsmi makes a truth value of the bits, so the reason is lost.
             throttle_reasons=("unspecified",) if any(value is True for value in now) else (),
-            other_processes=_others(processes or {}, self._exclude_pids),
+            other_processes=_others(processes or {}),
             violation_counters={
                 name: total for name, total in counters.items() if isinstance(total, int)
             },
@@ -459,11 +457,11 @@ class AmdSmiReader(_Reader):
         return None
 
 
-class HostReader(_Reader):
+class HostReader(Reader):
     """Reads the host's CPU clock, load and steal time (given to others by the hypervisor)."""
 
     def __init__(self) -> None:
-        super().__init__("psutil, the host", OSError, NotImplementedError)
+        super().__init__("psutil, the host", (OSError, NotImplementedError))
         self._steal_s = self._total_steal_s()
 
     def read(self) -> HostSample:
@@ -489,12 +487,11 @@ class HostReader(_Reader):
         return self._ask("steal_s", lambda: float(psutil.cpu_times().steal))
 
 
-def _others(
-    memory: Mapping[int, int | None], exclude_pids: Collection[int]
-) -> tuple[OtherProcess, ...]:
-    ours = {os.getpid(), *exclude_pids}
+def _others(memory: Mapping[int, int | None]) -> tuple[OtherProcess, ...]:
+    """Name the processes, all but this one."""
     return tuple(
-        OtherProcess(pid, _process_name(pid), memory[pid]) for pid in sorted(memory.keys() - ours)
+        OtherProcess(pid, _process_name(pid), memory[pid])
+        for pid in sorted(memory.keys() - {os.getpid()})
     )
 
 
@@ -514,26 +511,17 @@ def _in_own_pid_namespace() -> bool:
         return False
 
 
-def open_reader(
-    kind: str,
-    uuid: str | None,
-    *,
-    exclude_pids: Collection[int] = (),
-) -> TelemetryReader | Unavailable:
+def open_reader(kind: str, uuid: str | None) -> TelemetryReader | Unavailable:
     """Open a GPU's reader, or return why there is none; never raises for a missing library.
 
     Args:
         kind: of the GPU, ``cuda`` or ``hip``.
         uuid: the GPU's UUID or PCI bus id.
-        exclude_pids: processes of the measurement itself, looked up at each reading, so the caller
-            may continue to fill it; our own process is always excluded.
 
     """
     if not uuid:
         return Unavailable("the device's UUID is not known, and vendors' indices are not torch's")
     try:
-        if kind == "cuda":
-            return NvmlReader(uuid, exclude_pids=exclude_pids)
-        return AmdSmiReader(uuid, exclude_pids=exclude_pids)
+        return NvmlReader(uuid) if kind == "cuda" else AmdSmiReader(uuid)
     except VendorError as error:
         return Unavailable(str(error))

@@ -19,9 +19,8 @@ from pytest_hwqueue.devices.simulated.colocation import (
     operations_of,
     run_tenants,
 )
-from pytest_hwqueue.devices.simulated.costs import KernelWork, Work
+from pytest_hwqueue.devices.simulated.costs import Enqueued, GraphWork, KernelWork, Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.repeats import Replay
 from pytest_hwqueue.errors import BadInput, DeviceError, OwnCodeFailed, translated
 from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import RequestLog, Window
@@ -317,8 +316,9 @@ def _request(label: str, spec_json: str, seed: int, folder: str) -> _Request:
         host_ns = device.clock_ns() - before_ns
         pool.synchronize()
         captured = pool.capture(0, work.enqueue)
-    assert isinstance(captured, Replay)
-    kernels = tuple(node.work for node in captured.graph.nodes if node.work is not None)
+    assert isinstance(captured, Enqueued)
+    assert isinstance(captured.work, GraphWork)
+    kernels = tuple(node.work for node in captured.work.nodes if node.work is not None)
     if spec.model is not None:
         # Beside its operations, which were costed, a network calls its modules.
         host_ns += len(operations_of(kernels)) * device.profile.host.module_call_ns.value

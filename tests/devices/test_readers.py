@@ -111,16 +111,15 @@ def test_only_reasons_that_slow_the_device_down(install: Any) -> None:
 
 
 def test_other_processes_exclude_ours(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    child, ours = os.getppid(), {12345}
+    child = os.getppid()
     install(
         Nvml(
             ComputeRunningProcesses=[process(os.getpid(), 1), process(child, None)],
-            GraphicsRunningProcesses=[process(GONE, 5), process(12345, 6), process(54321, 1)],
+            GraphicsRunningProcesses=[process(GONE, 5)],
             MPSComputeRunningProcesses=[process(child, 7), process(GONE, None)],
         )
     )
-    reader = NvmlReader(UUID, exclude_pids=ours)
-    ours.add(54321)  # started after the reader was opened
+    reader = NvmlReader(UUID)
     assert reader.read().other_processes == (
         OtherProcess(child, psutil.Process(child).name(), 7),
         OtherProcess(GONE, None, 5),

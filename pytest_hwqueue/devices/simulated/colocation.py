@@ -16,26 +16,27 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, Literal
 
 from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork, Work
-from pytest_hwqueue.devices.simulated.engine import Done, Engine
+from pytest_hwqueue.devices.simulated.engine import Done, Engine, Observer
 from pytest_hwqueue.devices.simulated.profile import Hardware, RequestHost
 from pytest_hwqueue.metrics.attribution import DeviceWork
 
 
+@dataclass(eq=False)
 class _Queue:
-    def __init__(self, stream: int, priority: int, threshold: int, batch: int) -> None:
-        self.stream = stream
-        self.priority = priority
-        self.threshold = threshold
-        self.batch = batch
-        self.waiting: deque[tuple[Work, Done | None, Any, float]] = deque()
-        self.in_flight = 0
-        # Of the batch that it had begun when it was stopped.
-        self.left_of_batch = batch
+    stream: int
+    priority: int
+    threshold: int
+    batch: int
+    # Of the batch that it had begun when it was stopped.
+    left_of_batch: int
+    waiting: deque[tuple[Work, Done | None, Any, float]] = field(default_factory=deque)
+    in_flight: int = 0
 
     @property
     def active(self) -> bool:
@@ -72,7 +73,7 @@ class PreemptiveScheduler:
         if threshold < 1:
             raise ValueError(f"threshold {threshold}: at least one command must be in flight")
         stream = self._engine.add_stream(0, process)
-        self._queues.append(_Queue(stream, priority, threshold, batch))
+        self._queues.append(_Queue(stream, priority, threshold, batch, batch))
         return len(self._queues) - 1
 
     def submit(
@@ -109,20 +110,17 @@ class PreemptiveScheduler:
                     queue.left_of_batch -= 1
                 work, done, label, slowness = queue.waiting.popleft()
                 queue.in_flight += 1
-                ended = self._ended(queue, done, round(slowness * self._round_trip_ns))
+                ended = partial(self._ended, queue, done, round(slowness * self._round_trip_ns))
                 self._engine.submit(queue.stream, work, now_ns, done=ended, label=label)
 
-    def _ended(self, queue: _Queue, done: Done | None, round_trip_ns: int) -> Done:
-        def noticed(now_ns: int) -> None:
-            queue.in_flight -= 1
-            self._hand_on(now_ns)
+    def _ended(self, queue: _Queue, done: Done | None, round_trip_ns: int, now_ns: int) -> None:
+        if done is not None:
+            done(now_ns)
+        self._engine.at(now_ns + round_trip_ns, partial(self._noticed, queue))
 
-        def ended(now_ns: int) -> None:
-            if done is not None:
-                done(now_ns)
-            self._engine.at(now_ns + round_trip_ns, noticed)
-
-        return ended
+    def _noticed(self, queue: _Queue, now_ns: int) -> None:
+        queue.in_flight -= 1
+        self._hand_on(now_ns)
 
 
 # What one call of the host enqueues: mostly one kernel.
@@ -224,14 +222,13 @@ Placement = Literal["together", "time-slices"]
 class ModelledTenant:
     """A model that runs one kernel sequence per request.
 
-    Without arrivals and interval it is a closed loop, which starts a request when the last is done.
+    Without arrivals it is a closed loop, which starts a request when the last is done.
 
     Attributes:
         name: for results.
         kernels: what one request enqueues, on one stream.
         host_ns: what its host thread spends on enqueueing one operation.
         synchronise_ns: from the end of a request's last kernel until the host has seen it.
-        every_ns: requests arrive at this interval whether or not the last is done.
         arrivals_ns: requests arrive at these times, ascending, whether or not the last is done.
         priority: larger is more urgent; for the hardware, or for the preemptive scheduler.
         in_flight: its commands that the preemptive scheduler lets be in flight at most.
@@ -246,7 +243,6 @@ class ModelledTenant:
     kernels: tuple[Work, ...]
     host_ns: int
     synchronise_ns: int
-    every_ns: int | None = None
     arrivals_ns: Sequence[int] | None = None
     priority: int = 0
     in_flight: int = 16
@@ -303,26 +299,29 @@ def run_tenants(
 
     """
     engine = Engine(hardware)
-    processes = [Process(engine, host or RequestHost())]
     if ran is not None:
-        engine.observer = _Noting(tenants, ran)
-    scheduler = None
-    if round_trip_ns is not None:
-        scheduler = PreemptiveScheduler(engine, round_trip_ns)
-    results = []
+        engine.observer = _noting(tenants, ran)
+    scheduler = None if round_trip_ns is None else PreemptiveScheduler(engine, round_trip_ns)
+    results = [ModelledTimes(tenant.name) for tenant in tenants]
+    process = Process(engine, host or RequestHost())
     for index, tenant in enumerate(tenants):
         if index and not threads:
-            processes.append(Process(engine, host or RequestHost()))
+            process = Process(engine, host or RequestHost())
         context = index if placement == "time-slices" else 0
-        result = ModelledTimes(tenant.name)
-        results.append(result)
         numbers = count()
+        operations = operations_of(tenant.kernels)
         for slot in range(tenant.concurrency):
-            processes[-1].add_thread()
-            submit = _submitter(engine, scheduler, tenant, context)
+            process.add_thread()
+            if scheduler is None:
+                stream = engine.add_stream(tenant.priority, context, tenant.partition)
+            else:
+                stream = scheduler.add_stream(
+                    tenant.priority, tenant.in_flight, context, tenant.batch
+                )
             loop = _RequestLoop(
-                tenant, slot, engine, processes[-1], submit, numbers, result, duration_ns,
-                grace_ns or 0,
+                tenant, operations, engine, scheduler, stream, process, numbers, results[index],
+                random.Random(f"{tenant.seed}/{slot}" if slot else str(tenant.seed)),
+                duration_ns, duration_ns + (grace_ns or 0),
             )  # fmt: skip
             engine.at(0, loop.begin)
     for number, look_ns in enumerate(looks_ns):
@@ -333,48 +332,27 @@ def run_tenants(
     return results
 
 
-class _Noting:
-    """Notes what the engine ran, whose it was, and when it could have run."""
+def _noting(tenants: Sequence[ModelledTenant], ran: list[DeviceWork]) -> Observer:
+    """Note what the engine ran, whose it was, and when it could have run."""
+    ended_ns = [0] * len(tenants)
 
-    def __init__(self, tenants: Sequence[ModelledTenant], ran: list[DeviceWork]) -> None:
-        self._names = [tenant.name for tenant in tenants]
-        self._ran = ran
-        self._ended_ns = [0] * len(tenants)
-
-    def __call__(
-        self, stream: int, label: Any, name: str, handed_ns: int, start_ns: int, end_ns: int
+    def note(
+        stream: int, label: Any, name: str, handed_ns: int, start_ns: int, end_ns: int
     ) -> None:
         # Tenants' streams were made in their order. A preemptive scheduler hands on later than
         # the host enqueued.
         request, work, enqueued_ns = label
-        ready_ns = max(enqueued_ns, self._ended_ns[stream])
-        self._ended_ns[stream] = end_ns
-        self._ran.append(
+        ready_ns = max(enqueued_ns, ended_ns[stream])
+        ended_ns[stream] = end_ns
+        ran.append(
             DeviceWork(
-                owner=self._names[stream], stream=0, name=_described(work),
+                owner=tenants[stream].name, stream=0, name=_described(work),
                 ready_ns=min(ready_ns, start_ns), start_ns=start_ns, end_ns=end_ns, request=request,
                 enqueued_ns=enqueued_ns,
             )
         )  # fmt: skip
 
-
-# Work, number of its request, when it is enqueued, the factor on its host work, and what is
-# notified of its end.
-_Submit = Callable[[Work, int, int, float, "Done | None"], None]
-
-
-def _submitter(
-    engine: Engine, scheduler: PreemptiveScheduler | None, tenant: ModelledTenant, process: int
-) -> _Submit:
-    if scheduler is not None:
-        queue = scheduler.add_stream(tenant.priority, tenant.in_flight, process, tenant.batch)
-        return lambda work, request, at_ns, slowness, done: scheduler.submit(
-            queue, work, at_ns, done=done, label=(request, work, at_ns), slowness=slowness
-        )
-    stream = engine.add_stream(tenant.priority, process, tenant.partition)
-    return lambda work, request, at_ns, _, done: engine.submit(
-        stream, work, at_ns, done=done, label=(request, work, at_ns)
-    )
+    return note
 
 
 def _described(work: KernelWork | CopyWork) -> str:
@@ -384,79 +362,73 @@ def _described(work: KernelWork | CopyWork) -> str:
     return f"{work.name} of {work.size_bytes} bytes"
 
 
+@dataclass(eq=False)
 class _RequestLoop:
     """One of a tenant's host threads: waits for an arrival, enqueues, synchronises."""
 
-    def __init__(
-        self,
-        tenant: ModelledTenant,
-        slot: int,
-        engine: Engine,
-        process: Process,
-        submit: _Submit,
-        numbers: Iterator[int],
-        result: ModelledTimes,
-        end_ns: int,
-        grace_ns: int,
-    ) -> None:
-        self._tenant = tenant
-        self._engine = engine
-        self._process = process
-        self._operations = operations_of(tenant.kernels)
-        self._draws = random.Random(f"{tenant.seed}/{slot}" if slot else str(tenant.seed))
-        self._submit = submit
-        self._result = result
-        self._end_ns = end_ns
-        self._grace_ns = grace_ns
-        self._scheduled_ns = 0
-        self._started_ns = 0
-        self._slowness = 1.0
-        self._left = 0
-        # Shared with the tenant's other threads: whoever is free takes the next request.
-        self._numbers = numbers
-        self._number = 0
+    tenant: ModelledTenant
+    operations: Sequence[Operation]
+    engine: Engine
+    scheduler: PreemptiveScheduler | None
+    # Of the scheduler, where there is one.
+    stream: int
+    process: Process
+    # Shared with the tenant's other threads: whoever is free takes the next request.
+    numbers: Iterator[int]
+    result: ModelledTimes
+    draws: random.Random
+    end_ns: int
+    latest_ns: int
+    # Of the request being served.
+    number: int = 0
+    scheduled_ns: int = 0
+    started_ns: int = 0
+    slowness: float = 1.0
+    left: int = 0
 
     def begin(self, now_ns: int) -> None:
         """Serve the next request as soon as it has arrived and the host is free."""
         due_ns = self._next_due(now_ns)
         if due_ns is None:
             return
-        self._scheduled_ns, self._started_ns = due_ns, max(now_ns, due_ns)
+        self.scheduled_ns, self.started_ns = due_ns, max(now_ns, due_ns)
         if due_ns > now_ns:
-            self._engine.at(due_ns, self._serve)
+            self.engine.at(due_ns, self._serve)
         else:
             self._serve(now_ns)
 
     def _serve(self, now_ns: int) -> None:
-        self._slowness = self._process.slowness(now_ns, self._draws)
-        self._left = len(self._tenant.kernels)
-        each_ns = round(self._tenant.host_ns * self._slowness)
-        self._process.launch(now_ns, each_ns, self._operations, self._enqueue)
+        self.slowness = self.process.slowness(now_ns, self.draws)
+        self.left = len(self.tenant.kernels)
+        each_ns = round(self.tenant.host_ns * self.slowness)
+        self.process.launch(now_ns, each_ns, self.operations, self._enqueue)
 
     def _enqueue(self, operation: Operation, at_ns: int) -> None:
         for work in operation:
-            self._left -= 1
-            done = None if self._left else self._ended
-            self._submit(work, self._number, at_ns, self._slowness, done)
+            self.left -= 1
+            done = None if self.left else self._ended
+            label = (self.number, work, at_ns)
+            if self.scheduler is None:
+                self.engine.submit(self.stream, work, at_ns, done=done, label=label)
+            else:
+                self.scheduler.submit(
+                    self.stream, work, at_ns, done=done, label=label, slowness=self.slowness
+                )
 
     def _next_due(self, now_ns: int) -> int | None:
         """Take the next request; return when it is due, or None if there is none, or no time."""
-        tenant = self._tenant
-        self._number = next(self._numbers)
-        latest_ns = self._end_ns + self._grace_ns
-        if tenant.arrivals_ns is not None:
-            if self._number >= len(tenant.arrivals_ns):
-                return None
-            due_ns = tenant.arrivals_ns[self._number]
-        elif tenant.every_ns is not None:
-            due_ns = self._number * tenant.every_ns
-        else:
-            due_ns, latest_ns = now_ns, self._end_ns
-        return due_ns if due_ns < self._end_ns and now_ns < latest_ns else None
+        arrivals_ns = self.tenant.arrivals_ns
+        self.number = next(self.numbers)
+        if arrivals_ns is None:
+            return now_ns if now_ns < self.end_ns else None
+        if self.number >= len(arrivals_ns):
+            return None
+        due_ns = arrivals_ns[self.number]
+        return due_ns if due_ns < self.end_ns and now_ns < self.latest_ns else None
 
     def _ended(self, now_ns: int) -> None:
-        free_ns = now_ns + self._tenant.synchronise_ns
-        self._result.scheduled_ns.append(self._scheduled_ns)
-        self._result.started_ns.append(self._started_ns)
-        self._result.finished_ns.append(free_ns)
+        free_ns = now_ns + self.tenant.synchronise_ns
+        self.result.scheduled_ns.append(self.scheduled_ns)
+        self.result.started_ns.append(self.started_ns)
+        self.result.finished_ns.append(free_ns)
         self.begin(free_ns)

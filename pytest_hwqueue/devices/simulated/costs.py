@@ -12,13 +12,12 @@ times.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -62,6 +61,12 @@ class KernelWork:
     # Follows from the others: no part of what tells kernels apart (`costs`).
     memory_bound: bool = field(default=False, repr=False)
 
+    def slowed(self, factor: float) -> KernelWork:
+        """Return what takes ``factor`` times as long."""
+        if factor == 1:
+            return self
+        return replace(self, duration_ns=max(1, round(self.duration_ns * factor)))
+
 
 @dataclass(frozen=True)
 class CopyWork:
@@ -70,6 +75,10 @@ class CopyWork:
     size_bytes: int
     engine: int = 0
     name: str = "copy"
+
+    def slowed(self, factor: float) -> CopyWork:
+        """Return itself: noise is that of kernels."""
+        return self
 
 
 class Point:
@@ -91,8 +100,7 @@ class Point:
             wake()
 
 
-@dataclass(frozen=True)
-class GraphNode:
+class GraphNode(NamedTuple):
     """A node of a graph: a kernel, a copy, or None for an event's recording.
 
     Attributes:
@@ -120,6 +128,14 @@ class GraphWork:
                 found[before].append(index)
         return tuple(tuple(indices) for indices in found)
 
+    def slowed(self, factor: float) -> GraphWork:
+        """Return the graph with its kernels slowed."""
+        if factor == 1:
+            return self
+        return GraphWork(
+            tuple(GraphNode(work and work.slowed(factor), after) for work, after in self.nodes)
+        )
+
 
 Work = KernelWork | CopyWork | GraphWork
 
@@ -144,13 +160,9 @@ class SimulatedEvent:
 
     def __init__(self, *, in_graphs: bool = False) -> None:
         self.in_graphs = in_graphs
-        self._points: Sequence[Point] = ()
+        # Of the last recording.
+        self.points: Sequence[Point] = ()
         self._pool: SimulatedPool | None = None
-
-    @property
-    def points(self) -> Sequence[Point]:
-        """The points of the last recording."""
-        return self._points
 
     @property
     def when_ns(self) -> int:
@@ -160,22 +172,21 @@ class SimulatedEvent:
             DeviceError: if there is none, or it has not been passed.
 
         """
-        times = [point.when_ns for point in self._points]
-        if self._pool is None or not times:
+        if self._pool is None:
             raise DeviceError("a time was asked of an event that was never recorded")
-        if None in times:
+        if any(point.when_ns is None for point in self.points):
             # The model may be behind the host: it tells what has happened by now.
             self._pool.repeats.leave()
-            times = [point.when_ns for point in self._points]
-        if None in times:
+        times = [point.when_ns for point in self.points if point.when_ns is not None]
+        if len(times) < len(self.points):
             raise DeviceError("a time was asked of an event that the device has not passed")
-        return max(time for time in times if time is not None)
+        return max(times)
 
     def begin(self, pool: SimulatedPool, count: int = 1) -> Sequence[Point]:
         """Start a new recording of ``count`` points and return them."""
         self._pool = pool
-        self._points = [Point() for _ in range(count)]
-        return self._points
+        self.points = [Point() for _ in range(count)]
+        return self.points
 
     def query(self) -> bool:
         """Whether the streams have passed the point; true if never recorded.
@@ -185,12 +196,12 @@ class SimulatedEvent:
         """
         if self._pool is None:
             return True
-        return self._pool.poll(self._points)
+        return self._pool.poll(self.points)
 
     def synchronize(self) -> None:
         """Have the host wait until the streams have passed the point."""
         if self._pool is not None:
-            self._pool.wait_for(self._points)
+            self._pool.wait_for(self.points)
 
 
 def simulated_event(event: Event) -> SimulatedEvent:
@@ -230,14 +241,16 @@ _NO_KERNEL = frozenset(
 _WITH_KERNELS = ("aten", "c10d")
 
 
-class Costs:
+class Costs(TorchDispatchMode):
     """Costs of launches on one modelled device."""
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._profile = profile
         self._kept: dict[Hashable, tuple[Work, ...]] = {}
         self._older: dict[Hashable, tuple[Work, ...]] = {}
-        self._mode = _Costing(profile)
+        # Of the function being costed.
+        self._works: list[Work] = []
 
     def age(self) -> None:
         """Forget what was not asked for since the last call, and what torch keeps of operations.
@@ -265,7 +278,10 @@ class Costs:
         if found is None:
             found = self._older.get(key)
             if found is None:
-                found = self._mode.run(function, arguments)
+                self._works = []
+                with self:
+                    function(*arguments)
+                found = tuple(self._works)
             if len(self._kept) >= _MOST_KEPT:
                 self.age()
             self._kept[key] = found
@@ -273,25 +289,7 @@ class Costs:
 
     def add(self, work: Work) -> None:
         """Note work that is no aten operation, for the function being costed."""
-        self._mode.works.append(work)
-
-
-class _Costing(TorchDispatchMode):
-    def __init__(self, profile: Profile) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.works: list[Work] = []
-        self._profile = profile
-
-    def run(
-        self, function: Callable[..., object], arguments: tuple[object, ...]
-    ) -> tuple[Work, ...]:
-        self.works = []
-        try:
-            with self:
-                function(*arguments)
-            return tuple(self.works)
-        finally:
-            self.works = []
+        self._works.append(work)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -309,7 +307,7 @@ class _Costing(TorchDispatchMode):
         if packet not in _NO_KERNEL and not func.is_view and func.namespace in _WITH_KERNELS:
             work = self._work_of(func, args, options, result)
             if work is not None:
-                self.works += self._with_layouts(work, packet, args, result)
+                self._works += self._with_layouts(work, packet, args, result)
         return result
 
     def _with_layouts(self, work: Work, packet: Any, args: Any, result: Any) -> Sequence[Work]:
@@ -330,12 +328,16 @@ class _Costing(TorchDispatchMode):
         return before, replace(work, within=True), replace(after, within=True)
 
     def _turned(self, images: torch.Tensor) -> KernelWork:
-        elements = images.numel()
-        seconds = 2 * elements * images.element_size() / self._bytes_per_s
-        cut = self._profile.multiprocessing
-        duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
-        blocks = max(1, -(-elements // cut.elements_per_block.value))
-        return KernelWork(duration_ns, blocks, name="layout of aten.convolution", memory_bound=True)
+        seconds = 2 * images.numel() * images.element_size() / self._bytes_per_s
+        blocks = self._blocks(images.numel())
+        name = "layout of aten.convolution"
+        return KernelWork(self._duration_ns(seconds), blocks, name=name, memory_bound=True)
+
+    def _duration_ns(self, seconds: float) -> int:
+        return max(self._profile.multiprocessing.kernel_floor_ns.value, round(seconds * 1e9))
+
+    def _blocks(self, elements: int) -> int:
+        return max(1, -(-elements // self._profile.multiprocessing.elements_per_block.value))
 
     @property
     def _bytes_per_s(self) -> float:
@@ -357,24 +359,22 @@ class _Costing(TorchDispatchMode):
         if packet is _aten.copy_ and (options.get("non_blocking") or args[2:] == (True,)):
             target = written[0]
             return CopyWork(target.numel() * target.element_size())
-        cut = self._profile.multiprocessing
-        seconds = size / self._bytes_per_s
-        elements = max((tensor.numel() for tensor in (*read, *written)), default=0)
-        blocks, slots, waves = -(-elements // cut.elements_per_block.value), 1, None
+        seconds = least_seconds = size / self._bytes_per_s
+        blocks = self._blocks(max(tensor.numel() for tensor in (*read, *written)))
+        slots, waves = 1, None
         if packet in flop_registry:
+            cut = self._profile.multiprocessing
             elements = max((tensor.numel() for tensor in written), default=1)
-            blocks = max(1, -(-elements // cut.matrix_tile.value**2))
             slots = cut.matrix_block_slots.value
             if packet in _PRODUCTS and _on_tensor_cores((read or written)[0].dtype):
                 waves = cut.matrix_waves_at_most.value
             flop = flop_registry[packet](*args, **options, out_val=result)
-            blocks, used = self._tiles(blocks)
+            blocks, used = self._tiles(max(1, -(-elements // cut.matrix_tile.value**2)))
             seconds = max(seconds, flop / (self._flop_per_s(read or written) * used))
-        duration_ns = max(cut.kernel_floor_ns.value, round(seconds * 1e9))
-        bound = seconds == size / self._bytes_per_s
         return KernelWork(
-            duration_ns, max(1, blocks), slots, waves, str(packet), memory_bound=bound
-        )
+            self._duration_ns(seconds), blocks, slots, waves, str(packet),
+            memory_bound=seconds == least_seconds,
+        )  # fmt: skip
 
     def _tiles(self, blocks: int) -> tuple[int, float]:
         """Return into how many blocks a library cuts a product, and the share of its rate then.
@@ -394,21 +394,38 @@ class _Costing(TorchDispatchMode):
 
     def _flop_per_s(self, tensors: list[torch.Tensor]) -> float:
         arithmetic = self._profile.arithmetic
-        dtype = tensors[0].dtype
-        if dtype is torch.bfloat16:
-            peak = arithmetic.bf16_flop_per_s
-        elif dtype is torch.float16:
-            peak = arithmetic.fp16_flop_per_s
-        elif _on_tensor_cores(dtype):
-            peak = arithmetic.tf32_flop_per_s
-        else:
-            peak = arithmetic.fp32_flop_per_s
-        return peak.value * arithmetic.matrix_efficiency.value
+        half = {
+            torch.bfloat16: arithmetic.bf16_flop_per_s, torch.float16: arithmetic.fp16_flop_per_s
+        }  # fmt: skip
+        full = arithmetic.fp32_flop_per_s
+        if _on_tensor_cores(tensors[0].dtype):
+            full = arithmetic.tf32_flop_per_s
+        return half.get(tensors[0].dtype, full).value * arithmetic.matrix_efficiency.value
 
 
 def _on_tensor_cores(dtype: torch.dtype) -> bool:
     """Whether products of this type use tensor cores: fp32 only as TF32, where it is allowed."""
     return dtype is not torch.float32 or torch.get_float32_matmul_precision() != "highest"
+
+
+class Enqueued:
+    """Enqueues one kernel, or a captured graph, when launched.
+
+    Attributes:
+        events: of a graph, those that each replay records, by node.
+
+    """
+
+    def __init__(
+        self, costs: Costs, work: KernelWork | GraphWork, events: Mapping[int, SimulatedEvent]
+    ) -> None:
+        self.work = work
+        self.events = events
+        self._costs = costs
+
+    def __call__(self) -> None:
+        """Enqueue it."""
+        self._costs.add(self.work)
 
 
 class _Same:
@@ -441,7 +458,7 @@ def _key(value: object, depth: int) -> Hashable:
             return (_Same(value.__self__), value.__func__)
         if isinstance(value, (tuple, list)):
             return (type(value), *(_key(part, depth + 1) for part in value))
-        if isinstance(value, functools.partial):
+        if isinstance(value, partial):
             named = sorted(value.keywords.items())
             return _key((value.func, value.args, named), depth + 1)
         if isinstance(value, FunctionType):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import (
     Costs,
+    Enqueued,
     HostClock,
     KernelWork,
     SimulatedEvent,
@@ -27,39 +28,24 @@ from pytest_hwqueue.devices.simulated.costs import (
 from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
-from pytest_hwqueue.devices.telemetry import TelemetrySample
+from pytest_hwqueue.devices.telemetry import Reader, TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 
 _NOT_MODELLED = "not modelled by the simulated device"
 
 
-class SimulatedReader:
+class SimulatedReader(Reader):
     """Reads a simulated device in its virtual time."""
 
-    missing: Mapping[str, str] = dict.fromkeys(
-        ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "other_processes"),
-        _NOT_MODELLED,
-    )
-
     def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__(f"the model of {device.label}")
+        unknown = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
+        self._missing = dict.fromkeys((*unknown, "other_processes"), _NOT_MODELLED)
         self._device = device
 
     def read(self) -> TelemetrySample:
         """Return the virtual time."""
-        return TelemetrySample(
-            when_ns=self._device.clock_ns(),
-            sm_clock_mhz=None,
-            memory_clock_mhz=None,
-            temperature_c=None,
-            power_w=None,
-        )
-
-    def describe(self) -> str:
-        """Return what is read, and of which device."""
-        return f"the model of {self._device.label}"
-
-    def close(self) -> None:
-        """Do nothing: nothing was opened."""
+        return TelemetrySample(self._device.clock_ns(), None, None, None, None)
 
 
 # Raised when the same profile gives other figures; 2 has hosts, layouts and halved tiles.
@@ -148,7 +134,14 @@ class SimulatedDevice:
             self.slowdown = 1.0
 
     def vary(self, noise: str, seed: int, of: str) -> None:
-        """Make kernels' durations vary, as read by `parse_noise`; not at all if it is empty."""
+        """Make kernels' durations vary, as requested by `--hwq-sim-noise`.
+
+        Args:
+            noise: amplitudes by name, as `parse_noise` reads them; empty for none.
+            seed: of the session.
+            of: what is measured; different measurements get different draws.
+
+        """
         self.noise = parse_noise(noise, seed, of)
 
     def open_telemetry(self) -> SimulatedReader:
@@ -214,16 +207,12 @@ class SimulatedDevice:
         """Create ``count`` streams on an idle device.
 
         Raises:
-            DeviceError: if ``count`` is below 1 or the number of priorities is not ``count``.
+            DeviceError: if ``count`` is below 1.
 
         """
         if count < 1:
             raise DeviceError(f"{count} streams asked for; there must be at least 1")
-        asked = list(priorities) if priorities is not None else [0] * count
-        if len(asked) != count:
-            raise DeviceError(f"{count} streams asked for, but {len(asked)} priorities given")
-        self._pools += 1
-        return SimulatedPool(self, asked, [None] * count, gradients, self._pools)
+        return self._open(list(priorities or [0] * count), [None] * count, gradients)
 
     def open_partitioned(
         self,
@@ -241,6 +230,11 @@ class SimulatedDevice:
         split = partitions[0].split
         others = any(partition.group == len(split) for partition in partitions)
         self.profile.refuse_split(split, others=others)
+        return self._open(priorities, partitions, gradients)
+
+    def _open(
+        self, priorities: Sequence[int], partitions: Sequence[Partition | None], gradients: bool
+    ) -> SimulatedPool:
         self._pools += 1
         return SimulatedPool(self, priorities, partitions, gradients, self._pools)
 
@@ -258,7 +252,7 @@ class SimulatedDevice:
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
         """Return a kernel of one block that lasts exactly ``duration_ns``."""
-        return _Spin(self.costs, KernelWork(max(1, duration_ns), name="spin"))
+        return Enqueued(self.costs, KernelWork(max(1, duration_ns), name="spin"), {})
 
     def memory_bytes(self) -> dict[str, int]:
         """Return nothing: memory is not modelled."""
@@ -277,16 +271,3 @@ class SimulatedDevice:
             "memory GiB": round(self.profile.memory.capacity_bytes.value / 2**30, 1),
             "stream priorities (least, greatest)": (range_.least.value, range_.greatest.value),
         }
-
-
-class _Spin:
-    """A kernel of a given duration; calling it within a launch enqueues it."""
-
-    __name__ = "spin"
-
-    def __init__(self, costs: Costs, work: KernelWork) -> None:
-        self._costs = costs
-        self._work = work
-
-    def __call__(self) -> None:
-        self._costs.add(self._work)

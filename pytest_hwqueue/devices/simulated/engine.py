@@ -14,21 +14,17 @@ are assigned last, so that nothing depends on the order within an instant.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork, Point, Work
+from pytest_hwqueue.devices.simulated.costs import CopyWork, GraphWork, KernelWork, Point, Work
 from pytest_hwqueue.devices.simulated.multiprocessors import (
-    Command,
-    EventCommand,
     FrontEnd,
-    GraphReplay,
-    HardwareQueue,
-    KernelLaunch,
     Multiprocessors,
-    QueuedStream,
     RunningKernel,
     TimeSlices,
 )
@@ -55,6 +51,55 @@ class Rest(NamedTuple):
 
 
 _NO_POINTS: Mapping[int, Point] = {}
+# Stands for a node's index where a command is a kernel or copy by itself.
+_WHOLE = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """An in-order stream, its hardware queue, and where its kernels run."""
+
+    index: int
+    priority: int
+    queue: _HardwareQueue
+    context: int
+    multiprocessors: Multiprocessors
+    busy: bool = False
+    outstanding: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _HardwareQueue:
+    """Commands of the streams mapped onto it, issued in order."""
+
+    index: int
+    commands: deque[_Command | _EventCommand] = field(default_factory=deque)
+    wake_ns: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Command:
+    """Work submitted to a stream; ``points`` are the events that a graph's replay records."""
+
+    stream: _Stream
+    at_ns: int
+    work: Work
+    done: Done | None
+    label: Any
+    points: Mapping[int, Point]
+    # Of a graph: how many others each node still waits for, and how many have not ended.
+    left: list[int] | None = None
+    remaining: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _EventCommand:
+    """An event to record, or one to wait for (``waits``)."""
+
+    stream: _Stream
+    at_ns: int
+    point: Point
+    waits: bool
 
 
 class Engine:
@@ -67,8 +112,9 @@ class Engine:
         self._calendar: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._sequence = 0
         self._resident = 0
-        self._streams: list[QueuedStream] = []
-        self._queues: dict[tuple[int, int, int], HardwareQueue] = {}
+        self._streams: list[_Stream] = []
+        self._alike: Counter[tuple[int, int]] = Counter()
+        self._queues: dict[tuple[int, int, int], _HardwareQueue] = {}
         self._copy_free_ns = [0] * len(hardware.copy_bytes_per_s)
         self._multiprocessors: dict[tuple[int, Partition | None], Multiprocessors] = {}
         self._slices = TimeSlices(
@@ -89,11 +135,10 @@ class Engine:
 
         Streams of a process either all have a partition, of the same split, or none has one.
         """
-        alike = sum(
-            (stream.priority, stream.process) == (priority, process) for stream in self._streams
-        )
+        alike = self._alike[process, priority]
+        self._alike[process, priority] += 1
         key = (process, priority, alike % self.hardware.connections)
-        queue = self._queues.setdefault(key, HardwareQueue(len(self._queues)))
+        queue = self._queues.setdefault(key, _HardwareQueue(len(self._queues)))
         context = 0 if self.hardware.share_processes else process
         if (context, partition) not in self._multiprocessors:
             size = self.hardware.slots_of(partition)
@@ -102,7 +147,7 @@ class Engine:
             self._slices.add(context, slots)
         slots = self._multiprocessors[context, partition]
         index = len(self._streams)
-        self._streams.append(QueuedStream(index, priority, process, queue, context, slots))
+        self._streams.append(_Stream(index, priority, queue, context, slots))
         return index
 
     def submit(
@@ -126,15 +171,15 @@ class Engine:
             points: for a graph, the events that this replay records, by node.
 
         """
-        self._enqueue(Command(self._streams[stream], at_ns, work, done, label, points))
+        self._enqueue(_Command(self._streams[stream], at_ns, work, done, label, points))
 
     def record(self, stream: int, point: Point, at_ns: int) -> None:
         """Have a point passed after the work submitted to a stream so far."""
-        self._enqueue(EventCommand(self._streams[stream], at_ns, point, waits=False))
+        self._enqueue(_EventCommand(self._streams[stream], at_ns, point, waits=False))
 
     def wait(self, stream: int, point: Point, at_ns: int) -> None:
         """Make later submissions to a stream wait for a point."""
-        self._enqueue(EventCommand(self._streams[stream], at_ns, point, waits=True))
+        self._enqueue(_EventCommand(self._streams[stream], at_ns, point, waits=True))
 
     def outstanding(self, stream: int) -> int:
         """Return the number of submitted commands of a stream that have not ended."""
@@ -163,18 +208,9 @@ class Engine:
 
     def rest(self, now_ns: int) -> Rest | None:
         """Return the state of an idle device; None if it is not idle."""
-        rests = (
-            not self._calendar
-            and not self._resident
-            and not self._front_end.waiting
-            and not self._graph_front_end.waiting
-            # Several processes take turns by the clock.
-            and len(self._multiprocessors) == 1
-            and all(slots.at_rest for slots in self._multiprocessors.values())
-            and not any(stream.outstanding or stream.busy for stream in self._streams)
-            and not any(queue.commands for queue in self._queues.values())
-        )
-        if not rests:
+        # Several processes take turns by the clock.
+        together = len(self._multiprocessors) == 1
+        if self._calendar or not together or any(each.outstanding for each in self._streams):
             return None
         copies_ns = tuple(max(0, free_ns - now_ns) for free_ns in self._copy_free_ns)
         front_ends = self._front_end.rest(now_ns), self._graph_front_end.rest(now_ns)
@@ -208,7 +244,7 @@ class Engine:
         self._sequence += 1
         heappush(self._calendar, (when_ns, self._sequence, action, argument))
 
-    def _enqueue(self, command: Command | EventCommand) -> None:
+    def _enqueue(self, command: _Command | _EventCommand) -> None:
         stream = command.stream
         stream.outstanding += 1
         commands = stream.queue.commands
@@ -216,18 +252,18 @@ class Engine:
         if len(commands) == 1:
             self._wake(stream.queue, max(command.at_ns, self.now_ns))
 
-    def _wake(self, queue: HardwareQueue, when_ns: int) -> None:
+    def _wake(self, queue: _HardwareQueue, when_ns: int) -> None:
         if queue.wake_ns != when_ns:
             queue.wake_ns = when_ns
             self._schedule(when_ns, self._woken, queue)
 
-    def _woken(self, now_ns: int, queue: HardwareQueue) -> None:
+    def _woken(self, now_ns: int, queue: _HardwareQueue) -> None:
         # Another time means that the queue has been woken, and put to sleep again, since.
         if queue.wake_ns == now_ns:
             queue.wake_ns = -1
             self._issue(now_ns, queue)
 
-    def _issue(self, now_ns: int, queue: HardwareQueue) -> None:
+    def _issue(self, now_ns: int, queue: _HardwareQueue) -> None:
         commands = queue.commands
         while commands:
             command = commands[0]
@@ -235,7 +271,7 @@ class Engine:
             if command.at_ns > now_ns:
                 self._wake(queue, command.at_ns)
                 return
-            if isinstance(command, Command):
+            if isinstance(command, _Command):
                 if stream.busy:
                     return
                 stream.busy = True
@@ -253,47 +289,59 @@ class Engine:
             commands.popleft()
             stream.outstanding -= 1
 
-    def _dispatch(self, now_ns: int, command: Command) -> None:
+    def _dispatch(self, now_ns: int, command: _Command) -> None:
         work, stream = command.work, command.stream
         if isinstance(work, CopyWork):
-            self._copy(now_ns, command, work, self._command_ended, command)
+            self._copy(now_ns, command, work, _WHOLE)
             return
         self._slices.load(now_ns, stream.context)
         if isinstance(work, KernelWork):
-            item = KernelLaunch(command, work)
-            self._front_end.offer(self._rank(stream), stream.queue.index, item)
+            self._offer(self._front_end, command, work, _WHOLE)
         else:
-            graph = GraphReplay(command, work)
-            self._schedule(now_ns + self.hardware.start_ns, self._graph_started, graph)
+            command.left = [len(node.after) for node in work.nodes]
+            command.remaining = len(work.nodes)
+            self._schedule(now_ns + self.hardware.start_ns, self._graph_started, command)
 
-    def _rank(self, stream: QueuedStream) -> tuple[int, int]:
+    def _offer(self, front_end: FrontEnd, command: _Command, work: KernelWork, node: int) -> None:
+        stream = command.stream
+        front_end.offer(self._rank(stream), stream.queue.index, (command, work, node))
+
+    def _rank(self, stream: _Stream) -> tuple[int, int]:
         self._sequence += 1
         return (-stream.priority, self._sequence)
 
-    def _started(self, now_ns: int, item: KernelLaunch) -> None:
-        stream = item.command.stream
-        slots = stream.multiprocessors
-        whole = self.hardware.slots
-        slots.add(now_ns, RunningKernel(item.work, self._rank(stream), item, slots.slots, whole))
+    def _started(self, now_ns: int, item: tuple[_Command, KernelWork, int]) -> None:
+        command, work, _ = item
+        slots, rank = command.stream.multiprocessors, self._rank(command.stream)
+        slots.add(now_ns, RunningKernel(work, rank, item, slots.slots, self.hardware.slots))
 
     def _kernel_ended(self, now_ns: int, kernel: RunningKernel) -> None:
         self._resident -= 1
-        item = kernel.item
-        command = item.command
-        self._observe(command, item.work.name, kernel.start_ns, now_ns)
-        if item.graph is not None:
-            self._node_ended(now_ns, (item.graph, item.node))
-        else:
-            self._slices.unload(now_ns, command.stream.context)
-            self._command_ended(now_ns, command)
+        command, work, node = kernel.item
+        self._ran(now_ns, (command, node, work.name, kernel.start_ns))
 
-    def _observe(self, command: Command, name: str, start_ns: int, end_ns: int) -> None:
+    def _copy(self, now_ns: int, command: _Command, work: CopyWork, node: int) -> None:
+        rate = self.hardware.copy_bytes_per_s[work.engine]
+        start_ns = max(now_ns + self.hardware.start_ns, self._copy_free_ns[work.engine])
+        end_ns = start_ns + max(1, round(work.size_bytes * 1e9 / rate))
+        self._copy_free_ns[work.engine] = end_ns
+        self._schedule(end_ns, self._ran, (command, node, work.name, start_ns))
+
+    def _ran(self, now_ns: int, argument: tuple[_Command, int, str, int]) -> None:
+        """Report a kernel or copy that has ended, and go on behind it."""
+        command, node, name, start_ns = argument
         if self.observer is not None:
             stream = command.stream.index
-            self.observer(stream, command.label, name, command.at_ns, start_ns, end_ns)
+            self.observer(stream, command.label, name, command.at_ns, start_ns, now_ns)
+        if node == _WHOLE:
+            self._command_ended(now_ns, command)
+        else:
+            self._node_ended(now_ns, (command, node))
 
-    def _command_ended(self, now_ns: int, command: Command) -> None:
+    def _command_ended(self, now_ns: int, command: _Command) -> None:
         stream = command.stream
+        if not isinstance(command.work, CopyWork):
+            self._slices.unload(now_ns, stream.context)
         stream.busy = False
         stream.outstanding -= 1
         if stream.queue.commands:
@@ -301,59 +349,37 @@ class Engine:
         if command.done is not None:
             command.done(now_ns)
 
-    def _copy(
-        self,
-        now_ns: int,
-        command: Command,
-        work: CopyWork,
-        ended: Callable[[int, Any], None],
-        argument: object,
-    ) -> None:
-        rate = self.hardware.copy_bytes_per_s[work.engine]
-        start_ns = max(now_ns + self.hardware.start_ns, self._copy_free_ns[work.engine])
-        end_ns = start_ns + max(1, round(work.size_bytes * 1e9 / rate))
-        self._copy_free_ns[work.engine] = end_ns
-        if self.observer is not None:
-            # Reported at the end, like kernels, and only if someone still listens then.
-            name = work.name
-            self.at(end_ns, lambda end: self._observe(command, name, start_ns, end))
-        self._schedule(end_ns, ended, argument)
+    def _graph_started(self, now_ns: int, command: _Command) -> None:
+        assert isinstance(command.work, GraphWork)
+        if not command.remaining:
+            self._command_ended(now_ns, command)
+        for index, node in enumerate(command.work.nodes):
+            if not node.after:
+                self._node_ready(now_ns, command, index)
 
-    def _graph_started(self, now_ns: int, graph: GraphReplay) -> None:
-        if not graph.remaining:
-            self._graph_ended(now_ns, graph)
-            return
-        for index, left in enumerate(list(graph.left)):
-            if not left and not graph.work.nodes[index].after:
-                self._node_ready(now_ns, graph, index)
-
-    def _node_ready(self, now_ns: int, graph: GraphReplay, index: int) -> None:
-        work = graph.work.nodes[index].work
-        command = graph.command
+    def _node_ready(self, now_ns: int, command: _Command, index: int) -> None:
+        assert isinstance(command.work, GraphWork)
+        work = command.work.nodes[index].work
         if work is None:
             if index in command.points:
                 command.points[index].pass_at(now_ns)
-            self._schedule(now_ns, self._node_ended, (graph, index))
+            self._schedule(now_ns, self._node_ended, (command, index))
         elif isinstance(work, CopyWork):
-            self._copy(now_ns, command, work, self._node_ended, (graph, index))
+            self._copy(now_ns, command, work, index)
         else:
-            item = KernelLaunch(command, work, graph, index)
-            stream = command.stream
-            self._graph_front_end.offer(self._rank(stream), stream.queue.index, item)
+            self._offer(self._graph_front_end, command, work, index)
 
-    def _node_ended(self, now_ns: int, argument: tuple[GraphReplay, int]) -> None:
-        graph, index = argument
-        graph.remaining -= 1
-        for after in graph.work.successors[index]:
-            graph.left[after] -= 1
-            if not graph.left[after]:
-                self._node_ready(now_ns, graph, after)
-        if not graph.remaining:
-            self._graph_ended(now_ns, graph)
-
-    def _graph_ended(self, now_ns: int, graph: GraphReplay) -> None:
-        self._slices.unload(now_ns, graph.command.stream.context)
-        self._command_ended(now_ns, graph.command)
+    def _node_ended(self, now_ns: int, argument: tuple[_Command, int]) -> None:
+        command, index = argument
+        assert isinstance(command.work, GraphWork)
+        assert command.left is not None
+        command.remaining -= 1
+        for after in command.work.successors[index]:
+            command.left[after] -= 1
+            if not command.left[after]:
+                self._node_ready(now_ns, command, after)
+        if not command.remaining:
+            self._command_ended(now_ns, command)
 
 
 def _call(now_ns: int, action: Callable[[int], None]) -> None:

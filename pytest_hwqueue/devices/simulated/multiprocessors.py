@@ -1,4 +1,4 @@
-"""Where simulated kernels run: hardware queues, the front end, multiprocessors, time slices.
+"""Where simulated kernels run: the front end, multiprocessors, time slices.
 
 Blocks are never preempted within a process. Freed slots go to the most urgent kernel that still has
 blocks to start, and among equals to the earliest; only when all of its blocks have started does the
@@ -12,13 +12,12 @@ multiprocessors as fast as all.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from pytest_hwqueue.devices.simulated.costs import GraphWork, KernelWork, Point, Work
+from pytest_hwqueue.devices.simulated.costs import KernelWork
 
 # A multiprocessor draws at most this multiple of its share of the memory's bandwidth: assumed, from
 # 64 bytes a clock between it and the L2 cache (132 at 1.98 GHz: 16.7 TB/s, against 4.8 TB/s).
@@ -101,17 +100,6 @@ class Multiprocessors:
         self._groups: dict[_Group, None] = {}
         self._jumper: RunningKernel | None = None
         self._frozen_ns = 0
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing runs or waits, and nothing is left to do at this instant."""
-        return (
-            self.active
-            and not self.changed
-            and self._free == self.slots
-            and not self._waiting
-            and self._jumper is None
-        )
 
     def add(self, now_ns: int, kernel: RunningKernel) -> None:
         """Queue a kernel's blocks for slots, which `allocate` assigns."""
@@ -303,7 +291,7 @@ class TimeSlices:
         self._slice_ns = slice_ns
         self._switch_ns = switch_ns
         self._schedule = schedule
-        self._order: list[int] = []
+        # Of each process, in the order of their turns.
         self._slots: dict[int, list[Multiprocessors]] = {}
         self._load: dict[int, int] = {}
         self._active = -1
@@ -313,13 +301,10 @@ class TimeSlices:
 
     def add(self, process: int, slots: Multiprocessors) -> None:
         """Register a process's slots; the first process has the device."""
-        if process not in self._slots:
-            self._order.append(process)
-            self._slots[process] = []
-            self._load[process] = 0
-        self._slots[process].append(slots)
-        if len(self._order) == 1:
+        if not self._slots:
             self._active = process
+        self._slots.setdefault(process, []).append(slots)
+        self._load.setdefault(process, 0)
         slots.active = process == self._active
 
     def load(self, now_ns: int, process: int) -> None:
@@ -337,7 +322,7 @@ class TimeSlices:
     def unload(self, now_ns: int, process: int) -> None:
         """Note that a command of a process has ended."""
         self._load[process] -= 1
-        if process == self._active and not self._load[process] and len(self._order) > 1:
+        if process == self._active and not self._load[process] and len(self._slots) > 1:
             # Behind what else happens now: the next command may be issued at this very instant.
             self._schedule(now_ns, self._idle, self._token)
 
@@ -356,8 +341,9 @@ class TimeSlices:
 
     def _next(self, now_ns: int) -> None:
         """Give the device to the next process in turn that has work, if there is one."""
-        start = self._order.index(self._active)
-        for process in self._order[start + 1 :] + self._order[:start]:
+        order = list(self._slots)
+        start = order.index(self._active)
+        for process in order[start + 1 :] + order[:start]:
             if self._load[process]:
                 self._give(now_ns, process)
                 return
@@ -370,77 +356,10 @@ class TimeSlices:
         self._ends = False
         self._since_ns = now_ns + self._switch_ns
         self._schedule(self._since_ns, self._thaw, process)
-        if any(self._load[other] for other in self._order if other != process):
+        if any(load for other, load in self._load.items() if other != process):
             self._end_at(self._since_ns + self._slice_ns)
 
     def _thaw(self, now_ns: int, process: int) -> None:
         if process == self._active:
             for slots in self._slots[process]:
                 slots.thaw(now_ns)
-
-
-@dataclass(slots=True, eq=False)
-class QueuedStream:
-    """An in-order stream, its hardware queue, and where its kernels run."""
-
-    index: int
-    priority: int
-    process: int
-    queue: HardwareQueue
-    context: int
-    multiprocessors: Multiprocessors
-    busy: bool = False
-    outstanding: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class HardwareQueue:
-    """Commands of the streams mapped onto it, issued in order."""
-
-    index: int
-    commands: deque[Command | EventCommand] = field(default_factory=deque)
-    wake_ns: int = -1
-
-
-@dataclass(slots=True, eq=False)
-class Command:
-    """Work submitted to a stream; ``points`` are the events that a graph's replay records."""
-
-    stream: QueuedStream
-    at_ns: int
-    work: Work
-    done: Callable[[int], None] | None
-    label: Any
-    points: Mapping[int, Point]
-
-
-@dataclass(slots=True, eq=False)
-class EventCommand:
-    """An event to record, or one to wait for (``waits``)."""
-
-    stream: QueuedStream
-    at_ns: int
-    point: Point
-    waits: bool
-
-
-class GraphReplay:
-    """One replay, with the number of nodes that each node still waits for."""
-
-    __slots__ = ("command", "left", "remaining", "work")
-
-    def __init__(self, command: Command, work: GraphWork) -> None:
-        self.command = command
-        self.work = work
-        self.left = [len(node.after) for node in work.nodes]
-        self.remaining = len(work.nodes)
-
-
-@dataclass(slots=True, eq=False)
-class KernelLaunch:
-    """A kernel on its way: of a command, or of a node of a replayed graph."""
-
-    command: Command
-    work: KernelWork
-    graph: GraphReplay | None = None
-    node: int = -1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +12,15 @@ from pytest_hwqueue.devices.launches import LaunchTrace, TagLog, write_trace
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import (
     CopyWork,
+    Enqueued,
     GraphWork,
-    KernelWork,
     Point,
     SimulatedEvent,
     Work,
     simulated_event,
 )
 from pytest_hwqueue.devices.simulated.engine import Engine
-from pytest_hwqueue.devices.simulated.repeats import Capture, Repeats, Replay
+from pytest_hwqueue.devices.simulated.repeats import Capture, Repeats
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -41,13 +38,14 @@ class SimulatedStream:
         self.priority = priority
         self.device_priority = pool.device.device_priority(priority)
         self.partition = partition
-        self.outgoing = pool.engine.add_stream(-self.device_priority, partition=partition)
+        # Its number in the engine is its index.
+        pool.engine.add_stream(-self.device_priority, partition=partition)
         self._pool = pool
 
     @property
     def handle(self) -> int:
         """The stream's number in its pool, from 1."""
-        return self.outgoing + 1
+        return self.index + 1
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
@@ -66,7 +64,7 @@ class SimulatedStream:
             pool.capturing.launched(self.index, works)
         else:
             pool.busy.add(self.index)
-            pool.submit(self, works, function, index)
+            pool.submit(self.index, works, function, index)
         if pool.trace is not None:
             replays = any(isinstance(work, GraphWork) for work in works)
             name = "graph launch" if replays else "launch"
@@ -94,21 +92,18 @@ class SimulatedStream:
         places = pool.repeats.places(waited.points)
         if places is None:
             pool.repeats.leave()
-        key = ("wait", self.outgoing, places)
-        pool.repeats.do(key, pool.wait, (self, waited.points))
+        pool.repeats.do(("wait", self.index, places), pool.wait, (self.index, waited.points))
 
     def synchronize(self) -> None:
         """Let the host wait until all work enqueued so far is done."""
         self._pool.repeats.leave()
-        self._pool.wait_for(self._pool.mark([self]))
+        self._pool.wait_for_streams([self.index])
 
     def _record(self, event: SimulatedEvent) -> None:
-        pool = self._pool
-        if pool.capturing is not None:
-            pool.capturing.recorded(self.index, event)
-            return
-        points = event.begin(pool)
-        pool.repeats.do(("record", self.outgoing), pool.record, (self, points[0]), points)
+        if self._pool.capturing is not None:
+            self._pool.capturing.recorded(self.index, event)
+        else:
+            self._pool.record_on((self.index,), event)
 
 
 class SimulatedPool:
@@ -145,45 +140,40 @@ class SimulatedPool:
 
     def groups(self, *, replayed: bool) -> list[GroupEvidence]:
         """Return which multiprocessors the model gives each stream; graphs change nothing."""
-        return [self._group(stream.partition) for stream in self.streams]
-
-    def _group(self, partition: Partition | None) -> GroupEvidence:
-        each = self.engine.hardware.slots_per_multiprocessor
-        size = self.engine.hardware.slots_of(partition) // each
-        if partition is None:
-            return GroupEvidence(0, list(range(size)))
-        first = sum(partition.split[: partition.group])
-        return GroupEvidence(size, list(range(first, first + size)))
+        units = self.device.profile.multiprocessing.multiprocessors.value
+        found = []
+        for partition in (stream.partition for stream in self.streams):
+            numbers = list(partition.numbers(units) if partition else range(units))
+            found.append(GroupEvidence(len(numbers) if partition else 0, numbers))
+        return found
 
     def synchronize(self) -> None:
         """Let the host wait until all streams are idle."""
         self.busy.clear()
-        self.repeats.finish(lambda: self.wait_for(self.mark(self.streams)))
+        self.repeats.finish(lambda: self.wait_for_streams(range(len(self.streams))))
 
     def record_all(self, event: Event) -> None:
         """Record an event behind all work enqueued so far on all streams."""
         # Recorded on the first, it waits for the ends of the busy ones, as on an accelerator.
-        indices = tuple(sorted(self.busy | {0}))
-        points = simulated_event(event).begin(self, len(indices))
-        self.repeats.do(("record all", indices), self._record_all, (indices, points), points)
+        self.record_on(tuple(sorted(self.busy | {0})), simulated_event(event))
 
-    def _record_all(self, indices: Sequence[int], points: Sequence[Point]) -> None:
-        host = self.device.profile.host
+    def record_on(self, indices: tuple[int, ...], event: SimulatedEvent) -> None:
+        """Record an event on the first of these streams, behind the work of all of them."""
+        points = event.begin(self, len(indices))
+        self.repeats.do(("record", indices), self._record, (indices, points), points)
+
+    def _record(self, indices: Sequence[int], points: Sequence[Point]) -> None:
+        clock, host = self.device.clock, self.device.profile.host
         others_ns = (len(indices) - 1) * host.stream_wait_ns.value
-        self.device.clock.advance(host.event_record_ns.value + others_ns)
+        clock.advance(host.event_record_ns.value + others_ns)
         for index, point in zip(indices, points, strict=True):
-            self.engine.record(self.streams[index].outgoing, point, self.device.clock.now_ns)
+            self.engine.record(index, point, clock.now_ns)
 
-    def record(self, stream: SimulatedStream, point: Point) -> None:
-        """Record an event's point in a stream."""
-        self.device.clock.advance(self.device.profile.host.event_record_ns.value)
-        self.engine.record(stream.outgoing, point, self.device.clock.now_ns)
-
-    def wait(self, stream: SimulatedStream, points: Sequence[Point]) -> None:
+    def wait(self, index: int, points: Sequence[Point]) -> None:
         """Let a stream wait for an event's points."""
         self.device.clock.advance(self.device.profile.host.stream_wait_ns.value)
         for point in points:
-            self.engine.wait(stream.outgoing, point, self.device.clock.now_ns)
+            self.engine.wait(index, point, self.device.clock.now_ns)
 
     def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
         """Capture what ``enqueue`` launches, from stream ``index`` on; return the replay."""
@@ -194,7 +184,7 @@ class SimulatedPool:
             enqueue()
         finally:
             self.capturing = None
-        return Replay(self.device.costs, capture.graph, capture.events)
+        return Enqueued(self.device.costs, capture.graph, capture.events)
 
     def timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Run ``enqueue`` and return the intervals of its kernels and copies."""
@@ -211,30 +201,22 @@ class SimulatedPool:
         )
 
     def submit(
-        self,
-        stream: SimulatedStream,
-        works: Sequence[Work],
-        function: Callable[..., object],
-        label: int | None,
+        self, stream: int, works: Sequence[Work], function: Callable[..., object], label: int | None
     ) -> None:
         """Submit the works of one launch, each when the host has come to it."""
         points: dict[int, Point] = {}
-        if isinstance(function, Replay):
+        if isinstance(function, Enqueued):
             for node, event in function.events.items():
                 (points[node],) = event.begin(self)
         factor = self.device.steady_factor(self._run)
         if factor is None:
             self.repeats.leave()
-        key = ("launch", stream.outgoing, id(works), factor)
+        key = ("launch", stream, id(works), factor)
         arguments = (stream, works, points, label)
         self.repeats.do(key, self._submit, arguments, points.values(), works, label)
 
     def _submit(
-        self,
-        stream: SimulatedStream,
-        works: Sequence[Work],
-        points: Mapping[int, Point],
-        label: int | None,
+        self, stream: int, works: Sequence[Work], points: Mapping[int, Point], label: int | None
     ) -> None:
         clock, host = self.device.clock, self.device.profile.host
         clock.advance(host.launch_call_ns.value)
@@ -245,16 +227,16 @@ class SimulatedPool:
             elif isinstance(work, CopyWork) or not work.within:
                 clock.advance(host.kernel_launch_ns.value)
             self._wait_for_room(stream)
-            noisy = self._with_noise(work)
-            self.engine.submit(stream.outgoing, noisy, clock.now_ns, label=label, points=points)
+            noisy = work.slowed(self.device.kernel_factor(self._run))
+            self.engine.submit(stream, noisy, clock.now_ns, label=label, points=points)
 
-    def mark(self, streams: Sequence[SimulatedStream]) -> Sequence[Point]:
-        """Put points behind the work of streams, at no cost; `wait_for` has the cost."""
+    def wait_for_streams(self, indices: Iterable[int]) -> None:
+        """Let the host wait until streams are idle."""
         points = []
-        for stream in streams:
+        for index in indices:
             points.append(Point())
-            self.engine.record(stream.outgoing, points[-1], self.device.clock.now_ns)
-        return points
+            self.engine.record(index, points[-1], self.device.clock.now_ns)
+        self.wait_for(points)
 
     def wait_for(self, points: Sequence[Point]) -> None:
         """Let the host wait until points have passed.
@@ -291,61 +273,24 @@ class SimulatedPool:
         self.repeats.leave()
         return True
 
-    def _wait_for_room(self, stream: SimulatedStream) -> None:
+    def _wait_for_room(self, stream: int) -> None:
         """Hold the host up while the launch queue is full (but not behind a closed gate)."""
         clock = self.device.clock
         most = self.device.profile.host.launch_queue_commands.value
-        if not self._held and self.engine.outstanding(stream.outgoing) >= most:
+        if not self._held and self.engine.outstanding(stream) >= most:
             # What has happened before now, in one go.
             self.engine.run(clock.now_ns - 1)
-        while not self._held and self.engine.outstanding(stream.outgoing) >= most:
+        while not self._held and self.engine.outstanding(stream) >= most:
             next_ns = self.engine.next_ns()
             if next_ns is None:
                 raise DeviceError("deadlock: a full launch queue waits for what is not enqueued")
             self.engine.run(next_ns)
             clock.reach(next_ns)
 
-    def _with_noise(self, work: Work) -> Work:
-        factor = self.device.kernel_factor(self._run)
-        if factor == 1:
-            return work
-        if isinstance(work, KernelWork):
-            return replace(work, duration_ns=max(1, round(work.duration_ns * factor)))
-        if isinstance(work, GraphWork):
-            nodes = []
-            for node in work.nodes:
-                inner = node.work
-                if isinstance(inner, KernelWork):
-                    inner = replace(inner, duration_ns=max(1, round(inner.duration_ns * factor)))
-                nodes.append(replace(node, work=inner))
-            return GraphWork(tuple(nodes))
-        return work
-
     def _traced(self, enqueue: Callable[[], None], *, held: bool) -> Timeline:
         clock = self.device.clock
         kernels: list[Kernel] = []
         released_ns = None
-        with self._observed(kernels) as trace:
-            if held:
-                self.repeats.leave()
-                gate = Point()
-                for stream in self.streams:
-                    self.engine.wait(stream.outgoing, gate, clock.now_ns)
-            self._held = held
-            try:
-                enqueue()
-            finally:
-                self._held = False
-                if held:
-                    released_ns = clock.now_ns
-                    self.engine.at(released_ns, gate.pass_at)
-                # Also after an error: what was enqueued belongs to this trace and to no other.
-                self.synchronize()
-        kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
-        return Timeline(tuple(kernels), len(self.streams), released_ns, calls=tuple(trace.calls))
-
-    @contextmanager
-    def _observed(self, kernels: list[Kernel]) -> Iterator[LaunchTrace]:
         self.synchronize()
         self.trace = trace = LaunchTrace()
         tags, self.tags = self.tags, None
@@ -363,11 +308,27 @@ class SimulatedPool:
             )  # fmt: skip
 
         self.repeats.observe(observe)
+        if held:
+            self.repeats.leave()
+            gate = Point()
+            for stream in self.streams:
+                self.engine.wait(stream.index, gate, clock.now_ns)
+        self._held = held
         try:
-            yield trace
+            enqueue()
         finally:
-            self.trace, self.tags = None, tags
-            self.repeats.observe(None)
+            self._held = False
+            try:
+                if held:
+                    released_ns = clock.now_ns
+                    self.engine.at(released_ns, gate.pass_at)
+                # Also after an error: what was enqueued belongs to this trace and to no other.
+                self.synchronize()
+            finally:
+                self.trace, self.tags = None, tags
+                self.repeats.observe(None)
+        kernels.sort(key=lambda kernel: (kernel.start_ns, kernel.stream))
+        return Timeline(tuple(kernels), len(self.streams), released_ns, calls=tuple(trace.calls))
 
     def __enter__(self) -> SimulatedPool:
         # Outermost the device's fake tensors, so that what is made in here has no values.
@@ -376,11 +337,6 @@ class SimulatedPool:
         self._gradients.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._gradients.__exit__(kind, error, where)
-        self.device.fake_tensors.__exit__(kind, error, where)
+    def __exit__(self, *raised: Any) -> None:
+        self._gradients.__exit__(*raised)
+        self.device.fake_tensors.__exit__(*raised)

@@ -55,8 +55,8 @@ class Hardware:
         """Return the slots of a group's multiprocessors; all if there are no groups."""
         if partition is None:
             return self.slots
-        slots = [count * self.slots_per_multiprocessor for count in partition.split]
-        return [*slots, self.slots - sum(slots)][partition.group]
+        each = self.slots_per_multiprocessor
+        return len(partition.numbers(self.slots // each)) * each
 
 
 @dataclass(frozen=True)
@@ -262,23 +262,17 @@ class Profile(_Section):
 
     def hardware(self) -> Hardware:
         """What the event-driven model needs of the profile."""
-        dispatch, sharing = self.dispatch, self.sharing
+        sharing = self.sharing
         return Hardware(
             slots=self.slots,
             slots_per_multiprocessor=self.multiprocessing.block_slots_per_multiprocessor.value,
-            connections=dispatch.connections.value,
-            concurrent_kernels=dispatch.concurrent_kernels.value,
-            start_ns=dispatch.start_ns.value,
-            queue_switch_ns=dispatch.queue_switch_ns.value,
-            front_end_ns=dispatch.front_end_ns.value,
-            graph_start_ns=dispatch.graph_start_ns.value,
-            graph_gap_ns=dispatch.graph_gap_ns.value,
             copy_bytes_per_s=tuple(
                 engine.bandwidth_bytes_per_s.value for engine in self.copy_engines
             ),
             time_slice_ns=sharing.time_slice_ns.value,
             process_switch_ns=sharing.process_switch_ns.value,
             share_processes=sharing.processes == "together",
+            **{name: figure.value for name, figure in self.dispatch},
         )
 
 

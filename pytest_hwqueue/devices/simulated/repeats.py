@@ -11,14 +11,15 @@ assumed about workloads, and nothing is approximate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.devices.simulated.costs import (
-    Costs,
+    CopyWork,
     GraphNode,
     GraphWork,
     HostClock,
+    KernelWork,
     Point,
     SimulatedEvent,
     Work,
@@ -38,32 +39,17 @@ _MOST_STEPS = 200_000
 class _Step:
     """A step of known iterations, with the steps that followed; times are since idle."""
 
-    __slots__ = ("end", "first", "held", "key", "others", "until_ns")
+    __slots__ = ("end", "held", "next", "until_ns")
 
-    def __init__(self, key: Key, until_ns: int, held: object) -> None:
-        self.key = key
+    def __init__(self, until_ns: int, held: object) -> None:
         self.until_ns = until_ns
         # Keeps alive what the key names by its id.
         self.held = held
-        self.first: _Step | None = None
-        self.others: dict[Key, _Step] = {}
+        self.next: dict[Key, _Step] = {}
         self.end: _End | None = None
 
-    def next(self, key: Key) -> _Step | None:
-        first = self.first
-        if first is not None and first.key == key:
-            return first
-        return self.others.get(key)
 
-    def add(self, step: _Step) -> None:
-        if self.first is None:
-            self.first = step
-        else:
-            self.others[step.key] = step
-
-
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """The outcome of an iteration: when its points were passed, and the state it left."""
 
     passed_ns: tuple[int, ...]
@@ -139,7 +125,7 @@ class Repeats:
             point.place = len(self._points)
             self._points.append(point)
         if self._following:
-            step = at.next(key)
+            step = at.next.get(key)
             if step is not None:
                 self._done.append((action, arguments, clock.now_ns))
                 self._last_ns = clock.now_ns = self._rest_ns + step.until_ns
@@ -151,8 +137,7 @@ class Repeats:
         action(*arguments)
         if self._at is not None:
             self._last_ns = clock.now_ns
-            self._at = _Step(key, clock.now_ns - self._rest_ns, held)
-            at.add(self._at)
+            self._at = at.next[key] = _Step(clock.now_ns - self._rest_ns, held)
             self._steps += 1
 
     def places(self, points: Sequence[Point]) -> tuple[int, ...] | None:
@@ -166,7 +151,7 @@ class Repeats:
         """End an iteration; with ``wait_for_all``, the host waits until all streams are idle."""
         at, clock = self._at, self._clock
         if self._following and at is not None:
-            step = at.next(("end", clock.now_ns - self._last_ns))
+            step = at.next.get(("end", clock.now_ns - self._last_ns))
             if step is not None and step.end is not None:
                 self._replay(step, step.end)
                 return
@@ -180,13 +165,13 @@ class Repeats:
         self._engine.run(clock.now_ns - 1)
         rest = self._engine.rest(clock.now_ns)
         if at is not None and rest is not None and self._steps < _MOST_STEPS:
-            step = _Step(key, clock.now_ns - self._rest_ns, None)
+            step = _Step(clock.now_ns - self._rest_ns, None)
             passed = tuple(
                 point.when_ns - self._rest_ns for point in self._points if point.when_ns is not None
             )
             if len(passed) == len(self._points):
                 step.end = _End(passed, tuple(self._observed), rest)
-                at.add(step)
+                at.next[key] = step
                 self._steps += 1
         self._begin(rest)
 
@@ -242,7 +227,7 @@ class Repeats:
         self._at = None if rest is None else self._root(rest)
 
     def _root(self, rest: Rest) -> _Step:
-        return self._known.setdefault((rest, self._observer is not None), _Step((), 0, None))
+        return self._known.setdefault((rest, self._observer is not None), _Step(0, None))
 
     def _catch_up(self) -> None:
         """Run in the model the steps that were only followed."""
@@ -260,30 +245,13 @@ class Repeats:
         clock.now_ns = now_ns
 
 
-class Replay:
-    """A captured graph; launching it replays all of it."""
-
-    def __init__(self, costs: Costs, graph: GraphWork, events: dict[int, SimulatedEvent]) -> None:
-        self.graph = graph
-        self.events = events
-        self._costs = costs
-
-    def __call__(self) -> None:
-        """Enqueue the graph, when launched."""
-        self._costs.add(self.graph)
-
-
 class Capture:
     """The graph being captured: streams order nodes, events order them across streams."""
 
     def __init__(self) -> None:
         self.events: dict[int, SimulatedEvent] = {}
         self._nodes: list[GraphNode] = []
-        self._last: dict[int, int] = {}
-        self._waits: dict[int, list[int]] = {}
-        self._behind: dict[int, tuple[int, ...]] = {}
-        # Holding the events keeps their ids unique for as long as the capture lasts.
-        self._held: list[SimulatedEvent] = []
+        self._order = LaunchTrace()
 
     @property
     def graph(self) -> GraphWork:
@@ -300,16 +268,14 @@ class Capture:
         for work in works:
             if isinstance(work, GraphWork):
                 raise DeviceError("a graph cannot be replayed while another is captured")
-            self._add(stream, GraphNode(work, self._before(stream)))
+            self._add(stream, work)
 
     def recorded(self, stream: int, event: SimulatedEvent) -> None:
         """Note an event; one created for graphs is recorded on each replay."""
         if event.in_graphs:
             self.events[len(self._nodes)] = event
-            self._add(stream, GraphNode(None, self._before(stream)))
-        last = (self._last[stream],) if stream in self._last else ()
-        self._behind[id(event)] = (*last, *self._waits.get(stream, ()))
-        self._held.append(event)
+            self._add(stream, None)
+        self._order.recorded(stream, event)
 
     def waited(self, stream: int, event: SimulatedEvent) -> None:
         """Make a stream's later launches wait for an event of this capture.
@@ -318,16 +284,11 @@ class Capture:
             DeviceError: if the event was not recorded while capturing.
 
         """
-        if id(event) not in self._behind:
+        if not self._order.has_seen(event):
             raise DeviceError("a stream being captured may wait only for events of the capture")
-        self._waits.setdefault(stream, []).extend(self._behind[id(event)])
+        self._order.waited(stream, event)
 
-    def _before(self, stream: int) -> tuple[int, ...]:
-        before = set(self._waits.pop(stream, ()))
-        if stream in self._last:
-            before.add(self._last[stream])
-        return tuple(sorted(before))
-
-    def _add(self, stream: int, node: GraphNode) -> None:
-        self._last[stream] = len(self._nodes)
-        self._nodes.append(node)
+    def _add(self, stream: int, work: KernelWork | CopyWork | None) -> None:
+        last = self._order.last_on(stream)
+        node = self._order.launches[self._order.launched(stream, None)]
+        self._nodes.append(GraphNode(work, tuple(sorted({*node.waits_for, *last}))))
