@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -169,10 +169,6 @@ class Provenance:
         else:
             soft |= {"git_commit": self.git_commit, "git_dirty": self.git_dirty}
         return replace(fingerprint, soft=soft, missing=missing)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return its parts by name, for the process that measures."""
-        return asdict(self)
 
 
 def is_commit(text: str) -> bool:

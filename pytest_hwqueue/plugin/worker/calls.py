@@ -1,12 +1,45 @@
-"""What a test that is measured asks of its session, and tells it."""
+"""What a session and the process that measures for it tell each other."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pytest_hwqueue.plugin.state import Assignment
 from pytest_hwqueue.processes.remote import one_way
 from pytest_hwqueue.records.cell import Cell
-from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.noise import NoiseRound, Provenance
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """What a worker must collect, and what its records say about its session.
+
+    Attributes:
+        arguments: pytest's.
+        folder: in which pytest was called.
+        files: to collect.
+        records: folder that receives them.
+        command: that repeats the session.
+        assignment: what is measured, and how.
+        provenance: of the tree under test.
+        workerinput: as xdist gives it to its workers.
+        basetemp: of the tests' temporary folders; None for pytest's own choice.
+        environment: variables that tell a rank its place.
+
+    """
+
+    arguments: list[str]
+    folder: Path
+    files: list[str]
+    records: Path
+    command: str
+    assignment: Assignment
+    provenance: Provenance
+    workerinput: dict[str, Any]
+    basetemp: str | None
+    environment: dict[str, str]
 
 
 class SessionCalls:

@@ -29,7 +29,7 @@ from pytest_hwqueue.processes.starting import worker_environment
 from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.processes.channel import Message
+    from pytest_hwqueue.plugin.worker.calls import WorkerStart
     from pytest_hwqueue.reports.progress import Progress
 
 # The worker is this package before it is a pytest session, so its asserts are never rewritten;
@@ -155,7 +155,7 @@ class Isolation:
             folder, environment = self._session.folder, worker_environment(os.environ)
             log = folder / f"worker-{self._started}.log"
             environment.update(services.environment)
-            start = self._start_message(services.notes)
+            start = self._start(services.notes)
             server = self._config.stash.get(FORK_SERVER, None)
             if ranks == 1:
                 self._child = MeasuredProcess.start(server, MAIN, environment, log)
@@ -165,8 +165,10 @@ class Isolation:
                 self._child.have_collect(start)
         return self._child
 
-    def _start_message(self, notes: Sequence[str]) -> Message:
+    def _start(self, notes: Sequence[str]) -> WorkerStart:
         """Return what a worker must collect, and what its records say about this session."""
+        from pytest_hwqueue.plugin.worker.calls import WorkerStart
+
         config = self._config
         # Captured at Python's level only: what a dying process writes below it stays in the log.
         more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
@@ -174,18 +176,18 @@ class Isolation:
             more.append("--no-cov")
         basetemp = config.getoption("basetemp", None)
         planned = config.stash.get(ASSIGNMENT, Assignment()).planned
-        return {
-            "environment": {},
-            "arguments": [*map(str, config.invocation_params.args), *more],
-            "folder": str(config.invocation_params.dir),
-            "files": self._files,
-            "records": str(self._session.folder),
-            "command": self._session.command,
-            "assignment": Assignment(self._run, notes, self._only_traced, dict(planned)),
-            "provenance": provenance(config).to_json(),
-            "workerinput": worker_input(config),
-            "basetemp": f"{basetemp}-hwq-{os.getpid()}-{self._started}" if basetemp else None,
-        }
+        return WorkerStart(
+            arguments=[*map(str, config.invocation_params.args), *more],
+            folder=config.invocation_params.dir,
+            files=self._files,
+            records=self._session.folder,
+            command=self._session.command,
+            assignment=Assignment(self._run, notes, self._only_traced, dict(planned)),
+            provenance=provenance(config),
+            workerinput=worker_input(config),
+            basetemp=f"{basetemp}-hwq-{os.getpid()}-{self._started}" if basetemp else None,
+            environment={},
+        )
 
     def _tell(self, test: str, reason: str, detail: str) -> None:
         """Inform the other ranks, if a launcher has started them, of this rank's failure."""

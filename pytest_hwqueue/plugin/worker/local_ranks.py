@@ -9,6 +9,7 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.ranks.launched import place_on_this_host
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.plugin.worker.calls import WorkerStart
     from pytest_hwqueue.processes.channel import Message
     from pytest_hwqueue.processes.starting import ForkServer, Main
 
@@ -63,19 +65,25 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (str, int, float))
 
 
-def have_collect(worker: MeasuredProcess, start: Message) -> None:
+def have_collect(worker: MeasuredProcess, start: WorkerStart) -> None:
     """Have a worker collect its tests, and wait for it.
 
     Raises:
         ProcessEnded: if it ended, or did not finish in time.
 
     """
-    worker.send("start", **start)
+    _start(worker, start)
     deadline = time.monotonic() + STARTING_S
     while (message := worker.receive(deadline)) is None or message["kind"] != "ready":
         if message is None:
             worker.kill("not ready")
             raise ProcessEnded(f"was not ready within {STARTING_S:.0f} s")
+
+
+def _start(worker: MeasuredProcess, start: WorkerStart) -> None:
+    from pydantic_core import to_jsonable_python
+
+    worker.send("start", start=to_jsonable_python(start))
 
 
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
@@ -122,7 +130,7 @@ class LocalRanks:
         """The process id of rank 0."""
         return self._ranks[0].pid
 
-    def have_collect(self, start: Message) -> None:
+    def have_collect(self, start: WorkerStart) -> None:
         """Have rank 0 host the store in which all meet, and all collect their tests.
 
         Raises:
@@ -143,7 +151,7 @@ class LocalRanks:
             if content["kind"] == "store":
                 for rank, process in enumerate(self._ranks):
                     place = place_on_this_host(rank, size, content["port"], self._environment)
-                    process.send("start", **{**start, "environment": place})
+                    _start(process, replace(start, environment=place))
             elif content["kind"] == "ready":
                 waiting.discard(number)
 

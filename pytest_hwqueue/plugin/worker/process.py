@@ -16,21 +16,20 @@ import socket
 import sys
 import threading
 from collections.abc import Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.config import _prepareconfig
+from pydantic import TypeAdapter
 
 from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
-from pytest_hwqueue.plugin.worker.calls import SessionCalls
+from pytest_hwqueue.plugin.worker.calls import SessionCalls, WorkerStart
 from pytest_hwqueue.plugin.worker.services import Fitness
 from pytest_hwqueue.plugin.worker.test_run import packed
 from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded, keep_output
 from pytest_hwqueue.processes.remote import remote
 from pytest_hwqueue.ranks.launched import LOOPBACK, host_store
-from pytest_hwqueue.records.noise import Provenance
 
 if TYPE_CHECKING:
     import warnings
@@ -45,11 +44,11 @@ _TRACKED = pytest.StashKey[list[None]]()
 class WorkerPlugin:
     """Runs the tests it is sent, one after the other."""
 
-    def __init__(self, channel: Channel, start: Message) -> None:
+    def __init__(self, channel: Channel, start: WorkerStart) -> None:
         self._channel = channel
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         session = remote(SessionCalls, channel.send, self._answers.get)
-        self._sink = RecordSink(Path(start["records"]), start["command"], session)
+        self._sink = RecordSink(start.records, start.command, session)
         self._start = start
         self._pid = os.getpid()
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -164,8 +163,8 @@ class WorkerPlugin:
         """Keep the config; let the fixtures find the sink and what records say of this process."""
         self._config = config
         config.stash[state.SINK] = self._sink
-        config.stash[state.ASSIGNMENT] = state.Assignment(*self._start["assignment"])
-        config.stash[state.PROVENANCE] = Provenance(**self._start["provenance"])
+        config.stash[state.ASSIGNMENT] = self._start.assignment
+        config.stash[state.PROVENANCE] = self._start.provenance
 
 
 def _shortened(text: str) -> str:
@@ -188,19 +187,20 @@ def main() -> None:
 def _serve(channel: Channel) -> None:
     keep_output()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    start = channel.receive()
-    assert start is not None
-    if start["kind"] == "host store":
+    command = channel.receive()
+    assert command is not None
+    if command["kind"] == "host store":
         # Of several ranks, the first; the others connect once they have been told the port.
         listener = socket.create_server((LOOPBACK, 0))
         channel.send("store", port=listener.getsockname()[1])
         host_store(listener)
-        start = channel.receive()
-        assert start is not None
-    os.environ.update(start["environment"])
-    os.chdir(start["folder"])
+        command = channel.receive()
+        assert command is not None
+    start = TypeAdapter(WorkerStart).validate_python(command["start"])
+    os.environ.update(start.environment)
+    os.chdir(start.folder)
     plugin = WorkerPlugin(channel, start)
-    config = _prepareconfig(start["arguments"], [plugin])
+    config = _prepareconfig(start.arguments, [plugin])
     _configure(config, start)
     status = config.hook.pytest_cmdline_main(config=config)
     distributed = sys.modules.get("torch.distributed")
@@ -211,9 +211,9 @@ def _serve(channel: Channel) -> None:
     sys.exit(status)
 
 
-def _configure(config: pytest.Config, start: Message) -> None:
+def _configure(config: pytest.Config, start: WorkerStart) -> None:
     """Undo the configuration that belongs only to the session that the worker works for."""
-    config.args = start["files"]
+    config.args = start.files
     off = [
         "maxfail", "usepdb", "trace", "collectonly",
         "distload", "looponfail",  # xdist
@@ -225,7 +225,7 @@ def _configure(config: pytest.Config, start: Message) -> None:
         "benchmark_autosave", "benchmark_compare", "benchmark_histogram",
     ]  # fmt: skip
     overrides: dict[str, Any] = {
-        **dict.fromkeys(off, False), **dict.fromkeys(none), "basetemp": start["basetemp"],
+        **dict.fromkeys(off, False), **dict.fromkeys(none), "basetemp": start.basetemp,
         "dist": "no", "tx": [], "benchmark_disable": True,
     }  # fmt: skip
     for name, value in overrides.items():
@@ -235,4 +235,4 @@ def _configure(config: pytest.Config, start: Message) -> None:
     if (forked := config.pluginmanager.get_plugin("pytest_forked")) is not None:
         config.pluginmanager.unregister(forked)
     # The convention by which plugins (pytest's own too) know a worker from the session itself.
-    config.workerinput = {**start["workerinput"], state.WORKER_KEY: True}  # type: ignore[attr-defined]
+    config.workerinput = {**start.workerinput, state.WORKER_KEY: True}  # type: ignore[attr-defined]
