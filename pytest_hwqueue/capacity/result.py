@@ -90,19 +90,16 @@ class CapacityFile(Origin):
 
 def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile:
     """Return what a search has found so far."""
-    scenario, tenant = search.scenario, search.tenant
+    scenario, tenant = search.found[0].case.scenario, search.tenant
     records = [
         record
         for found in search.found
         for index in found.windows
         for record in _records(search, found, index)
     ]
-    bounds = [
-        latency_bound_ns(scenario.goals_of(found.case.variant, found.case.placement), tenant)
-        for found in search.found
-    ]
+    bounds = [latency_bound_ns(found.case.goals, tenant) for found in search.found]
     bound_ns = min((bound for bound in bounds if bound is not None), default=None)
-    others = (each for found in search.found for each in others_of(scenario, found.case, tenant))
+    others = (each for found in search.found for each in others_of(found.case, tenant))
     return CapacityFile(
         **{**origin_of(records), "seed": seed},
         scenario=scenario.name,
@@ -205,8 +202,8 @@ def _zero(points: Sequence[tuple[int, float, float]]) -> float | None:
 
 
 def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
-    scenario, case, runs = search.runs_at(found, index)
-    run = own_run(scenario, case)
+    case, runs = search.runs_at(found, index)
+    run = own_run(case)
     solos, alone = search.alone(found)
     p99 = over_sessions.absolute(_P99, runs.windows(run, search.tenant), CONFIDENCE)
     return CapacityRate(
@@ -233,9 +230,9 @@ def _kept(runs: WhichRuns, run: PlannedRun, alone: WhichRuns, solo: PlannedRun) 
 
 
 def _records(search: CapacitySearch, found: Found, index: int) -> list[ColocationRecord]:
-    scenario, case, runs = search.runs_at(found, index)
+    case, runs = search.runs_at(found, index)
     try:
-        return runs.found(own_run(scenario, case))
+        return runs.found(own_run(case))
     except PeakUnknown:
         return []
 

@@ -29,7 +29,7 @@ from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.fields import TenantArrival
-from pytest_hwqueue.scenarios.file import Scenario, Tenant, TenantChange
+from pytest_hwqueue.scenarios.file import Tenant, TenantChange
 from pytest_hwqueue.scenarios.goals import Goal, GoalResult, parse_goal
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, solo_run
 from pytest_hwqueue.scenarios.runs import ATTEMPTS, PeakUnknown, ScenarioRuns
@@ -111,13 +111,13 @@ def verdict_on(
 class RateRuns(WhichRuns):
     """The runs of one rate."""
 
-    def __init__(self, scenario: Scenario, measure: MeasureToFile, looks: Looks) -> None:
-        super().__init__(scenario, measure)
+    def __init__(self, measure: MeasureToFile, looks: Looks) -> None:
+        super().__init__(measure)
         self._looks = looks
 
     def verdict(self, case: Case) -> tuple[RateVerdict, list[GoalResult]]:
         """Return whether the rate holds by the last look at it, and its goals' results."""
-        last = self.records(own_run(self._scenario, case))[-1]
+        last = self.records(own_run(case))[-1]
         # A window of an earlier version was looked at once.
         error = min(last.look_error, ERROR / self._looks.at_most)
         return verdict_on(self, case, 1 - error)
@@ -247,14 +247,14 @@ class Found:
     current: int | None = None
 
 
-def arrival_of(scenario: Scenario, case: Case, tenant: str) -> Arrival:
+def arrival_of(case: Case, tenant: str) -> Arrival:
     """Return the arrivals whose rate is searched for; 1/s stands for a share of a peak.
 
     Raises:
         BadOption: if there is no such tenant in the case, or it has no rate.
 
     """
-    tenants = {each.name: each for each in scenario.tenants_of(case.variant)}
+    tenants = {each.name: each for each in case.tenants}
     if tenant not in tenants:
         where = f" of {case.variant.name}" if case.variant is not None else ""
         raise BadOption("--tenant", tenant, f"the tenants{where} are {', '.join(tenants)}")
@@ -269,27 +269,26 @@ def arrival_of(scenario: Scenario, case: Case, tenant: str) -> Arrival:
     return parse_arrival(text, Path())
 
 
-def at_rate(
-    scenario: Scenario, case: Case, tenant: str, rate_per_s: float
-) -> tuple[Scenario, Case]:
-    """Return the scenario and the case with a tenant's requests arriving at another rate."""
-    arrival = replace(arrival_of(scenario, case, tenant), rate_per_s=rate_per_s)
+def at_rate(case: Case, tenant: str, rate_per_s: float) -> Case:
+    """Return the case with a tenant's requests arriving at another rate."""
+    arrival = replace(arrival_of(case, tenant), rate_per_s=rate_per_s)
     update = {"arrival": TenantArrival(str(arrival))}
     if case.variant is None:
         tenants = tuple(
             each.model_copy(update=update) if each.name == tenant else each
-            for each in scenario.tenants
+            for each in case.scenario.tenants
         )
-        return scenario.model_copy(update={"tenants": tenants}), case
+        scenario = case.scenario.model_copy(update={"tenants": tenants})
+        return replace(case, scenario=scenario)
     change = case.variant.set.get(tenant, TenantChange()).model_copy(update=update)
     variant = case.variant.model_copy(update={"set": {**case.variant.set, tenant: change}})
-    return scenario, replace(case, variant=variant)
+    return replace(case, variant=variant)
 
 
-def others_of(scenario: Scenario, case: Case, tenant: str) -> list[Tenant]:
+def others_of(case: Case, tenant: str) -> list[Tenant]:
     """Return the less urgent tenants, whose throughput higher rates cost; else all others."""
-    others = [each for each in scenario.tenants_of(case.variant) if each.name != tenant]
-    (own,) = (each for each in scenario.tenants_of(case.variant) if each.name == tenant)
+    others = [each for each in case.tenants if each.name != tenant]
+    (own,) = (each for each in case.tenants if each.name == tenant)
     return [each for each in others if each.priority < own.priority] or others
 
 
@@ -298,27 +297,25 @@ class CapacitySearch:
 
     def __init__(
         self,
-        scenario: Scenario,
         found: Sequence[Found],
         tenant: str,
         looks: Looks,
-        measure_for: Callable[[Scenario, float], ResumingMeasurer],
+        measure_for: Callable[[float], ResumingMeasurer],
         begins: Callable[[Case, float, int], None] = lambda *_: None,
         decided: Callable[[Case, float, RateVerdict], None] = lambda *_: None,
     ) -> None:
         """Prepare a search.
 
         Args:
-            scenario: the scenario.
-            found: receives what is found of each case.
+            found: receives what is found of each case, at least one.
             tenant: whose rate changes.
             looks: how each rate is judged.
-            measure_for: returns what measures a scenario's windows of so many seconds.
+            measure_for: returns what measures windows of so many seconds.
             begins: receives the case, the rate and the window's number before each.
             decided: receives each verdict.
 
         """
-        self.scenario, self.tenant, self.looks, self.found = scenario, tenant, looks, found
+        self.tenant, self.looks, self.found = tenant, looks, found
         self._measure_for, self._begins, self._decided = measure_for, begins, decided
         # By variant and rate, or what runs alone, which has no rate to change.
         self._runs: dict[tuple[str | None, int | str], RateRuns] = {}
@@ -326,14 +323,10 @@ class CapacitySearch:
     def begin(self) -> None:
         """Measure what the tenant serves alone, and begin each case's search there."""
         for found in self.found:
-            (tenant,) = (
-                each
-                for each in self.scenario.tenants_of(found.case.variant)
-                if each.name == self.tenant
-            )
+            (tenant,) = (each for each in found.case.tenants if each.name == self.tenant)
             greedy = tenant.model_copy(update={"arrival": TenantArrival("closed")})
-            run = solo_run(self.scenario, found.case, greedy)
-            runs = self._runs_of(found.case, "greedy", self.scenario, self.looks.least_s)
+            run = solo_run(found.case, greedy)
+            runs = self._runs_of(found.case, "greedy", self.looks.least_s)
             runs.measure_up_to(run, 1)
             served_per_s = runs.peak_per_s(run)
             # Where that is not known, the scenario's own rate is as good as any.
@@ -346,36 +339,34 @@ class CapacitySearch:
         while active:
             active = [found for found in active if self._advance(found)]
 
-    def runs_at(self, found: Found, index: int) -> tuple[Scenario, Case, RateRuns]:
-        """Return the scenario and the case at a rate, and what was measured there."""
+    def runs_at(self, found: Found, index: int) -> tuple[Case, RateRuns]:
+        """Return the case at a rate, and what was measured there."""
         rate = found.grid.rate_per_s(index)
-        scenario, case = at_rate(self.scenario, found.case, self.tenant, rate)
+        case = at_rate(found.case, self.tenant, rate)
         window_s = self.looks.window_s(rate)
-        return scenario, case, self._runs_of(found.case, index, scenario, window_s, rate)
+        return case, self._runs_of(found.case, index, window_s, rate)
 
     def alone(self, found: Found) -> tuple[dict[str, PlannedRun], WhichRuns]:
         """Return the runs of the other tenants alone, by name, and what was measured of them."""
         solos = {
-            each.name: solo_run(self.scenario, found.case, each)
-            for each in others_of(self.scenario, found.case, self.tenant)
+            each.name: solo_run(found.case, each) for each in others_of(found.case, self.tenant)
         }
         # Once for all rates, as long as one of them takes at most.
         window_s = self.looks.at_most * self.looks.least_s
-        return solos, self._runs_of(found.case, "alone", self.scenario, window_s)
+        return solos, self._runs_of(found.case, "alone", window_s)
 
     def _runs_of(
-        self, case: Case, what: int | str, scenario: Scenario, window_s: float,
-        rate_per_s: float | None = None,
-    ) -> RateRuns:  # fmt: skip
+        self, case: Case, what: int | str, window_s: float, rate_per_s: float | None = None
+    ) -> RateRuns:
         place = (None if case.variant is None else case.variant.name, what)
         if place not in self._runs:
-            measure = self._measure_for(scenario, window_s)
+            measure = self._measure_for(window_s)
             judged = [
-                at_rate(self.scenario, each.case, self.tenant, rate_per_s)[1]
+                at_rate(each.case, self.tenant, rate_per_s)
                 for each in self.found
                 if rate_per_s is not None and each.case.variant == case.variant
             ]
-            self._runs[place] = runs = RateRuns(scenario, measure, self.looks)
+            self._runs[place] = runs = RateRuns(measure, self.looks)
             measure.end_by(partial(runs.decided, judged))
         return self._runs[place]
 
@@ -392,11 +383,11 @@ class CapacitySearch:
             return False
         index = found.current
         rate = found.grid.rate_per_s(index)
-        scenario, case, runs = self.runs_at(found, index)
+        case, runs = self.runs_at(found, index)
         number = found.windows.get(index, 0) + 1
         self._begins(found.case, rate, number)
         runs.measure_window(case, number)
-        found.stopped = _unusable(runs, own_run(scenario, case), rate)
+        found.stopped = _unusable(runs, own_run(case), rate)
         if found.stopped:
             return False
         verdict, results = runs.verdict(case)

@@ -96,7 +96,7 @@ def check(files: tuple[Path, ...]) -> int:
             wrong = True
             continue
         click.echo(f"{file}: {', '.join(case.id for case in cases(found))}")
-        for window in planned_windows(found, cases(found)):
+        for window in planned_windows(cases(found)):
             click.echo(f"  {window}")
         if not file.name.endswith(SCENARIO_SUFFIX):
             reason = f"pytest does not see it: its name must end in {SCENARIO_SUFFIX}"
@@ -204,7 +204,7 @@ def _wanted_cases(scenario: Scenario, given: dict[str, Any], always: Sequence[st
     if given["schedulers"] is None:
         return found
     in_threads = f"{THREADS}-"
-    rows = [Case(None, case.placement, case.scheduler).id for case in found]
+    rows = [Case(scenario, None, case.placement, case.scheduler).id for case in found]
     there = ", ".join(dict.fromkeys(rows))
     modes = []
     with within("--schedulers", remedy=f"the scenario has {there}"):

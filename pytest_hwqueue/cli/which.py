@@ -76,8 +76,8 @@ def which(file: Path, **given: Any) -> int:
         raise HwqError("--causes: runs the cases once more; --from runs nothing: leave out one")
     if given["capacity"]:
         raise HwqError("--capacity: measures, and --from does not; see `hwq capacity --help`")
-    runs = read_runs(scenario, wanted, given["folders"])
-    return _report(scenario, wanted, runs, given, complete=True)
+    runs = read_runs(wanted, given["folders"])
+    return _report(wanted, runs, given, complete=True)
 
 
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
@@ -94,18 +94,18 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     check_functions(scenario, file)
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise HwqError(MISSING_TRANSFORMERS)
-    plan = _planned_in_which(scenario, wanted) if given["capacity"] else None
+    plan = _planned_in_which(wanted) if given["capacity"] else None
     settings = common.which_settings(scenario, file, given, f"which-{session_id(now())}")
     bad = common.unopened_modes(wanted, settings)
     make_session_folder(settings.folder)
     say(f"records are kept in {settings.folder}")
-    for window in planned_windows(scenario, wanted):
+    for window in planned_windows(wanted):
         if reason := window.too_short(settings.duration_s):
             say(reason)
     with common.session_devices(settings.folder, given):
         with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
-            runs = WhichRuns(scenario, measurer)
+            runs = WhichRuns(measurer)
             early = not given["whole_windows"]
             if early:
                 measurer.decided = partial(runs.decided, wanted)
@@ -118,13 +118,13 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
             below = replace(settings, folder=settings.folder / "capacity")
             capacities, stopped, _ = _searched(scenario, tenant, grids, looks, below)
         status = _report(
-            scenario, wanted, runs, given, complete=not stopped, folder=settings.folder,
+            wanted, runs, given, complete=not stopped, folder=settings.folder,
             capacities=capacities,
         )  # fmt: skip
         if given["causes"] and not stopped:
             with WhichProgress() as progress, common.interrupts() as interrupted:
                 measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
-                _print_causes(scenario, wanted, runs, measurer, progress)
+                _print_causes(wanted, runs, measurer, progress)
             stopped = bool(interrupted)
     for reason in bad:
         say(f"requested but not measured: {reason}")
@@ -132,9 +132,8 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
 
 
 def _print_causes(
-    scenario: Scenario, wanted: list[Case], runs: WhichRuns, measurer: Measurer,
-    progress: WhichProgress,
-) -> None:  # fmt: skip
+    wanted: list[Case], runs: WhichRuns, measurer: Measurer, progress: WhichProgress
+) -> None:
     """Print below the table why requests were slow, from a traced run of each ok case."""
     from pytest_hwqueue.scenarios.runs import PeakUnknown
     from pytest_hwqueue.scenarios.traced import causes_in_words, tenants_in_question
@@ -147,13 +146,13 @@ def _print_causes(
             continue
         if any(record.status != "ok" for record in records):
             continue
-        tenants = tenants_in_question(scenario, case)
+        tenants = tenants_in_question(case)
         for line in causes_in_words(runs, case, tenants, measurer.trace):
             click.echo(f"{case.id}: {line}")
 
 
 def _report(
-    scenario: Scenario, wanted: list[Case], runs: WhichRuns, given: dict[str, Any], *,
+    wanted: list[Case], runs: WhichRuns, given: dict[str, Any], *,
     complete: bool, folder: Path | None = None, capacities: CapacityFile | None = None,
 ) -> int:  # fmt: skip
     from pytest_hwqueue.records.files import write_text
@@ -162,8 +161,8 @@ def _report(
     from pytest_hwqueue.which.runs import entries
     from pytest_hwqueue.which.table import table
 
-    lines = entries(scenario, wanted)
-    found = table(scenario, lines, runs, complete=complete)
+    lines = entries(wanted)
+    found = table(lines, runs, complete=complete)
     if capacities is not None:
         per_s = {case.id: case.capacity_per_s for case in capacities.cases}
         cases = [
@@ -236,7 +235,7 @@ def capacity(file: Path, **given: Any) -> int:
     settings = common.which_settings(
         scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
     )
-    looks, grids = _planned(scenario, wanted, given)
+    looks, grids = _planned(wanted, given)
     with common.session_devices(settings.folder, given):
         found, interrupted, bad = _searched(scenario, given["tenant"], grids, looks, settings)
     output(capacity_document(found), given, partial(common.figures_json, found),
@@ -250,35 +249,33 @@ def capacity(file: Path, **given: Any) -> int:
 
 
 def _planned_in_which(
-    scenario: Scenario, wanted: list[Case]
+    wanted: list[Case],
 ) -> tuple[str, Looks, list[tuple[Case, Grid]]]:
     """Return the tenant whose capacity ``hwq which`` searches, and how, with this command's own.
 
     It is the most urgent of those with a rate, the first if there are several.
     """
-    rated = [each for each in scenario.tenants if each.arrival.text != "closed"]
+    rated = [each for each in wanted[0].scenario.tenants if each.arrival.text != "closed"]
     if not rated:
         raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
     tenant = max(rated, key=lambda each: each.priority).name
-    return tenant, *_planned(scenario, wanted, {**_DEFAULTS, "tenant": tenant})
+    return tenant, *_planned(wanted, {**_DEFAULTS, "tenant": tenant})
 
 
-def _planned(
-    scenario: Scenario, wanted: list[Case], given: dict[str, Any]
-) -> tuple[Looks, list[tuple[Case, Grid]]]:
+def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tuple[Case, Grid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
     from pytest_hwqueue.capacity.rates import make_grid
     from pytest_hwqueue.capacity.search import Looks, arrival_of, least_requests
 
     precision = _percent(given["precision"])
     bounds = _rates(given["rates"])
-    goals = [goal for case in wanted for goal in scenario.goals_of(case.variant, case.placement)]
+    goals = [goal for case in wanted for goal in case.goals]
     grids = []
     for case in wanted:
-        if not scenario.goals_of(case.variant, case.placement):
+        if not case.goals:
             raise HwqError(f"{case.id} has no goals, so any rate would do; give it some")
-        own_rate = _own_rate(scenario, case, given["tenant"])
-        arrival_of(scenario, case, given["tenant"])
+        own_rate = _own_rate(case, given["tenant"])
+        arrival_of(case, given["tenant"])
         if own_rate is None and bounds is None:
             raise BadOption("--tenant", given["tenant"], "its rate is a share of its peak, which "
                             "is not known yet; give --rates")  # fmt: skip
@@ -315,15 +312,15 @@ def _searched(
     say(f"records are kept in {settings.folder}{reused}")
     with SearchProgress() as progress, common.tenants_server(scenario, settings) as server:
 
-        def measure_for(changed: Scenario, window_s: float) -> ResumingMeasurer:
+        def measure_for(window_s: float) -> ResumingMeasurer:
             measurer = Measurer(
-                changed, replace(settings, duration_s=window_s), progress.run_is_at,
+                scenario, replace(settings, duration_s=window_s), progress.run_is_at,
                 progress.run_ended, server,
             )  # fmt: skip
             return ResumingMeasurer(measurer, kept, window_s, looks.planned(window_s))
 
         search = CapacitySearch(
-            scenario, [Found(case, grid) for case, grid in grids], tenant, looks, measure_for,
+            [Found(case, grid) for case, grid in grids], tenant, looks, measure_for,
             progress.window_begins, progress.rate_is_decided,
         )  # fmt: skip
         with common.interrupts() as interrupted:
@@ -348,7 +345,7 @@ def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str)
     total_s = 0.0
     for each in begun:
         for rate, windows in planned_windows(each.grid, looks.at_most, each.first):
-            for run in runs_needed(scenario, each.case):
+            for run in runs_needed(each.case):
                 for number in range(windows):
                     # What goals are compared with is measured once for all schedulers.
                     if (key := (run.key, rate, number)) not in keys:
@@ -364,12 +361,12 @@ def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str)
     )
 
 
-def _own_rate(scenario: Scenario, case: Case, tenant: str) -> float | None:
+def _own_rate(case: Case, tenant: str) -> float | None:
     """Return the rate in the scenario file; None if it is a share of a peak."""
     from pytest_hwqueue.capacity.search import arrival_of
 
-    rate = arrival_of(scenario, case, tenant).rate_per_s
-    (own,) = (each for each in scenario.tenants_of(case.variant) if each.name == tenant)
+    rate = arrival_of(case, tenant).rate_per_s
+    (own,) = (each for each in case.tenants if each.name == tenant)
     return rate if own.arrival.of_peak is None else None
 
 

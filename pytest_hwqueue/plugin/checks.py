@@ -265,7 +265,7 @@ def _kind(test: ScenarioItem) -> str:
 
 
 def _tenants(test: ScenarioItem) -> Sequence[Tenant]:
-    return test.scenario.tenants_of(test.case.variant)
+    return test.case.tenants
 
 
 def _noise_of_scenario(test: ScenarioItem) -> str | None:
@@ -284,7 +284,7 @@ def _faults_of_tenants(test: ScenarioItem) -> str | None:
         return None
     if capabilities_of(_kind(test)).simulated:
         return "--hwq-fault: cannot be planted in simulated tenants; give a real --hwq-device"
-    first = test.scenario.tenants[0]
+    first = test.case.scenario.tenants[0]
     if first.server is not None:
         return f"--hwq-fault: cannot be planted in tenant {first.name}, a server"
     return None

@@ -17,7 +17,7 @@ from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.servers import request_lines
-from pytest_hwqueue.scenarios.file import Scenario, read_scenario
+from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
 from pytest_hwqueue.scenarios.runs import Decides, ScenarioRuns
 
@@ -45,14 +45,10 @@ class ScenarioFile(pytest.File):
             raise self.CollectError(str(error)) from None
         session = scenario_session(self.config)
         folder = self.path.parent
-        self._runs = runs = ScenarioRuns(
-            scenario, partial(session.measure, scenario, folder, self._decider)
-        )
+        self._runs = runs = ScenarioRuns(partial(session.measure, scenario, folder, self._decider))
         trace = partial(session.trace, scenario, folder)
         for case in cases(scenario):
-            yield ScenarioItem.from_parent(
-                self, name=case.id, scenario=scenario, case=case, runs=runs, trace=trace
-            )
+            yield ScenarioItem.from_parent(self, name=case.id, case=case, runs=runs, trace=trace)
 
     def _decider(self, run: PlannedRun) -> Decides | None:
         return self._runs.decider(run)
@@ -66,17 +62,13 @@ class ScenarioItem(pytest.Item):
     """Tenants together under one scheduler.
 
     Attributes:
-        scenario: the file's.
         case: which test of it this is.
 
     """
 
-    def __init__(
-        self, *, scenario: Scenario, case: Case, runs: ScenarioRuns, trace: Trace, **base: Any
-    ) -> None:
+    def __init__(self, *, case: Case, runs: ScenarioRuns, trace: Trace, **base: Any) -> None:
         super().__init__(**base)
         self.add_marker(SCENARIO)
-        self.scenario = scenario
         self.case = case
         self._runs = runs
         self._trace = trace
@@ -116,7 +108,7 @@ class ScenarioItem(pytest.Item):
             self._runs.measure(self._together(), early=early)
         else:
             self._runs.measure_run(self.case)
-        records = self._runs.records(own_run(self.scenario, self.case))
+        records = self._runs.records(own_run(self.case))
         for record in records:
             if record.status == "skipped":
                 pytest.skip(record.reason)
@@ -142,14 +134,14 @@ class ScenarioItem(pytest.Item):
         from pytest_hwqueue.scenarios.traced import causes_in_words, tenants_in_question
 
         asked = self.config.stash[SETTINGS].causes
-        goals = self.scenario.goals_of(self.case.variant, self.case.placement)
+        goals = self.case.goals
         slow = dict.fromkeys(
             goal.tenant
             for goal, result in zip(goals, results, strict=True)
             if goal.about_latency and result.verdict in failing
         )
         if asked == "always":
-            slow = dict.fromkeys(tenants_in_question(self.scenario, self.case))
+            slow = dict.fromkeys(tenants_in_question(self.case))
         if asked == "never" or not slow:
             return []
         tenants = tuple(slow)
@@ -168,7 +160,7 @@ class ScenarioItem(pytest.Item):
             and item.parent is self.parent
             and (item.case.noise == NONE or REFUSED not in item.stash)
         ]
-        together = related(self.scenario, self.case, among)
+        together = related(self.case, among)
         return together if self._runs.compares(together) else [self.case]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -179,7 +171,7 @@ class ScenarioItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return where the test is, for reports."""
-        return self.path, 0, f"{self.scenario.name}::{self.name}"
+        return self.path, 0, f"{self.case.scenario.name}::{self.name}"
 
 
 def _unproven(records: Sequence[ColocationRecord]) -> dict[str, None]:

@@ -168,7 +168,7 @@ class ScenarioSession:
         items = _scenario_items(session.items)
         if session.config.option.collectonly or not items:
             return
-        for file, scenario in {item.path: item.scenario for item in items}.items():
+        for file, scenario in {item.path: item.case.scenario for item in items}.items():
             with wrong_usage():
                 check_functions(scenario, file)
         for item in items:
@@ -241,5 +241,5 @@ def is_asked_for(item: ScenarioItem, asked: Sequence[str]) -> bool:
     """Whether a test runs under exactly such a mode, or one whose kind alone was named."""
     mode = item.case.scheduler
     kind = mode.partition(":")[0]
-    exact = {case.scheduler for case in cases(item.scenario)}
+    exact = {case.scheduler for case in cases(item.case.scenario)}
     return mode in asked or (kind in asked and kind not in exact)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_hwqueue.noise.names import NONE, noise_file, noise_id
@@ -23,6 +23,7 @@ class Case:
     ``noise`` is ``none`` or one of the scenario's.
     """
 
+    scenario: Scenario = field(compare=False, repr=False)
     variant: Variant | None
     placement: TenantPlacement
     scheduler: str
@@ -36,6 +37,22 @@ class Case:
             parts.append(self.placement)
         noise = [] if self.noise == NONE else [noise_id(self.noise)]
         return "-".join([*parts, self.scheduler, *noise])
+
+    @property
+    def tenants(self) -> tuple[Tenant, ...]:
+        """Who runs."""
+        return self.scenario.tenants_of(self.variant)
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What shall hold."""
+        return self.scenario.goals_of(self.variant, self.placement)
+
+    @property
+    def name(self) -> str:
+        """Of the scenario, and its variant if it has one."""
+        of_variant = "" if self.variant is None else f".{self.variant.name}"
+        return f"{self.scenario.name}{of_variant}"
 
 
 @dataclass(frozen=True)
@@ -82,7 +99,7 @@ def cases(scenario: Scenario) -> list[Case]:
         if not isinstance(schedulers, dict):
             schedulers = {scenario.placement or "processes": schedulers}
         found += [
-            Case(variant, placement, mode, noise)
+            Case(scenario, variant, placement, mode, noise)
             for placement, modes in schedulers.items()
             for mode in modes
             for noise in scenario.noise or (NONE,)
@@ -90,66 +107,58 @@ def cases(scenario: Scenario) -> list[Case]:
     return found
 
 
-def own_run(scenario: Scenario, case: Case) -> PlannedRun:
+def own_run(case: Case) -> PlannedRun:
     """Return the run that is the test itself."""
-    name = scenario.name if case.variant is None else f"{scenario.name}.{case.variant.name}"
-    tenants = scenario.tenants_of(case.variant)
-    goals = scenario.goals_of(case.variant, case.placement)
-    return PlannedRun(
-        name, tenants, case.placement, case.scheduler, goals, case.noise if scenario.noise else None
-    )
+    noise = case.noise if case.scenario.noise else None
+    return PlannedRun(case.name, case.tenants, case.placement, case.scheduler, case.goals, noise)
 
 
-def solo_run(scenario: Scenario, case: Case, tenant: Tenant) -> PlannedRun:
+def solo_run(case: Case, tenant: Tenant) -> PlannedRun:
     """Return a case's tenant alone under native, with the same noise.
 
     One tenant is one process, whatever the placement, so those of all placements are the same.
     """
-    name = f"{own_run(scenario, case).name}.solo_{tenant.name}"
-    noise = own_run(scenario, case).noise
-    return PlannedRun(name, (tenant,), "processes", NATIVE, noise=noise)
+    name = f"{case.name}.solo_{tenant.name}"
+    return PlannedRun(name, (tenant,), "processes", NATIVE, noise=own_run(case).noise)
 
 
-def native_run(scenario: Scenario, case: Case) -> PlannedRun:
+def native_run(case: Case) -> PlannedRun:
     """Return the run of a case's tenants under native, in the same placement."""
-    return own_run(scenario, replace(case, scheduler=NATIVE))
+    return own_run(replace(case, scheduler=NATIVE))
 
 
-def reference_of(scenario: Scenario, case: Case, goal: Goal) -> tuple[PlannedRun, str] | None:
+def reference_of(case: Case, goal: Goal) -> tuple[PlannedRun, str] | None:
     """Return the run and tenant that a goal compares with, or None."""
-    own = own_run(scenario, case)
+    own = own_run(case)
     if goal.reference is None:
         return None
     if goal.reference == NATIVE:
-        return native_run(scenario, case), goal.tenant
+        return native_run(case), goal.tenant
     if goal.reference == SOLO:
         (alone,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
-        return solo_run(scenario, case, alone), goal.tenant
+        return solo_run(case, alone), goal.tenant
     return own, goal.reference
 
 
-def runs_needed(scenario: Scenario, case: Case) -> list[PlannedRun]:
+def runs_needed(case: Case) -> list[PlannedRun]:
     """Return each run that a test and its goals need, once; references come first."""
     references = [
-        reference[0]
-        for goal in scenario.goals_of(case.variant, case.placement)
-        if (reference := reference_of(scenario, case, goal)) is not None
+        reference[0] for goal in case.goals if (reference := reference_of(case, goal)) is not None
     ]
-    return once([*references, own_run(scenario, case)])
+    return once([*references, own_run(case)])
 
 
-def related(scenario: Scenario, case: Case, among: Sequence[Case]) -> list[Case]:
+def related(case: Case, among: Sequence[Case]) -> list[Case]:
     """Return the tests that must take turns with one: of its variant, or sharing runs.
 
     Args:
-        scenario: of all of them.
         case: the test, one of ``among``.
         among: those that will run, in order.
 
     """
     # What a test shares with others: its runs, and its variant (as a key that no run has).
     shared = [
-        {*(run.key for run in runs_needed(scenario, each)), each.variant and each.variant.name}
+        {*(run.key for run in runs_needed(each)), each.variant and each.variant.name}
         for each in among
     ]
     reached = shared[among.index(case)]
@@ -160,13 +169,13 @@ def related(scenario: Scenario, case: Case, among: Sequence[Case]) -> list[Case]
         reached = more
 
 
-def runs_with_references(scenario: Scenario, case: Case) -> list[PlannedRun]:
+def runs_with_references(case: Case) -> list[PlannedRun]:
     """Return the runs that a test's interference ratios need: tenants alone, native, itself."""
-    own = own_run(scenario, case)
+    own = own_run(case)
     if len(own.tenants) == 1:
         return [own]
-    alone = [solo_run(scenario, case, tenant) for tenant in own.tenants]
-    return once([*alone, native_run(scenario, case), own])
+    alone = [solo_run(case, tenant) for tenant in own.tenants]
+    return once([*alone, native_run(case), own])
 
 
 def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
@@ -237,12 +246,12 @@ def colocation(
     )
 
 
-def planned_windows(scenario: Scenario, cases: Iterable[Case]) -> list[PlannedWindow]:
+def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
     """Return how long a window decides each goal of cases whose tenant has a rate, once."""
     found: dict[tuple[str, float], PlannedWindow] = {}
     for case in cases:
-        tenants = {tenant.name: tenant for tenant in scenario.tenants_of(case.variant)}
-        for goal in scenario.goals_of(case.variant, case.placement):
+        tenants = {tenant.name: tenant for tenant in case.tenants}
+        for goal in case.goals:
             arrival = tenants[goal.tenant].arrival
             # A trace has no one rate, and a share of a peak none that is known.
             if arrival.of_peak is not None or arrival.text.startswith(("closed", "trace")):

@@ -15,7 +15,6 @@ from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.deciding import agrees_in_blocks, chances, may_decide
-from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import (
     CONFIDENCE,
     NATIVE,
@@ -70,8 +69,7 @@ _SHARP = 0.05
 class ScenarioRuns:
     """The runs of one scenario in one session, measured on first use and kept."""
 
-    def __init__(self, scenario: Scenario, measure: Measure) -> None:
-        self._scenario = scenario
+    def __init__(self, measure: Measure) -> None:
         self._attempt = measure
         self._records: dict[str, list[ColocationRecord]] = {}
         self._run: int | None = None
@@ -93,9 +91,7 @@ class ScenarioRuns:
     def measure_run(self, case: Case) -> None:
         """Measure what a test and its interference ratios need in this run, each once."""
         assert self._run is not None
-        needed = once(
-            [*runs_with_references(self._scenario, case), *runs_needed(self._scenario, case)]
-        )
+        needed = once([*runs_with_references(case), *runs_needed(case)])
         for run in needed:
             if run.key not in self._records:
                 self._measure_once(run, self._run)
@@ -111,7 +107,7 @@ class ScenarioRuns:
                 `decider` say so while they run; not under noise, whose cost is asked, too.
 
         """
-        runs = once(run for case in wanted for run in runs_needed(self._scenario, case))
+        runs = once(run for case in wanted for run in runs_needed(case))
         rounds = ROUNDS if self.compares(wanted) else 1
         quiet = all(case.noise == NONE for case in wanted)
         self._take_turns(runs, rounds, wanted if early and quiet else ())
@@ -161,7 +157,7 @@ class ScenarioRuns:
         records = self._records.get(run.key)
         if not records or any(record.status != "ok" for record in records):
             return False
-        own = [case for case in cases if own_run(self._scenario, case).key == run.key]
+        own = [case for case in cases if own_run(case).key == run.key]
         if not all(map(self.settled, own)):
             return False
 
@@ -192,11 +188,11 @@ class ScenarioRuns:
 
         Until half of it is over, they may: figures are wanted of what is undecided, too.
         """
-        own = own_run(self._scenario, case)
+        own = own_run(case)
         longer = self._longer(own)
         if not 1 < longer <= 2:
             return longer > 1
-        goals = self._scenario.goals_of(case.variant, case.placement)
+        goals = case.goals
         return may_decide(
             [
                 chances(
@@ -215,8 +211,8 @@ class ScenarioRuns:
 
     def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
         """Return the verdicts on a test's goals to which blocks of its requests come, too."""
-        own = own_run(self._scenario, case)
-        goals = self._scenario.goals_of(case.variant, case.placement)
+        own = own_run(case)
+        goals = case.goals
         confidence = self._confidence(own)
         return [
             each.verdict
@@ -232,9 +228,9 @@ class ScenarioRuns:
         """Return the figures of a run by which goals of other runs are divided, by tenant."""
         found = []
         for case in cases:
-            own = own_run(self._scenario, case)
+            own = own_run(case)
             for goal in own.goals:
-                compared = reference_of(self._scenario, case, goal)
+                compared = reference_of(case, goal)
                 if compared is None or compared[0].key != run.key:
                     continue
                 if own.key != run.key or compared[1] != goal.tenant:
@@ -247,12 +243,12 @@ class ScenarioRuns:
 
         By tenant, then by ``solo`` or ``native``: latencies in ns of what was ``ok``.
         """
-        own = own_run(self._scenario, case)
+        own = own_run(case)
         references: dict[str, References] = {}
         if len(own.tenants) > 1:
-            native = native_run(self._scenario, case)
+            native = native_run(case)
             for tenant in own.tenants:
-                runs = {SOLO: solo_run(self._scenario, case, tenant)}
+                runs = {SOLO: solo_run(case, tenant)}
                 if native.key != own.key:
                     runs[NATIVE] = native
                 found = {name: self._latencies_ns(run, tenant.name) for name, run in runs.items()}
@@ -262,7 +258,7 @@ class ScenarioRuns:
     def compares(self, wanted: Sequence[Case]) -> bool:
         """Whether these tests compare runs: for a goal, or a noise with the quiet."""
         noisy = any(case.noise != NONE for case in wanted)
-        return noisy or any(len(runs_needed(self._scenario, case)) > 1 for case in wanted)
+        return noisy or any(len(runs_needed(case)) > 1 for case in wanted)
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:
         """Return the records of a run, one for each round.
@@ -313,7 +309,7 @@ class ScenarioRuns:
             PeakUnknown: as `records` says.
 
         """
-        run = own_run(self._scenario, case)
+        run = own_run(case)
         records = self.records(run)
         return run, records, self._known_peaks(run) or {}
 
@@ -323,10 +319,10 @@ class ScenarioRuns:
         The test's own records must all be ``ok``. Without a ``confidence``, it is that of the last
         look at them, in the session that asks for most.
         """
-        own = own_run(self._scenario, case)
+        own = own_run(case)
         if confidence is None:
             confidence = self._confidence(own)
-        goals = self._scenario.goals_of(case.variant, case.placement)
+        goals = case.goals
         for record in self.records(own):
             if record.noise is not None and record.noise.status == "not applied":
                 reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
@@ -342,7 +338,7 @@ class ScenarioRuns:
         self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal], confidence: float
     ) -> GoalResult:
         windows = self.windows(own, goal.tenant)
-        compared = reference_of(self._scenario, case, goal)
+        compared = reference_of(case, goal)
         reference = None
         if compared is not None:
             run, name = compared

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.records.noise import Causes, causes_line
-from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun
 from pytest_hwqueue.scenarios.runs import ScenarioRuns
 
@@ -23,16 +22,10 @@ Trace = Callable[[PlannedRun, Mapping[str, float], float], "ColocationRecord"]
 """Runs tenants traced: peaks by tenant as for any run, and for how many seconds."""
 
 
-def tenants_in_question(scenario: Scenario, case: Case) -> list[str]:
+def tenants_in_question(case: Case) -> list[str]:
     """Return the tenants whose latency a goal concerns, or all."""
-    of_goals = [
-        goal.tenant
-        for goal in scenario.goals_of(case.variant, case.placement)
-        if goal.about_latency
-    ]
-    return list(dict.fromkeys(of_goals)) or [
-        tenant.name for tenant in scenario.tenants_of(case.variant)
-    ]
+    of_goals = [goal.tenant for goal in case.goals if goal.about_latency]
+    return list(dict.fromkeys(of_goals)) or [tenant.name for tenant in case.tenants]
 
 
 def causes_in_words(

@@ -12,7 +12,6 @@ from pathlib import Path
 from pytest_hwqueue.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.goals import NATIVE
 from pytest_hwqueue.scenarios.planned_runs import (
     Case,
@@ -50,18 +49,16 @@ class Entry:
         return f"{variant}solo {self.run.tenants[0].name}"
 
 
-def entries(scenario: Scenario, wanted: Sequence[Case]) -> list[Entry]:
+def entries(wanted: Sequence[Case]) -> list[Entry]:
     """Return the rows of a table: per variant the tenants alone, native, and the cases."""
     found: list[Entry] = []
     for case in wanted:
-        tenants = scenario.tenants_of(case.variant)
+        tenants = case.tenants
         if len(tenants) > 1:
-            found += [Entry(case, solo_run(scenario, case, each), "solo") for each in tenants]
+            found += [Entry(case, solo_run(case, each), "solo") for each in tenants]
         native = replace(case, scheduler=NATIVE)
-        found.append(
-            Entry(native, native_run(scenario, case), "case" if native in wanted else "reference")
-        )
-        found.append(Entry(case, own_run(scenario, case), "case"))
+        found.append(Entry(native, native_run(case), "case" if native in wanted else "reference"))
+        found.append(Entry(case, own_run(case), "case"))
     return list({entry.id: entry for entry in found}.values())
 
 
@@ -81,8 +78,8 @@ class WhichRuns(ScenarioRuns):
     A session is what one folder holds of one GPU.
     """
 
-    def __init__(self, scenario: Scenario, measure: MeasureToFile) -> None:
-        super().__init__(scenario, self._measure_and_note)
+    def __init__(self, measure: MeasureToFile) -> None:
+        super().__init__(self._measure_and_note)
         self._measure_to_file = measure
         self.files: dict[str, list[Path]] = {}
 
@@ -105,7 +102,7 @@ class WhichRuns(ScenarioRuns):
             early: likewise leave runs that have decided all that is asked of them.
 
         """
-        runs = all_runs(self._scenario, wanted)
+        runs = all_runs(wanted)
         self._take_turns(runs, rounds, wanted if early else (), begins)
 
     def decided(
@@ -121,7 +118,7 @@ class WhichRuns(ScenarioRuns):
 
     def measure_window(self, case: Case, number: int) -> None:
         """Measure the numbered window of a case and of what its goals compare it with."""
-        for run in runs_needed(self._scenario, case):
+        for run in runs_needed(case):
             self.measure_up_to(run, number)
 
     def measure_up_to(self, run: PlannedRun, number: int) -> None:
@@ -159,7 +156,7 @@ class WhichRuns(ScenarioRuns):
 
     def within(self, session: Session) -> WhichRuns:
         """Return the runs of one session alone."""
-        runs = WhichRuns(self._scenario, self._measure_to_file)
+        runs = WhichRuns(self._measure_to_file)
         for key, records in self._records.items():
             for record, path in zip(records, self.files.get(key, ()), strict=True):
                 if self._session(record, path) == session:
@@ -216,15 +213,15 @@ def _device_uuid(record: ColocationRecord) -> str:
     return str(soft.get("device_uuid") or "")
 
 
-def all_runs(scenario: Scenario, wanted: Sequence[Case]) -> list[PlannedRun]:
+def all_runs(wanted: Sequence[Case]) -> list[PlannedRun]:
     """Return each run that a table of these cases and its goals need, once."""
-    runs = [run for case in wanted for run in runs_needed(scenario, case)]
+    runs = [run for case in wanted for run in runs_needed(case)]
     # Of equal ones the last stays, at the place of the first: a case's own run knows its goals.
-    runs = [*(entry.run for entry in entries(scenario, wanted)), *runs]
+    runs = [*(entry.run for entry in entries(wanted)), *runs]
     return list({run.key: run for run in runs}.values())
 
 
-def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
+def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     """Read the runs of a table from folders of records; other files in them are left alone.
 
     Each folder is a separate session, and so is each GPU in it: `tenancy.sessions` combines them.
@@ -234,8 +231,8 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
             file any more, or records come from different devices.
 
     """
-    runs = WhichRuns(scenario, _refuse_to_measure)
-    planned = _by_place(scenario, wanted)
+    runs = WhichRuns(_refuse_to_measure)
+    planned = _by_place(wanted)
     first: tuple[Path, ColocationRecord] | None = None
     for folder in folders:
         taken = 0
@@ -254,7 +251,7 @@ def read_runs(scenario: Scenario, wanted: Sequence[Case], folders: Iterable[Path
             runs.add(run, record, path)
             taken += 1
         if not taken:
-            raise RecordError(f"{folder} has no record of the cases of {scenario.name}")
+            raise RecordError(f"{folder} has no record of the cases of {wanted[0].scenario.name}")
     return runs
 
 
@@ -290,10 +287,10 @@ def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
     return sorted(found, key=lambda pair: pair[1].started)
 
 
-def _by_place(scenario: Scenario, wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
+def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
     """Return the runs by every name under which they may have been measured."""
-    runs = [run for case in wanted for run in runs_needed(scenario, case)]
-    runs += [entry.run for entry in entries(scenario, wanted)]
+    runs = [run for case in wanted for run in runs_needed(case)]
+    runs += [entry.run for entry in entries(wanted)]
     runs += [peak for run in list(runs) for peak in peak_runs(run).values()]
     return {(run.name, run.placement, run.scheduler): run for run in runs}
 

@@ -10,7 +10,7 @@ from typing import Literal
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
-from pytest_hwqueue.scenarios.file import Scenario, Tenant
+from pytest_hwqueue.scenarios.file import Tenant
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run
 from pytest_hwqueue.scenarios.runs import PeakUnknown, within_of
 from pytest_hwqueue.tenancy import figures
@@ -33,20 +33,18 @@ _NS_PER_MS = 1e6
 _P50, _P99 = figures.percentile(0.5), figures.percentile(0.99)
 
 
-def table(
-    scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns, *, complete: bool = True
-) -> WhichFile:
+def table(entries: Sequence[Entry], runs: WhichRuns, *, complete: bool = True) -> WhichFile:
     """Return a scenario's table from the measurements so far.
 
     Args:
-        scenario: the scenario.
-        entries: rows of the table.
+        entries: rows of the table, at least one.
         runs: measured, or read.
         complete: whether everything planned was measured.
 
     """
-    cases = [_case(scenario, entry, runs) for entry in entries]
-    sessions = _sessions(scenario, entries, runs)
+    scenario = entries[0].case.scenario
+    cases = [_case(entry, runs) for entry in entries]
+    sessions = _sessions(entries, runs)
     records = [record for entry in entries for record in _records(runs, entry.run)]
     return WhichFile(
         **origin_of(records),
@@ -59,7 +57,7 @@ def table(
     )
 
 
-def _sessions(scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns) -> list[WhichSession]:
+def _sessions(entries: Sequence[Entry], runs: WhichRuns) -> list[WhichSession]:
     found = runs.all_sessions()
     return [
         WhichSession(
@@ -70,18 +68,18 @@ def _sessions(scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns) -> 
             version=first.version,
             git_commit=first.git_commit,
             git_dirty=first.git_dirty,
-            cases=[] if len(found) == 1 else _cases_of(scenario, entries, runs.within(session)),
+            cases=[] if len(found) == 1 else _cases_of(entries, runs.within(session)),
         )
         for session, first in found.items()
     ]
 
 
-def _cases_of(scenario: Scenario, entries: Sequence[Entry], runs: WhichRuns) -> list[WhichCase]:
-    cases = [_case(scenario, entry, runs) for entry in entries]
+def _cases_of(entries: Sequence[Entry], runs: WhichRuns) -> list[WhichCase]:
+    cases = [_case(entry, runs) for entry in entries]
     return [case for case in cases if case.status != NOT_MEASURED]
 
 
-def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
+def _case(entry: Entry, runs: WhichRuns) -> WhichCase:
     try:
         records = runs.found(entry.run)
         status, reason = _status(records)
@@ -110,9 +108,7 @@ def _case(scenario: Scenario, entry: Entry, runs: WhichRuns) -> WhichCase:
     return known.model_copy(
         update={
             "window_s": sum(record.duration_s for record in records),
-            "tenants": [
-                _tenant(scenario, entry, tenant, records, runs) for tenant in entry.run.tenants
-            ],
+            "tenants": [_tenant(entry, tenant, records, runs) for tenant in entry.run.tenants],
             "goals": judged,
             "proof": proof_of(entry.run.scheduler, records),
         }
@@ -132,7 +128,6 @@ def _status(
 
 
 def _tenant(
-    scenario: Scenario,
     entry: Entry,
     tenant: Tenant,
     records: Sequence[ColocationRecord],
@@ -140,10 +135,10 @@ def _tenant(
 ) -> WhichTenant:
     windows = runs.windows(entry.run, tenant.name)
     results = [record.tenant(tenant.name) for record in records]
-    goals = scenario.goals_of(entry.case.variant, entry.case.placement)
+    goals = entry.case.goals
     within_ns = within_of(entry.run, tenant.name, goals)
-    native = native_run(scenario, entry.case)
-    solo = solo_run(scenario, entry.case, tenant)
+    native = native_run(entry.case)
+    solo = solo_run(entry.case, tenant)
     rates = [result.throughput for result in results if result.throughput is not None]
     items = [rate.items_per_s / rate.requests_per_s for rate in rates if rate.requests_per_s > 0]
     kept = None

@@ -138,7 +138,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert read(MINIMAL + "\nwarmup: 2s\n").warmup_s("cpu") == 2
     assert read(MINIMAL.replace("3m", "500ms")).duration_s("tiny") == 0.5
     assert (scenario.schedulers, scenario.placement, scenario.noise) == (("native",), None, ())
-    assert own_run(scenario, cases(scenario)[0]).noise is None
+    assert own_run(cases(scenario)[0]).noise is None
     high, low = scenario.tenants
     assert (high.arrival.text, high.priority, high.streams) == ("constant: 20/s", 1, 1)
     assert (low.arrival.text, low.priority, low.batch, low.share) == ("closed", 0, None, None)
@@ -176,7 +176,7 @@ variants:
   - {name: placed, goals: {processes: [low.p50 < 2 s], all: [low.p95 < 4 s]}}
 """
     )
-    assert {each.id: [str(goal) for goal in own_run(scenario, each).goals]
+    assert {each.id: [str(goal) for goal in own_run(each).goals]
             for each in cases(scenario)} == {
         "as_it_is-native": ["high.p99 < 10 ms"],
         "as_it_is-threads-native": ["high.p99 < 10 ms", "high.p50 < 3 ms"],
@@ -221,9 +221,9 @@ def test_traces_and_noises_lie_beside_their_scenario(tmp_path: Path) -> None:
     ]  # fmt: skip
     quiet, beside, *_ = cases(found)
     runs = [
-        own_run(found, quiet),
-        own_run(found, beside),
-        solo_run(found, beside, found.tenants[0]),
+        own_run(quiet),
+        own_run(beside),
+        solo_run(beside, found.tenants[0]),
     ]
     assert [run.noise for run in runs] == ["none", "cpu", "cpu"]
     assert len({run.key for run in runs}) == 3

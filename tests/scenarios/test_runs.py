@@ -43,7 +43,7 @@ class Session:
         self.failing = failing
         self.measured: list[tuple[str, float, int]] = []
         self.peaks: list[Mapping[str, float]] = []
-        self.runs = ScenarioRuns(self.scenario, self._measure)
+        self.runs = ScenarioRuns(self._measure)
 
     def case(self, name: str) -> Case:
         (found,) = (each for each in cases(self.scenario) if each.id == name)
@@ -112,7 +112,7 @@ def test_what_is_compared_takes_turns_forth_and_back() -> None:
         "solo_high processes native", "processes native", "processes mps", "threads native"
     )
     for name in ("mps", "threads-native"):
-        assert len(relative.runs.records(own_run(relative.scenario, relative.case(name)))) == 2
+        assert len(relative.runs.records(own_run(relative.case(name)))) == 2
         assert set(relative.verdicts(name).values()) == {("met", "")}
 
 
@@ -156,7 +156,7 @@ def test_a_share_of_the_peak_is_measured_before_and_without_it_nothing_is() -> N
     assert shared.peaks == [{}, {"high": 100.0}]
     assert broken.measure("mps") == [peak]
     with pytest.raises(PeakUnknown, match=r"tenant high arrives at a share of its peak.* it broke"):
-        broken.runs.records(own_run(broken.scenario, broken.case("mps")))
+        broken.runs.records(own_run(broken.case("mps")))
 
 
 def test_tests_that_share_a_run_or_a_variant_are_measured_together() -> None:
@@ -164,14 +164,12 @@ def test_tests_that_share_a_run_or_a_variant_are_measured_together() -> None:
     bert = parse_scenario(path.read_text(encoding="utf-8"), path)
     among = {each.id: each for each in cases(bert)}
     # What is alone in one variant is the reference of another.
-    together = related(bert, among["alone-native"], list(among.values()))
+    together = related(among["alone-native"], list(among.values()))
     assert [each.id for each in together] == [
         "alone-native", "alone-threads-native", "at_once-native", "at_once-threads-native",
     ]  # fmt: skip
     in_order = [each for name, each in among.items() if name.startswith("in_order")]
-    assert related(bert, in_order[0], list(among.values())) == in_order
-    assert related(bert, in_order[0], in_order[:1]) == in_order[:1]
+    assert related(in_order[0], list(among.values())) == in_order
+    assert related(in_order[0], in_order[:1]) == in_order[:1]
     plain = Session()
-    assert related(plain.scenario, plain.case("mps"), cases(plain.scenario)) == cases(
-        plain.scenario
-    )
+    assert related(plain.case("mps"), cases(plain.scenario)) == cases(plain.scenario)

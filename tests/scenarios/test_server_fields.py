@@ -14,7 +14,7 @@ def spec(server: str, more: str = "") -> ServerSpec:
     text = f"name: mine\nduration: 3s\ntenants:\n  - {{name: s, server: {server}}}\n{more}"
     scenario = parse_scenario(text, Path("mine.hwq.yaml"))
     plan = colocation(
-        own_run(scenario, cases(scenario)[0]), {}, duration_s=1, warmup_s=1, seed=0, device="cpu",
+        own_run(cases(scenario)[0]), {}, duration_s=1, warmup_s=1, seed=0, device="cpu",
         size="tiny", folder=Path(),
     )  # fmt: skip
     found = plan.tenants[0].server

@@ -141,7 +141,7 @@ def store(folder: Path, *records: ColocationRecord) -> None:
 
 
 def all_records(scenario: Scenario, number: int = 1) -> dict[tuple[str, str, str], Any]:
-    runs = all_runs(scenario, cases(scenario))
+    runs = all_runs(cases(scenario))
     return {(run.name, run.placement, run.scheduler): record(run, number) for run in runs}
 
 

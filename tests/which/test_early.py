@@ -25,12 +25,12 @@ class Session:
     def __init__(self, file: Path, *, early: bool = True) -> None:
         self.scenario = read_scenario(file)
         self.cases = cases(self.scenario)
-        self.runs = WhichRuns(self.scenario, self.measure)
+        self.runs = WhichRuns(self.measure)
         self.early = early
         # Seconds of each window, by run.
         self.windows: dict[str, list[float]] = {}
         self.runs.measure_all(self.cases, ROUNDS, lambda done, planned: None, early=early)
-        self.found = table(self.scenario, entries(self.scenario, self.cases), self.runs)
+        self.found = table(entries(self.cases), self.runs)
 
     def measure(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int

@@ -20,7 +20,7 @@ def test_the_first_tenant_has_the_fault(tmp_path: Path) -> None:
     )  # fmt: skip
     measurer = Measurer(scenario, settings, lambda *_: None, lambda _: None)
     peaks = {tenant.name: 10.0 for tenant in scenario.tenants}
-    plan = measurer.plan(own_run(scenario, cases(scenario)[0]), peaks, 1.0, 1)
+    plan = measurer.plan(own_run(cases(scenario)[0]), peaks, 1.0, 1)
     faults = {tenant.name: tenant.faults for tenant in plan.tenants}
     assert faults.pop(scenario.tenants[0].name) == ("slower:50",)
     assert set(faults.values()) == {()}

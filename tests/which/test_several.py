@@ -55,7 +55,7 @@ def measured_sweep(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for (variant, mode), p99_ms in GROWING.items():
         monkeypatch.setitem(TRUTH, (f"mix.{variant}", "processes", mode), (p99_ms, 90))
     folder = tmp_path / "sweep"
-    store(folder, *map(record, all_runs(scenario, wanted)))
+    store(folder, *map(record, all_runs(wanted)))
     return folder
 
 

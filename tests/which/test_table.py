@@ -111,7 +111,7 @@ def test_a_table_with_runs_that_failed_is_as_stored(file: Path, tmp_path: Path) 
 
 def test_every_run_is_there_once_with_solos_and_native_of_each_placement(file: Path) -> None:
     scenario = read_scenario(file)
-    lines = entries(scenario, cases(scenario))
+    lines = entries(cases(scenario))
     assert [(line.id, line.role) for line in lines] == [
         ("solo high", "solo"),
         ("solo low", "solo"),
@@ -122,15 +122,13 @@ def test_every_run_is_there_once_with_solos_and_native_of_each_placement(file: P
         ("threads-native", "reference"),
         ("threads-stream-priority", "case"),
     ]
-    assert [run.key for run in all_runs(scenario, cases(scenario))] == [
-        line.run.key for line in lines
-    ]
+    assert [run.key for run in all_runs(cases(scenario))] == [line.run.key for line in lines]
 
 
 def test_runs_of_one_kind_are_measured_once() -> None:
     scenarios = Path(__file__).parents[2] / "benchmarks" / "scenarios"
     scenario = read_scenario(scenarios / "bert_multi_priority.hwq.yaml")
-    runs = all_runs(scenario, cases(scenario))
+    runs = all_runs(cases(scenario))
     assert len({run.key for run in runs}) == len(runs)
     alone = [run for run in runs if len(run.tenants) == 1 and run.placement == "processes"]
     assert len(alone) == 3
@@ -326,7 +324,7 @@ def test_priority_is_proven_if_it_was_in_each_window(
     file: Path, folder: Path, second_us: int, verdict: str, text: str
 ) -> None:
     scenario = read_scenario(file)
-    (run,) = (r for r in all_runs(scenario, cases(scenario)) if r.scheduler == "mps-priority")
+    (run,) = (r for r in all_runs(cases(scenario)) if r.scheduler == "mps-priority")
     paths = [path for path in folder.iterdir() if read_colocation(path).scheduler == run.scheduler]
     for number, (path, urgent_us) in enumerate(zip(paths, (25, second_us), strict=True), 1):
         write_colocation(path, record(run, number, proof=probed(urgent_us)))

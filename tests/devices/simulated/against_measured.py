@@ -178,7 +178,7 @@ def _plans(scenario: Scenario, folder: Path) -> list[ColocationRecord]:
 
 def _table(scenario: Scenario, folders: Sequence[Path]) -> WhichFile:
     wanted = cases(scenario)
-    return table(scenario, entries(scenario, wanted), read_runs(scenario, wanted, folders))
+    return table(entries(wanted), read_runs(wanted, folders))
 
 
 def _rows(
