@@ -20,12 +20,7 @@ from pytest_hwqueue.metrics.numbers import (
 )
 from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.servers import failures
-from pytest_hwqueue.which.file import (
-    WhichCase,
-    WhichChoice,
-    WhichFile,
-    WhichProof,
-)
+from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof
 
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
