@@ -172,11 +172,11 @@ def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
     lines = [f"stored in {label}: {counted(cells, 'cell')}"]
     for figure in figures[:_MOST_STORED]:
         parts = [
-            counted(figure.runs, "run"),
+            counted(len(figure.runs), "run"),
             "" if figure.sd is None else f"sd {percent(figure.sd).lstrip('+')}",
             "too few runs to find a regression"
             if figure.detectable is None
-            else f"can detect {figure.label} >= {percent(figure.detectable)}",
+            else f"can detect {figure.quantity.label} >= {percent(figure.detectable)}",
             figure.warning,
         ]
         lines.append(f"  {figure.cell_id}: {'; '.join(filter(None, parts))}")

@@ -31,7 +31,7 @@ def test_a_refusal_has_githubs_words_and_a_cure(
 ) -> None:
     fake_github.refusals = [(status, {"Location": "/elsewhere"}, {"message": message})]
     with pytest.raises(GitHubError) as caught:
-        github.post(COMMENTS, {"body": "x"})
+        github.change("POST", COMMENTS, {"body": "x"})
     assert f"HTTP {status}, {message}" in str(caught.value)
     assert words in str(caught.value)
     assert caught.value.status == status
