@@ -38,17 +38,16 @@ def annotation(
 
     """
     properties = {"file": file, "line": "" if line is None else str(line), "title": title}
-    listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
+    given = {name: _data(value) for name, value in properties.items() if value}
+    listed = ",".join(
+        f"{name}={value.replace(':', '%3A').replace(',', '%2C')}" for name, value in given.items()
+    )
     return f"::{level} {listed}::{_data(message)}"
 
 
 def _data(text: str) -> str:
     """Escape a message as GitHub's toolkit does (actions/toolkit, core/src/command.ts)."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 _MOST_STORED = 20
