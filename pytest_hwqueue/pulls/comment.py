@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.message import Message
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -367,7 +366,7 @@ def _publish(github: GitHub, pull: PullRequest, name: str, text: str) -> str:
         posted = github.change("POST", f"{path}/{pull.number}/comments", {"body": text})
         # Another job may have posted one at the same time: the oldest stays.
         others = [each for each in _ours(github, pull, name, author) if each["id"] != posted["id"]]
-        ours = sorted([posted, *others], key=itemgetter("id"))
+        ours = sorted([posted, *others], key=lambda each: each["id"])
     kept, *others = ours
     if kept["body"] != text:
         kept = github.change("PATCH", f"{path}/comments/{kept['id']}", {"body": text})
@@ -390,7 +389,7 @@ def _ours(github: GitHub, pull: PullRequest, name: str, author: str) -> list[dic
         if str(each.get("body", "")).startswith(marker(name))
         and _login((each.get("user") or {}).get("login", "")) == _login(author)
     ]
-    return sorted(found, key=itemgetter("id"))
+    return sorted(found, key=lambda each: each["id"])
 
 
 def _login(name: str) -> str:
