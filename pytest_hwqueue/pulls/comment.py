@@ -39,6 +39,7 @@ _CURES = {
     404: "there is no such pull request, or the token may not see the repository",
     410: "it has been deleted",
     422: "GitHub does not take this text",
+    **dict.fromkeys((301, 302, 307, 308), "the repository has moved: give its new name"),
 }
 
 
@@ -98,17 +99,9 @@ class GitHub:
                 return
         raise GitHubError(f"{path} has more than {_MOST_PAGES} pages")
 
-    def post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object, and return it."""
-        return dict(self._send("POST", f"{self._url}{path}", content)[0])
-
-    def patch(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Change an object, and return it."""
-        return dict(self._send("PATCH", f"{self._url}{path}", content)[0])
-
-    def delete(self, path: str) -> None:
-        """Delete an object."""
-        self._send("DELETE", f"{self._url}{path}")
+    def change(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
+        """Create (POST), change (PATCH) or delete (DELETE) an object; return what it is then."""
+        return self._send(method, f"{self._url}{path}", content)[0]
 
     def _send(
         self, method: str, url: str, content: Mapping[str, Any] | None = None
@@ -148,29 +141,27 @@ class GitHub:
             message = ""
         status = error.code
         text = f"{what}: HTTP {status}, {shortened(message) or error.reason}"
-        if status in (403, 429) and _of_rate(error.headers, message):
-            wait_s = self._wait_s(error.headers)
+        wait_s = self._wait_s(error.headers, message) if status in (403, 429) else None
+        if wait_s is not None:
             until = datetime.fromtimestamp(self._clock() + wait_s, timezone.utc)
             return GitHubError(
                 f"{text}; the token's rate limit is used up until {until:%H:%M:%S} UTC",
                 status=status, retry_s=wait_s,
             )  # fmt: skip
-        if status in (301, 302, 307, 308):
-            return GitHubError(
-                f"{text}; the repository has moved: give its new name", status=status
-            )
+
         retry_s = _SERVER_ERROR_S if status >= 500 else None
         cure = _CURES.get(status, "")
         return GitHubError(f"{text}; {cure}" if cure else text, status=status, retry_s=retry_s)
 
-    def _wait_s(self, headers: Message) -> float:
-        """Return how long to wait, as GitHub's page on rate limits says."""
+    def _wait_s(self, headers: Message, message: str) -> float | None:
+        """Return how long to wait, as GitHub's page on rate limits says; None if it is no limit."""
         after, reset = headers.get("Retry-After", ""), headers.get("X-RateLimit-Reset", "")
+        used_up = headers.get("X-RateLimit-Remaining") == "0"
         if after.isdecimal():
             return float(after)
-        if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():
+        if used_up and reset.isdecimal():
             return max(1.0, float(reset) - self._clock())
-        return _RATE_LIMIT_S
+        return _RATE_LIMIT_S if used_up or after or "rate limit" in message.lower() else None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -186,11 +177,6 @@ def _checked(variable: str, url: str) -> str:
     if not parts.hostname or (parts.scheme != "https" and not local):
         raise BadOption(variable, url, "the token goes there, so it has to be an https:// URL")
     return url
-
-
-def _of_rate(headers: Message, message: str) -> bool:
-    used_up = headers.get("X-RateLimit-Remaining") == "0"
-    return used_up or "Retry-After" in headers or "rate limit" in message.lower()
 
 
 def _read(answer: Any, deadline: float) -> bytes:
@@ -377,15 +363,20 @@ def _publish(github: GitHub, pull: PullRequest, name: str, text: str) -> str:
     author = github.viewer()
     ours = _ours(github, pull, name, author)
     if not ours:
-        posted = github.post(f"{path}/{pull.number}/comments", {"body": text})
+        posted = github.change("POST", f"{path}/{pull.number}/comments", {"body": text})
         # Another job may have posted one at the same time: the oldest stays.
         others = [each for each in _ours(github, pull, name, author) if each["id"] != posted["id"]]
-        ours = sorted([posted, *others], key=_age)
+        ours = sorted([posted, *others], key=lambda each: each["id"])
     kept, *others = ours
     if kept["body"] != text:
-        kept = github.patch(f"{path}/comments/{kept['id']}", {"body": text})
+        kept = github.change("PATCH", f"{path}/comments/{kept['id']}", {"body": text})
     for other in others:
-        _delete(github, f"{path}/comments/{other['id']}")
+        try:
+            github.change("DELETE", f"{path}/comments/{other['id']}")
+        except GitHubError as error:
+            # The other job was quicker.
+            if error.status not in (404, 410):
+                raise
     return str(kept.get("html_url", ""))
 
 
@@ -398,25 +389,12 @@ def _ours(github: GitHub, pull: PullRequest, name: str, author: str) -> list[dic
         if str(each.get("body", "")).startswith(marker(name))
         and _login((each.get("user") or {}).get("login", "")) == _login(author)
     ]
-    return sorted(found, key=_age)
-
-
-def _age(comment: dict[str, Any]) -> int:
-    return int(comment["id"])
+    return sorted(found, key=lambda each: each["id"])
 
 
 def _login(name: str) -> str:
     """Return a login as one interface and the other call it."""
     return name.removesuffix("[bot]").lower()
-
-
-def _delete(github: GitHub, path: str) -> None:
-    try:
-        github.delete(path)
-    except GitHubError as error:
-        # The other job was quicker.
-        if error.status not in (404, 410):
-            raise
 
 
 def _origin(pull: PullRequest, name: str) -> str:

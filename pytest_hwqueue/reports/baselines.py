@@ -50,12 +50,7 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.notes import Notes, grouped
-from pytest_hwqueue.reports.verdicts import (
-    figure_value,
-    least_detected,
-    mean_value,
-    tau_words,
-)
+from pytest_hwqueue.reports.verdicts import figure_value, least_detected, mean_value, tau_words
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.stored import HOW_TO_RECORD, StoredFigure, describe_stored
 
@@ -112,31 +107,25 @@ def cells_document(
         Column("mean", "mean", unit_in_header=False), Column("sd", "sd", right=True, rank=1),
         Column("detects", "detects", right=True),
     )  # fmt: skip
-    every = describe_stored(cells, figures, settings)
-    described = iter(every)
-    rows, remarks, known = [], [], set()
-    for _, cell in sorted(cells.items()):
-        for name in figures:
-            chosen = figure(name, cell.runs, ())
-            if chosen is None:
-                continue
-            known.add(name)
-            stored, quantity = next(described), chosen.quantity
-            runs = [chosen.run(run) for run in cell.runs]
-            refused = refusal(runs, (), quantity)
-            mean = None if refused else mean_value(runs)
-            detects = least_detected(quantity, None if refused else stored.detectable)
-            texts = {
-                "cell": stored.cell_id, "figure": stored.label, "runs": str(stored.runs),
-                "sessions": str(stored.sessions), "detects": detects or str(REFUSED),
-                "sd": str(REFUSED) if stored.sd is None else f"{100 * stored.sd:.2f} %",
-            }  # fmt: skip
-            shown = REFUSED if mean is None else figure_value(quantity, mean, mean)
-            rows.append(Row(texts, {"mean": [shown]}, opens=True))
-            remarks.append([refused.sentence] if refused else _limits(stored, settings, len(every)))
     for name in figures:
-        if name not in known:
+        if all(figure(name, cell.runs, ()) is None for cell in cells.values()):
             raise BadInput(f"no cell has a figure {name!r}")
+    every = describe_stored(cells, figures, settings)
+    rows, remarks = [], []
+    for stored in every:
+        quantity = stored.quantity
+        refused = refusal(stored.runs, (), quantity)
+        mean = None if refused else mean_value(stored.runs)
+        detects = least_detected(quantity, None if refused else stored.detectable)
+        texts = {
+            "cell": stored.cell_id, "figure": quantity.label, "runs": str(len(stored.runs)),
+            "sessions": str(len({run.session for run in stored.runs})),
+            "detects": detects or str(REFUSED),
+            "sd": str(REFUSED) if stored.sd is None else f"{100 * stored.sd:.2f} %",
+        }  # fmt: skip
+        shown = REFUSED if mean is None else figure_value(quantity, mean, mean)
+        rows.append(Row(texts, {"mean": [shown]}, opens=True))
+        remarks.append([refused.sentence] if refused else _limits(stored, settings, len(every)))
     title = f"{label}: {counted(len({row.texts['cell'] for row in rows}), 'cell')}"
     notes = Notes()
     notes.remark(rows, remarks)
@@ -152,10 +141,11 @@ def cells_document(
 
 def _limits(stored: StoredFigure, settings: GateSettings, figures: int) -> list[str]:
     """Return what limits what a comparison with a cell detects, and how many runs it needs."""
-    notes = [stored.warning] if stored.runs > 1 and stored.warning else []
+    runs = len(stored.runs)
+    notes = [stored.warning] if runs > 1 and stored.warning else []
     if stored.detectable is None:
         needed = runs_to_convict(settings, figures)
-        enough = LEAST_RUNS_EXACT if stored.runs < LEAST_RUNS or needed is None else needed
+        enough = LEAST_RUNS_EXACT if runs < LEAST_RUNS or needed is None else needed
         notes.append(f"too few runs to tell: record {enough}")
     elif stored.detectable > settings.detect:
         assert stored.sd is not None  # or nothing could be detected

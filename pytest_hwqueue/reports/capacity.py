@@ -102,15 +102,13 @@ def _summary(found: CapacityFile, case: CapacityCase) -> Row:
 
 def _seen(found: CapacityFile, case: CapacityCase, rate: CapacityRate) -> Row:
     """Return what was seen at a rate, and the goals that kept it from holding."""
-    lost = {name: rate.lost.get(name) for name in found.others}
     texts = {
         "case": case.id, "rate": f"{rate.rate_per_s:.4g}", "verdict": rate.verdict or "not judged",
         "windows": str(rate.windows),
     }  # fmt: skip
-    figures = {"p99": [printed(rate.p99_ms, "ms")]} | {
-        f"lost {name}": [REFUSED if each is None else printed(each, "%")]
-        for name, each in lost.items()
-    }
+    figures = {"p99": [printed(rate.p99_ms, "ms")]}
+    for name in found.others:
+        figures[f"lost {name}"] = [printed(rate.lost.get(name, Estimate()), "%")]
     kept_from = [
         f"{goal.verdict}: {goal.goal}"
         + ("" if goal.figure.value is None else f" ({goal.figure:.4g} {goal.figure.unit})")

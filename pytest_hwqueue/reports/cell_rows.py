@@ -229,10 +229,7 @@ class CellRows:
         show = partial(_rate, "GB/s")
         alone = self._figure("algorithm bandwidth", found.algorithm, show)
         bus = self._figure("bus bandwidth", found.bus, show)
-        return [
-            f"comms alone {alone} algorithm bandwidth",
-            f"{bus} bus bandwidth of one rank",
-        ]
+        return [f"comms alone {alone} algorithm bandwidth", f"{bus} bus bandwidth of one rank"]
 
 
 def status_of(record: RunRecord) -> str:

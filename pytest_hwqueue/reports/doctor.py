@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, decimals, fixed
-from pytest_hwqueue.reports.document import (
-    Column,
-    Document,
-    Heading,
-    Paragraph,
-    Part,
-    Row,
-    Table,
-)
+from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Part, Row, Table
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis

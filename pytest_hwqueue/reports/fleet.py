@@ -29,6 +29,7 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.drawing import colour
+from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.page.render import Page, Verdict, write_page
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
@@ -68,25 +69,24 @@ def _table(gpus: Sequence[GpuVerdict]) -> Table:
         Column("node", "node"), Column("gpu", "GPU"), Column("verdict", "verdict"),
         Column("time", "time", right=True),
     )  # fmt: skip
-    rows = [
-        Row(
-            {"node": gpu.node, "gpu": gpu.device, "verdict": gpu.verdict, "time": _deviation(gpu)},
-            style=_STYLES.get(gpu.verdict, "bold red"), opens=True,
-            below=list(gpu.reasons),
-        )
-        for gpu in gpus
-    ]  # fmt: skip
+    rows = []
+    for gpu in gpus:
+        style = _STYLES.get(gpu.verdict, "bold red")
+        rows.append(Row(_said(gpu), style=style, opens=True, below=[*gpu.reasons]))
     return Table(columns, rows)
+
+
+def _said(gpu: GpuVerdict) -> dict[str, str]:
+    """Return what a table and a map say of a GPU."""
+    overall = _overall(gpu)
+    time = "-" if overall is None else f"{100 * overall:+.1f} %"
+    return {"node": gpu.node, "gpu": gpu.device, "verdict": gpu.verdict, "time": time}
 
 
 def _map(found: FleetVerdict) -> Chart:
     """Return a chart of nodes and GPUs, coloured by verdict; pale is near the median GPU."""
     names = dict.fromkeys(gpu.device for gpu in sorted(found.gpus, key=_place))
-    rows = [
-        {"node": gpu.node, "gpu": gpu.device, "verdict": gpu.verdict, "time": _deviation(gpu),
-         "opacity": _opacity(gpu)}
-        for gpu in found.gpus
-    ]  # fmt: skip
+    rows = [{**_said(gpu), "opacity": _opacity(gpu)} for gpu in found.gpus]
     colours: dict[str, str] = {
         verdict: colour(_TONES.get(verdict, "bad"))
         for verdict in (*NAMED, "not judged", "ok")
@@ -146,9 +146,7 @@ def drain_commands(found: FleetVerdict, system: str) -> list[str]:
     """
     if system not in SYSTEMS:
         raise ValueError(f"{system} is none of {', '.join(SYSTEMS)}")
-    by_node: dict[str, list[str]] = {}
-    for gpu in found.named:
-        by_node.setdefault(gpu.node, []).append(f"{gpu.device} {gpu.verdict}")
+    by_node = grouped((gpu.node, f"{gpu.device} {gpu.verdict}") for gpu in found.named)
     if system == "kubernetes":
         return [f"kubectl cordon -- {shlex.quote(node)}" for node in sorted(by_node)]
     return [
@@ -242,11 +240,4 @@ def _is_simulated(found: FleetVerdict) -> bool:
 
 
 def _overall(gpu: GpuVerdict) -> float | None:
-    if not gpu.deviations:
-        return None
-    return gpu.deviations.get(ALL_FIGURES, next(iter(gpu.deviations.values())))
-
-
-def _deviation(gpu: GpuVerdict) -> str:
-    overall = _overall(gpu)
-    return "-" if overall is None else f"{100 * overall:+.1f} %"
+    return gpu.deviations.get(ALL_FIGURES, next(iter(gpu.deviations.values()), None))

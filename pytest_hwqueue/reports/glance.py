@@ -8,21 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pytest_hwqueue.metrics.numbers import (
-    REFUSED,
-    PrintedFigure,
-    counted,
-    rate_in_short,
-    work_unit,
-)
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, rate_in_short, work_unit
 from pytest_hwqueue.records.cell import LAUNCH_BOUND, RunRecord
 from pytest_hwqueue.records.stored import CellRuns
-from pytest_hwqueue.reports.cell_rows import (
-    PERCENTILES,
-    CellRows,
-    record_remarks,
-    status_of,
-)
+from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, record_remarks, status_of
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.notes import (
     NO_REASON,

@@ -50,7 +50,7 @@ _BREAKS = re.compile(r"[^:/\[\]_\-, ]+[:/\[\]_\-, ]*|[:/\[\]_\-, ]+")
 
 
 class Grid:
-    """Rows laid out under columns; ``width`` is the number of cells a line takes.
+    """Rows laid out under columns; ``widths`` are how many cells each column takes.
 
     Args:
         columns: those that no row has anything for are left out.
@@ -69,7 +69,7 @@ class Grid:
             for column in self._columns
         ]
         self._headers = [_header(column, rows) for column in self._columns]
-        self._widths = [
+        self.widths = [
             max(cell_len(line) for line in (*header, *(line for cell in cells for line in cell)))
             for header, cells in zip(self._headers, self._content, strict=True)
         ]
@@ -77,12 +77,7 @@ class Grid:
     @property
     def width(self) -> int:
         """How many cells the widest line takes; lines below rows wrap there or later."""
-        return sum(self._widths) + GAP * (len(self._widths) - 1)
-
-    @property
-    def first_width(self) -> int:
-        """How many cells the first column takes."""
-        return self._widths[0]
+        return sum(self.widths) + GAP * (len(self.widths) - 1)
 
     def draw(self, console: Console) -> int:
         """Print headings, rows and the lines below them; return the width of the rules.
@@ -119,7 +114,7 @@ class Grid:
     def _line(self, parts: Sequence[str], style: str) -> Text:
         line = Text(style=style, no_wrap=True)
         for index, part in enumerate(parts):
-            blanks = " " * (self._widths[index] - cell_len(part))
+            blanks = " " * (self.widths[index] - cell_len(part))
             right = self._columns[index].right
             line.append_text(quiet(blanks + part if right else part + blanks))
             line.append(" " * GAP)
@@ -139,7 +134,7 @@ def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Grid |
         grid = Grid(kept, shown)
         if grid.width <= width:
             return grid
-        room = width - grid.width + grid.first_width
+        room = width - grid.width + grid.widths[0]
         if room >= least_name:
             return Grid(kept, shown, room)
     return Grid(kept, shown, room) if room >= _LEAST_NAME else None

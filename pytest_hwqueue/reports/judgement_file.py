@@ -48,10 +48,7 @@ class JudgementFile(Judgement):
 
 
 def judgement_file(
-    judgement: Judgement,
-    new: str,
-    status: int,
-    hard: Mapping[str, tuple[FieldDifference, ...]],
+    judgement: Judgement, new: str, status: int, hard: Mapping[str, tuple[FieldDifference, ...]]
 ) -> dict[str, Any]:
     """Return a comparison as a file's content.
 

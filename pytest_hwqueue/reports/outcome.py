@@ -38,17 +38,16 @@ def annotation(
 
     """
     properties = {"file": file, "line": "" if line is None else str(line), "title": title}
-    listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
+    given = {name: _data(value) for name, value in properties.items() if value}
+    listed = ",".join(
+        f"{name}={value.replace(':', '%3A').replace(',', '%2C')}" for name, value in given.items()
+    )
     return f"::{level} {listed}::{_data(message)}"
 
 
 def _data(text: str) -> str:
     """Escape a message as GitHub's toolkit does (actions/toolkit, core/src/command.ts)."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 _MOST_STORED = 20
@@ -172,11 +171,11 @@ def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
     lines = [f"stored in {label}: {counted(cells, 'cell')}"]
     for figure in figures[:_MOST_STORED]:
         parts = [
-            counted(figure.runs, "run"),
+            counted(len(figure.runs), "run"),
             "" if figure.sd is None else f"sd {percent(figure.sd).lstrip('+')}",
             "too few runs to find a regression"
             if figure.detectable is None
-            else f"can detect {figure.label} >= {percent(figure.detectable)}",
+            else f"can detect {figure.quantity.label} >= {percent(figure.detectable)}",
             figure.warning,
         ]
         lines.append(f"  {figure.cell_id}: {'; '.join(filter(None, parts))}")

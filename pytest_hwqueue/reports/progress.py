@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import pytest
     from rich.console import Console
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID
     from typing_extensions import Self
 
     from pytest_hwqueue.capacity.rates import RateVerdict
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from pytest_hwqueue.scenarios.planned_runs import Case
 
 
-def _open_bar(console: Console, *, counts: bool) -> tuple[Bar, TaskID]:
-    """Return a transient line that is not shown yet, and its only task."""
+def _open_bar(console: Console, *, counts: bool) -> Bar:
+    """Return a transient line with one task, which is not shown yet."""
     from rich import progress
 
     bar = progress.Progress(
@@ -34,7 +33,8 @@ def _open_bar(console: Console, *, counts: bool) -> tuple[Bar, TaskID]:
         redirect_stderr=False,
         disable=not console.is_terminal,
     )
-    return bar, bar.add_task("", total=None)
+    bar.add_task("", total=None)
+    return bar
 
 
 class Progress:
@@ -47,7 +47,6 @@ class Progress:
             self._reporter is not None and self._reporter.isatty and self._reporter.verbosity >= 0
         )
         self._bar: Bar | None = None
-        self._task: TaskID | None = None
         # What is left of the session.
         self.outlook = ""
 
@@ -69,10 +68,10 @@ class Progress:
             return
         bar = self._open()
         description = "  ".join(filter(None, (self.outlook, name, stage)))
-        assert self._task is not None
-        if bar.tasks[0].description != description:
-            bar.reset(self._task, description=description, total=planned or None)
-        bar.update(self._task, completed=done, total=planned or None)
+        (task,) = bar.tasks
+        if task.description != description:
+            bar.reset(task.id, description=description, total=planned or None)
+        bar.update(task.id, completed=done, total=planned or None)
 
     def clear(self) -> None:
         """Remove the line."""
@@ -89,7 +88,7 @@ class Progress:
             self._reporter.ensure_newline()
             # pytest captures standard output; its own writer still reaches the terminal.
             shown_on = Console(file=self._writer._file, force_terminal=True)
-            self._bar, self._task = _open_bar(shown_on, counts=True)
+            self._bar = _open_bar(shown_on, counts=True)
             self._bar.start()
         return self._bar
 
@@ -103,7 +102,7 @@ class WhichProgress:
         from rich.console import Console
 
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bar, self._task = _open_bar(self._console, counts=False)
+        self._bar = _open_bar(self._console, counts=False)
         self._done, self._all = 0, 1
 
     def __enter__(self) -> Self:
@@ -119,12 +118,12 @@ class WhichProgress:
         """Note how many runs of how many are done."""
         self._done, self._all = done, planned
         self._what = f"{done}/{planned} runs, "
-        self._bar.update(self._task, completed=done, total=planned)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=planned)
 
     def run_is_at(self, stage: str, done: int, planned: int) -> None:
         """Note the current run's progress."""
         within = f" {done}/{planned}" if planned else ""
-        self._bar.update(self._task, description=f"{self._what}{stage}{within}")
+        self._bar.update(self._bar.task_ids[0], description=f"{self._what}{stage}{within}")
 
     def run_ended(self, record: ColocationRecord) -> None:
         """Report a finished run."""

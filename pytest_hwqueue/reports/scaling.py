@@ -83,11 +83,10 @@ def _scaling_table(result: Scaling) -> Table:
         shown = rate(float(given), result.unit, given.interval, like=greatest)
         row.figures["throughput"] = [shown]
         for key, show in (("speedup", times), ("efficiency", percent)):
-            if base:
-                row.figures[key] = [show(float(getattr(point, key)))]
-            else:
-                row.figures[key] = [printed(getattr(point, key), show)]
-                notes.note(getattr(point, key), key, name)
+            value = getattr(point, key)
+            row.figures[key] = [show(float(value)) if base else printed(value, show)]
+            if not base:
+                notes.note(value, key, name)
         rows.append(row)
     against = f"against {counted(result.base_streams, 'stream')}"
     columns = [

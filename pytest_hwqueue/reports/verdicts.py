@@ -227,25 +227,19 @@ def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
         the figure itself, and the time per iteration in ``CELL.iteration_time.ratio``.
 
     """
-    verdict = judged.verdict
-    name = f"{judged.cell_id}.{verdict.quantity.name}"
-    found: list[tuple[str, object]] = [
-        (f"{name}.verdict", verdict.state), (f"{name}.reason", verdict.reason),
-    ]  # fmt: skip
-    for field in ("ratio", "p", "detectable"):
-        value = getattr(verdict, field)
-        if value is not None:
-            found.append((f"{name}.{field}", round(value, 6)))
-    if verdict.by and verdict.by != verdict.quantity.name:
-        found.append((f"{name}.by", verdict.by))
-    aside = set_aside_of(judged)
-    if aside:
-        found.append((f"{name}.set_aside", aside))
-    companion = verdict.companion
+    verdict, companion = judged.verdict, judged.verdict.companion
+    name = verdict.quantity.name
+    figures = ((field, getattr(verdict, field)) for field in ("ratio", "p", "detectable"))
+    found = {
+        f"{name}.verdict": verdict.state,
+        f"{name}.reason": verdict.reason,
+        **{f"{name}.{field}": round(value, 6) for field, value in figures if value is not None},
+        f"{name}.by": verdict.by if verdict.by != name else "",
+        f"{name}.set_aside": set_aside_of(judged),
+    }
     if companion is not None:
-        name = f"{judged.cell_id}.{companion.quantity.name}"
-        found.append((f"{name}.ratio", round(companion.ratio, 6)))
-    return found
+        found[f"{companion.quantity.name}.ratio"] = round(companion.ratio, 6)
+    return [(f"{judged.cell_id}.{key}", value) for key, value in found.items() if value != ""]
 
 
 def explain(judged: CellVerdict, baseline: str, command: str) -> str:

@@ -24,7 +24,7 @@ from pytest_hwqueue.gate.cell_gate import can_be_convicted
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import with_session_effect
 from pytest_hwqueue.gate.statistics import session_share
-from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.gate.verdict import GateSettings, Quantity
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Cell
 from pytest_hwqueue.verdicts.figures import figure
@@ -107,9 +107,8 @@ class StoredFigure:
 
     Attributes:
         cell_id: of the cell.
-        label: of the gated figure, which may be a lower quantile than requested.
-        runs: K.
-        sessions: in which the runs were made.
+        quantity: that is gated, which may be a lower quantile than requested.
+        runs: K of them.
         sd: standard deviation of the figure's logarithm between runs; None with one run.
         detectable: least true worsening that is found, as a fraction; None if the runs are too few.
         warning: why the runs may not be independent; empty if nothing speaks against them.
@@ -117,9 +116,8 @@ class StoredFigure:
     """
 
     cell_id: str
-    label: str
-    runs: int
-    sessions: int
+    quantity: Quantity
+    runs: Sequence[ProcessRun]
     sd: float | None
     detectable: float | None
     warning: str
@@ -154,17 +152,8 @@ def describe_stored(
             detectable = detectable_effect(
                 sd, len(runs), allowing[key].main, compared, session_share=share
             )
-        described.append(
-            StoredFigure(
-                cell_id,
-                quantity.label,
-                len(runs),
-                len({run.session for run in runs}),
-                sd,
-                detectable,
-                drift_alarm(runs) if sound else "a run's figure is not above 0",
-            )
-        )
+        warning = drift_alarm(runs) if sound else "a run's figure is not above 0"
+        described.append(StoredFigure(cell_id, quantity, runs, sd, detectable, warning))
     return described
 
 

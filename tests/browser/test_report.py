@@ -107,7 +107,6 @@ def test_a_cells_charts_have_the_records_samples(
         opened.page.get_by_role("link", name="tiny_kernel_stress[cuda-s8").click()
         latency = records[1].metrics.latency
         assert latency is not None
-        assert latency.p99 is not None
         shown = opened.page.locator(".tiles div", has_text="P99").first.text_content()
         assert shown is not None
         number = re.search(r"P99\s*([\d.]+) ms", shown)

@@ -87,6 +87,20 @@ def test_of_two_jobs_at_once_one_comment_stays(github: GitHub, fake_github: Fake
     assert fake_github.bodies() == [text("ours")]
 
 
+def test_of_several_the_oldest_stays_and_another_job_may_delete_the_rest_first(
+    github: GitHub, fake_github: FakeGitHub
+) -> None:
+    def is_gone(method: str, path: str) -> None:
+        if method == "DELETE":
+            fake_github.refusals.append((404, {}, {"message": "Not Found"}))
+
+    kept, other = (fake_github.add(text(body)) for body in ("older", "newer"))
+    fake_github.before_answer = is_gone
+    url = publish(github, PULL, "hwqueue", text("ours"), sleep=no_wait)
+    assert fake_github.bodies() == [text("ours"), other["body"]]
+    assert url == kept["html_url"]
+
+
 def test_a_list_that_lags_behind_does_not_repeat_the_comment(
     github: GitHub, fake_github: FakeGitHub
 ) -> None:

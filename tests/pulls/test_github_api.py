@@ -31,7 +31,7 @@ def test_a_refusal_has_githubs_words_and_a_cure(
 ) -> None:
     fake_github.refusals = [(status, {"Location": "/elsewhere"}, {"message": message})]
     with pytest.raises(GitHubError) as caught:
-        github.post(COMMENTS, {"body": "x"})
+        github.change("POST", COMMENTS, {"body": "x"})
     assert f"HTTP {status}, {message}" in str(caught.value)
     assert words in str(caught.value)
     assert caught.value.status == status
@@ -78,23 +78,19 @@ def test_a_list_that_is_none_is_refused(github: GitHub, fake_github: FakeGitHub)
         list(github.pages(COMMENTS))
 
 
-def test_an_endless_list_ends(
-    github: GitHub, fake_github: FakeGitHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comment, "_MOST_PAGES", 3)
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [("_MOST_PAGES", 3, "more than 3 pages"), ("_MOST_BYTES", 1 << 20, "more than 1 MiB")],
+)
+def test_an_endless_list_ends_and_a_huge_answer_is_refused(
+    limit: str, value: int, words: str, github: GitHub, fake_github: FakeGitHub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(comment, limit, value)
     fake_github.page = 1
-    for number in range(5):
-        fake_github.add(str(number))
-    with pytest.raises(GitHubError, match="more than 3 pages"):
-        list(github.pages(COMMENTS))
-
-
-def test_a_huge_answer_is_refused(
-    github: GitHub, fake_github: FakeGitHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comment, "_MOST_BYTES", 1 << 20)
-    fake_github.add("x" * (1 << 20))
-    with pytest.raises(GitHubError, match="more than 1 MiB"):
+    for _ in range(5):
+        fake_github.add("x" * (1 << 20))
+    with pytest.raises(GitHubError, match=words):
         list(github.pages(COMMENTS))
 
 

@@ -99,7 +99,9 @@ def test_one_short_run_is_set_aside_and_named(make_runs: MakeRuns) -> None:
     (short,) = verdict.short
     assert (short.side, short.number, short.n, short.usual) == ("baseline", 10, 290, 1000)
     words = "baseline run 10 (session session 9) has 290 samples of the usual 1000, set aside"
-    assert words in dict(properties_of(verdict)).values()
+    names = dict(properties_of(verdict))
+    assert words in names.values()
+    assert not [name for name in names if name.endswith(".by") or names[name] == ""]
     for text in (
         " ".join(render_judgement(judgement, 120, colour=False).split()),
         render_markdown([judgement], []),

@@ -19,7 +19,7 @@ from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.reports.judgement_file import judgement_of
 from pytest_hwqueue.reports.notes import grouped
-from pytest_hwqueue.reports.verdicts import SEVERITY
+from pytest_hwqueue.reports.verdicts import by_severity
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from pytest_hwqueue.which.file import KIND as WHICH
@@ -218,8 +218,7 @@ class PageCell:
     @property
     def worst(self) -> CellVerdict | None:
         """The verdict that most needs a reader; None if nothing was compared."""
-        found = [judged for _, judged in self.verdicts]
-        return min(found, key=lambda one: SEVERITY.index(one.verdict.state), default=None)
+        return next(iter(by_severity(judged for _, judged in self.verdicts)), None)
 
 
 def page_cells(

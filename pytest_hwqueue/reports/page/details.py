@@ -242,8 +242,6 @@ def _traces(record: RunRecord, folder: Path, page: Path) -> list[tuple[str, bool
             named = Path(note.removeprefix(_TRACE))
             places = (Path.cwd(), *folder.resolve().parents)
             path = next((each / named for each in places if (each / named).is_file()), None)
-            if path is None:
-                found.append((named.as_posix(), False))
-            else:
-                found.append((Path(os.path.relpath(path, page.parent)).as_posix(), True))
+            shown = named if path is None else Path(os.path.relpath(path, page.parent))
+            found.append((shown.as_posix(), path is not None))
     return found

@@ -29,12 +29,7 @@ from pytest_hwqueue.reports.notes import device_name, grouped
 from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
 from pytest_hwqueue.reports.scaling import scaling_parts
-from pytest_hwqueue.reports.verdicts import (
-    SEVERITY,
-    by_severity,
-    change_of,
-    judgement_parts,
-)
+from pytest_hwqueue.reports.verdicts import SEVERITY, by_severity, change_of, judgement_parts
 from pytest_hwqueue.reports.which.document import which_document
 from pytest_hwqueue.reports.which.words import headline
 from pytest_hwqueue.which.file import WhichFile

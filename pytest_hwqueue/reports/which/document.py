@@ -25,13 +25,7 @@ from pytest_hwqueue.reports.notes import Notes, grouped
 from pytest_hwqueue.reports.which import words
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.schedulers.declaration import NATIVE
-from pytest_hwqueue.which.file import (
-    Trend,
-    WhichCase,
-    WhichFile,
-    WhichTenant,
-    trends,
-)
+from pytest_hwqueue.which.file import Trend, WhichCase, WhichFile, WhichTenant, trends
 
 _FIGURES = (
     Column("case", "scheduler"),
@@ -148,10 +142,7 @@ def _details(found: WhichFile) -> list[Part]:
         device = f" on GPU {session.device_uuid}" if session.device_uuid else ""
         title = f"Session {number} of {len(found.sessions)}: {session.folder}{device}"
         if session.cases:
-            parts += [
-                Heading(title),
-                _table(found, session.cases, {}),
-            ]
+            parts += [Heading(title), _table(found, session.cases, {})]
     proofs = {case.id: [words.proof_line(found, case)] for case in found.cases if case.proof}
     return parts + [Heading("Proof"), Bullets(proofs)] * bool(proofs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.metrics.estimate import Estimate
@@ -20,12 +21,7 @@ from pytest_hwqueue.metrics.numbers import (
 )
 from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.servers import failures
-from pytest_hwqueue.which.file import (
-    WhichCase,
-    WhichChoice,
-    WhichFile,
-    WhichProof,
-)
+from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof
 
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
@@ -102,20 +98,17 @@ def printed(given: Estimate, unit: str) -> PrintedFigure:
             # Of a percentile with too few requests.
             return PrintedFigure(f"> {figure(given.low, None, unit, finest=6).number}", unit)
         return REFUSED
-    scale = 100.0 if unit in ("%", "share") else 1.0
-    ends = given.scaled(scale, unit).interval
+    if unit not in ("share", "ms", "%", "×"):
+        return rate(given.value, unit, given.interval)
+    given = given.scaled(100.0 if unit in ("%", "share") else 1.0, unit)
+    value = float(given)
+    # Never finer than a nanosecond.
+    shown = figure(value, given.interval, unit, finest=6 if unit == "ms" else _DECIMALS)
     if unit == "share":
-        shown = _with_places(given, scale, _DECIMALS)
-    elif unit == "ms":
-        # Never finer than a nanosecond.
-        shown = figure(given.value, ends, unit, finest=6)
-    elif unit in ("%", "×"):
-        shown = figure(given.value * scale, ends, unit, finest=_DECIMALS)
-    else:
-        return rate(given.value, unit, ends)
-    if ends is None and given.ends != (None, None):
-        shown = _with_places(given, scale, decimals(given.value * scale))
-    return PrintedFigure(shown.number, "%" if unit == "share" else unit, shown.interval)
+        shown = replace(_with_places(given, _DECIMALS), unit="%")
+    elif given.interval is None and given.ends != (None, None):
+        shown = replace(_with_places(given, decimals(value)), unit=unit)
+    return shown
 
 
 def remark(given: Estimate) -> str:
@@ -125,12 +118,11 @@ def remark(given: Estimate) -> str:
     return f"no lower end: {given.refused}" if math.isinf(given.low) else given.refused
 
 
-def _with_places(given: Estimate, scale: float, places: int) -> PrintedFigure:
+def _with_places(given: Estimate, places: int) -> PrintedFigure:
     """Format a figure whose interval may lack a lower or upper end."""
-    assert given.value is not None
-    low = "-∞" if math.isinf(given.low) else fixed(given.low * scale, places)
-    high = "∞" if math.isinf(given.high) else fixed(given.high * scale, places)
-    return PrintedFigure(fixed(given.value * scale, places), interval=f"[{low}, {high}]")
+    low = "-∞" if math.isinf(given.low) else fixed(given.low, places)
+    high = "∞" if math.isinf(given.high) else fixed(given.high, places)
+    return PrintedFigure(fixed(float(given), places), interval=f"[{low}, {high}]")
 
 
 def goals_in_short(case: WhichCase) -> str:
@@ -207,22 +199,19 @@ def headline(found: WhichFile, choice: WhichChoice) -> str:
         case.status == "ok" and case.role == "case" and case.variant == choice.variant
         for case in found.cases
     )
+    sentence = "No scheduler was shown to meet all goals, so none is named."
+    if not measured:
+        sentence = "No scheduler came to figures, so none is named."
+    elif not choice.goals:
+        sentence = "The scenario sets no goals, so no scheduler is named."
+    elif choice.met:
+        sentence = f"All goals were met under {listed(choice.met)}."
     simulated = "Simulated, not measured. " if found.simulated else ""
-    return f"{simulated}{_variant(choice)}{_met(choice, measured)}"
+    return f"{simulated}{_variant(choice)}{sentence}"
 
 
 def _variant(choice: WhichChoice) -> str:
     return "" if choice.variant is None else f"Variant {choice.variant}: "
-
-
-def _met(choice: WhichChoice, measured: bool) -> str:
-    if not measured:
-        return "No scheduler came to figures, so none is named."
-    if not choice.goals:
-        return "The scenario sets no goals, so no scheduler is named."
-    if not choice.met:
-        return "No scheduler was shown to meet all goals, so none is named."
-    return f"All goals were met under {listed(choice.met)}."
 
 
 def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
@@ -283,13 +272,13 @@ def more_requests(found: WhichFile) -> list[str]:
 def _longer(undecided: Sequence[WhichCase]) -> str:
     """Return how long a window would decide what several cases left undecided."""
     goals = [goal for case in undecided for goal in case.goals if goal.verdict == "undecided"]
-    lengths_s = [goal.decided_by_s for goal in goals]
-    known_s = [length for length in lengths_s if length is not None]
+    known_s = [goal.decided_by_s for goal in goals if goal.decided_by_s is not None]
     if not known_s:
         return "More requests may decide what is undecided: a longer --duration."
+    longest_s = math.ceil(max(known_s))
     sentence = (
-        f"A window of {duration(math.ceil(max(known_s)))} (--duration {math.ceil(max(known_s))}s) "
-        "would decide each undecided goal in 4 of 5 cases, if further requests are like these."
+        f"A window of {duration(longest_s)} (--duration {longest_s}s) would decide each undecided "
+        "goal in 4 of 5 cases, if further requests are like these."
     )
     unknown = [goal.goal for goal in goals if goal.decided_by_s is None]
     if unknown:
