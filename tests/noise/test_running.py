@@ -281,10 +281,6 @@ def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
         assert not scratch.exists()
     # A folder that is there already is not its own, and stays.
     scratch.mkdir()
-    contending = Contending(60, scratch)
-    with (
-        pytest.raises(ServiceFailed, match="File exists"),
-        run_service("s", ["true"], log, stop, {}, contending),
-    ):
-        pass
+    with pytest.raises(ServiceFailed, match="File exists"):
+        run_service("s", ["true"], log, stop, {}, Contending(60, scratch)).__enter__()
     assert scratch.exists()
