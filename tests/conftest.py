@@ -25,7 +25,7 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.processes.fork_loop import AHEAD
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
+from pytest_hwqueue.records.cell import Cell, Declared, Metrics, RunRecord, Samples
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
 from pytest_hwqueue.workloads.workload import LatencyRatio
@@ -259,6 +259,7 @@ def make_record(
         references_ns={"small_alone": [value // 5 for value in latency_ns]},
     )
     ratio = LatencyRatio("convoy_ratio", "small", "small_alone", "chain beside products over alone")
+    declared = Declared.model_validate({"ratios": [ratio]}, from_attributes=True)
     plain: dict[str, Any] = {
         "cell": measured,
         "cell_id": measured.id,
@@ -268,7 +269,7 @@ def make_record(
         "duration_s": 1.5,
         "iterations": n,
         "samples": samples,
-        "metrics": summarise(samples, {"products": 2.0}, [ratio]) if n else Metrics(),
+        "metrics": summarise(samples, {"products": 2.0}, declared) if n else Metrics(),
         "fingerprint": Fingerprint({**HARD, **(hard or {})}, {**SOFT, **(soft or {})}),
         "seed": seed,
         "command": "pytest",

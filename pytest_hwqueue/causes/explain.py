@@ -132,7 +132,12 @@ def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, Trace]:
         RecordError: naming a file that is missing or damaged.
 
     """
-    return {name: take_trace(folder, name) for name in tenants}
+    found = {}
+    for name in tenants:
+        path = _trace_path(folder, name)
+        found[name] = read_model(path, Trace, "a tenant's trace")
+        path.unlink()
+    return found
 
 
 def _not_seen(trace: Trace, turns: bool) -> dict[Cause, str]:
@@ -473,32 +478,28 @@ def write_trace(folder: Path, trace: Trace) -> None:
     write_text(_trace_path(folder, trace.owner), trace.model_dump_json())
 
 
-def take_trace(folder: Path, tenant: str) -> Trace:
-    """Read a tenant's trace and remove its file; RecordError names it if missing or damaged."""
-    path = _trace_path(folder, tenant)
-    trace = read_model(path, Trace, "a tenant's trace")
-    path.unlink()
-    return trace
-
-
 def _trace_path(folder: Path, tenant: str) -> Path:
     return folder / f"trace-{tenant}.json"
 
 
-def keep_tenants(kept: Kept, traces: Mapping[str, Trace], arguments: Mapping[str, Any]) -> None:
-    """Keep what the causes of tenants' slow requests are found in.
+def kept_causes(
+    kept: Kept, results: Sequence[TenantResult], traces: Mapping[str, Trace], **arguments: Any
+) -> list[TenantResult]:
+    """Return what `with_causes` does, and keep what the causes are found in.
 
     Args:
         kept: takes it.
-        traces: of each tenant.
-        arguments: the other ones of `with_causes`, by name, as JSON can hold them.
+        results: of all tenants that ran together.
+        traces: of each of them, by name.
+        arguments: the other ones of `with_causes`, as JSON can hold them.
 
     """
     kept.about["causes of tenants"] = {
-        "arguments": dict(arguments),
+        "arguments": arguments,
         "traces": {
             name: trace.model_dump(mode="json", exclude={"work"}) for name, trace in traces.items()
         },
     }
     for name, trace in traces.items():
         kept.add_work(f"tenant {name}", trace.device_work())
+    return with_causes(results, traces, **arguments)

@@ -62,7 +62,7 @@ def trace_of(
         off_cpu=None if cpu is None else [one for one in cpu.off_cpu if one.tid in threads],
         interrupts=interrupts and [one for one in interrupts if one.tid in threads],
         lost=None if cpu is None else cpu.lost,
-        delays=_counted_delays(passed, device_busy(work, owner)) if passed.counted else None,
+        delays=_counted_delays(passed, device_busy(work, owner)) if passed.delays else None,
         launch_pairs=None
         if cpu is None
         else launch_pairs(_launch_times(passed), cpu.off_cpu, pauses),

@@ -147,7 +147,8 @@ class TenantTracer:
 
         with ExitStack() as stack:
             # Threads that are there before the others are traced are not traced with them.
-            helper = stack.enter_context(_helper())
+            helper = _Helper()
+            stack.callback(helper.end)
             seen = _Seen(
                 open_pass(
                     self._device, self._pool, stack,
@@ -233,7 +234,8 @@ class _Helper:
         self.full_ns: int | None = None
         self._perf: PerfTracer | None = None
         self._go, self._over = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._run, name="hwq-drain", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hwq-drain", daemon=True)
+        self._thread.start()
 
     @contextmanager
     def drains(self, perf: PerfTracer) -> Iterator[None]:
@@ -249,7 +251,7 @@ class _Helper:
         """End the thread."""
         self._over.set()
         self._go.set()
-        self.thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         self._go.wait()
@@ -264,13 +266,3 @@ class _Helper:
             # No more than twice as long as before: a burst may follow a calm.
             longest_s = min(most_s, 2 * pause_s)
             pause_s = max(least_s, min(longest_s, pause_s * _FULL / max(fullest, 1e-3)))
-
-
-@contextmanager
-def _helper() -> Iterator[_Helper]:
-    helper = _Helper()
-    helper.thread.start()
-    try:
-        yield helper
-    finally:
-        helper.end()

@@ -44,10 +44,10 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
                 log,
                 lambda done: cell.progress("causes", done, plan.requests),
                 all_threads=request.workload.gradients and not cell.device.capabilities.host,
-                rank_sync=request.rank_sync,
+                rank_sync=request.plan.rank_sync,
             )
-        found.causes, attribution = causes_of_pass(cell.device, passed, cell.kept)
-        if request.rank_sync.ranks.rank == 0:
+        found.causes, attribution = causes_of_pass(cell.device, passed, found.kept)
+        if request.plan.rank_sync.ranks.rank == 0:
             # The record of several ranks has rank 0's causes, and the notes of all.
             found.notes.append(causes_line(found.causes, "a traced pass of its own"))
         found.notes += write_files(

@@ -108,9 +108,9 @@ class TracedPass:
         waits: for each request, from when until when the host waited for the device.
         chunks: in order.
         trace: of the CPU; None at the levels without one.
-        delays: what counts at level rusage how long threads waited for a core.
+        delays: what counts at level rusage how long threads waited for a core; None where nothing
+            of that could be counted.
         delayed: that for each request, in ns by thread.
-        counted: whether there was a thread whose waiting could be counted.
         compilations: when torch.compile compiled.
         collections: of garbage.
         telemetry: of the pass; its samples are the requests.
@@ -126,7 +126,6 @@ class TracedPass:
     trace: CpuTrace | None = None
     delays: RunDelays | None = None
     delayed: list[Mapping[int, int]] = field(default_factory=list)
-    counted: bool = False
     compilations: Sequence[Span] = ()
     collections: Sequence[HostWork] = ()
     telemetry: Telemetry = field(default_factory=lambda: Telemetry(source="none"))
@@ -219,9 +218,10 @@ def open_pass(
     if tracing.perf is not None:
         stack.callback(tracing.perf.close)
         return passed
-    passed.delays = RunDelays(tids)
-    stack.callback(passed.delays.close)
-    passed.counted = bool(passed.delays.threads)
+    delays = RunDelays(tids)
+    if delays.threads:
+        passed.delays = delays
+        stack.callback(delays.close)
     return passed
 
 

@@ -22,7 +22,7 @@ from pytest_hwqueue.errors import (
     speaks_for_itself,
 )
 from pytest_hwqueue.records.cell import now
-from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.noise import NoiseRound, Provenance
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, write_kept
 
 _LOST = ("device is lost", "fallen off the bus", "no longer available")
@@ -113,12 +113,14 @@ class Found:
     noise: NoiseRound | None = None
     fingerprint: Fingerprint | None = None
     timelines: TimelineFile | None = None
+    # What figures are computed from, which `store` writes into files of its own.
+    kept: Kept = field(default_factory=Kept)
 
-    def store(self, kept: Kept, folder: Path, stem: str) -> None:
+    def store(self, folder: Path, stem: str) -> None:
         """Store what figures were computed from, in files of this stem; or note why not."""
-        if kept.tables:
+        if self.kept.tables:
             try:
-                self.timelines = write_kept(folder, stem, kept)
+                self.timelines = write_kept(folder, stem, self.kept)
             except RecordError as error:
                 self.notes.append(f"timelines are not stored: {error}")
 
@@ -145,11 +147,15 @@ class Attempt:
         if self.interruption is not None:
             raise self.interruption
 
-    def fields(self, found: Found) -> dict[str, Any]:
-        """Return the record's fields on what was found and how the run went."""
-        failure = self.failure
+    def fields(self, found: Found, provenance: Provenance) -> dict[str, Any]:
+        """Return the record's fields on what was found, how the run went, and of what version."""
+        failure, seen = self.failure, {**vars(found)}
+        del seen["kept"]
+        if found.fingerprint is not None:
+            seen["fingerprint"] = provenance.stamped(found.fingerprint)
         return {
-            **vars(found),
+            **seen,
+            **provenance.fields(),
             "status": failure.status if failure else "ok",
             "reason": failure.reason if failure else "",
             "stage": found.stage if failure else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,22 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.errors import DeviceError, InvalidMeasurement
 from pytest_hwqueue.harness.attempt import Found
-from pytest_hwqueue.harness.closed_loop import ONE_RANK, LoopPlan, RankSynchronisation
+from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Program, eager, slowed_launches
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch, refused_on_host, timeline_pass
 from pytest_hwqueue.metrics.overlap import TimelineSummary
-from pytest_hwqueue.records.cell import Cell, Declared, Metrics, Samples, SchedulerProof, WarmUp
+from pytest_hwqueue.records.cell import (
+    ITERATION,
+    Cell,
+    Declared,
+    Metrics,
+    Primary,
+    Samples,
+    SchedulerProof,
+    WarmUp,
+)
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import Causes, NoiseRound, Provenance
-from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 from pytest_hwqueue.workloads.workload import Setup, Workload
 
@@ -51,7 +59,6 @@ class CellRequest:
     run: int = 1
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    rank_sync: RankSynchronisation = ONE_RANK
     # Runs background noise, for so many seconds at most; None where noise is no question.
     noise: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
     # Finds the causes of slow iterations in a pass of its own; None does not.
@@ -62,8 +69,8 @@ class CellRequest:
     lean: bool = False
     # Throughput is taken from iterations that follow each other at once, where a graph is replayed.
     throughput_pass: bool = True
-    # Opens torch.distributed's group, of this process or of several ranks; None needs none.
-    group: Callable[[], AbstractContextManager[object]] | None = None
+    # Opens torch.distributed's group, of this process or of several ranks.
+    group: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass
@@ -80,6 +87,7 @@ class FoundOfCell(Found):
     telemetry: Telemetry | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None
+    primary: Primary = ITERATION
     declared: Declared | None = None
     launch_bound: bool = False
 
@@ -94,7 +102,6 @@ class OpenCell:
         request: what to measure.
         found: receives what becomes known.
         progress: receives the cell's progress.
-        kept: takes what figures are computed from.
 
     """
 
@@ -103,7 +110,6 @@ class OpenCell:
     request: CellRequest
     found: FoundOfCell
     progress: Progress
-    kept: Kept
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
         """Begin a stage, which a failure will name."""
@@ -113,7 +119,7 @@ class OpenCell:
     def set_up(self, workload: Workload) -> None:
         """Set up a workload on the cell's streams."""
         request = self.request
-        streams, ranks = request.cell.streams, request.rank_sync.ranks
+        streams, ranks = request.cell.streams, request.plan.rank_sync.ranks
         workload.setup(Setup(self.device, streams, request.seed, ranks))
         self.pool.synchronize()
 
@@ -148,7 +154,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
     pool.tags = None
     traced = _timeline_program(cell, program)
     try:
-        passed = timeline_pass(pool, traced.enqueue, request.rank_sync)
+        passed = timeline_pass(pool, traced.enqueue, request.plan.rank_sync)
         _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
         _check_streams(cell, passed.summary)
         host = cell.device.capabilities.host
@@ -163,7 +169,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
         )
         timelines = (passed.many, passed.one, probe.many, probe.one)
         for name, timeline in zip(KEPT_TIMELINES, timelines, strict=True):
-            cell.kept.add(name, timeline)
+            found.kept.add(name, timeline)
     except DeviceError as error:
         found.metrics.refused["timeline"] = str(error)
     if request.trace_folder is not None:

@@ -79,6 +79,8 @@ class LoopPlan:
     traced_iterations: int = 0
     # On a simulated device, how long it may take in wall time; 0: as long as max_time_ns.
     wall_ns: int = 0
+    # Several processes begin together, and stop after the same iteration.
+    rank_sync: RankSynchronisation = ONE_RANK
 
     @property
     def wall_cap_ns(self) -> int:
@@ -125,19 +127,13 @@ class WindowObserver(Protocol):
         """Called after the last iteration, before its times are processed."""
 
 
-def warm_up(
-    device: Device,
-    pool: StreamPool,
-    program: Program,
-    plan: LoopPlan,
-    rank_sync: RankSynchronisation = ONE_RANK,
-) -> WarmUp:
+def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
     The cap is a quarter of the measuring time, at most 5 s; a cell that is still changing then is
     measured all the same, and its record says so. With several processes, rank 0 decides.
     """
-    clock_ns = device.clock_ns
+    clock_ns, rank_sync = device.clock_ns, plan.rank_sync
     times: list[int] = []
     cap_ns = min(plan.max_time_ns // 4, _MOST_WARM_UP_NS)
     deadline = clock_ns() + cap_ns
@@ -174,18 +170,13 @@ def measure(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    rank_sync: RankSynchronisation = ONE_RANK,
     window: WindowObserver | None = None,
 ) -> LoopResult:
-    """Measure up to ``plan.iterations`` iterations in the plan's sync mode.
-
-    Several processes begin each synchronised iteration together, and stop after the same iteration.
-    """
+    """Measure up to ``plan.iterations`` iterations in the plan's sync mode."""
     pool.tags = program.tags
+    loop = _synchronised if plan.sync_mode == "per_iteration" else _pipelined
     with garbage_collection_held():
-        if plan.sync_mode == "per_iteration":
-            return _synchronised(device, pool, program, plan, pause, rank_sync, window)
-        return _pipelined(device, pool, program, plan, pause, rank_sync, window)
+        return loop(device, pool, program, plan, pause, window)
 
 
 def _synchronised(
@@ -194,11 +185,10 @@ def _synchronised(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    rank_sync: RankSynchronisation,
     window: WindowObserver | None,
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
-    clock_ns = device.clock_ns
+    clock_ns, rank_sync = device.clock_ns, plan.rank_sync
     host_ns = array("q", bytes(8 * plan.iterations))
     enqueue_ns = array("q", bytes(8 * plan.iterations))
     device_ns = array("q", bytes(8 * plan.iterations))
@@ -257,7 +247,6 @@ def _pipelined(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    rank_sync: RankSynchronisation,
     window: WindowObserver | None,
 ) -> LoopResult:
     """Enqueue iterations back to back; times come from events, read once completed."""
@@ -276,7 +265,7 @@ def _pipelined(
     if tags is not None:
         tags.repeat(planned)
     pool.synchronize()
-    rank_sync.barrier()
+    plan.rank_sync.barrier()
     enqueue_ns = array("q", bytes(8 * planned))
     done = 0
     if window is not None:

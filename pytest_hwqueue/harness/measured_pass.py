@@ -17,18 +17,12 @@ from pytest_hwqueue.harness.timeline_pass import (
     reference_pass,
     traced_latencies,
 )
-from pytest_hwqueue.records.cell import (
-    BackToBack,
-    Declared,
-    DeclaredRatio,
-    DeclaredTraffic,
-    Samples,
-)
+from pytest_hwqueue.records.cell import BackToBack, Declared, Samples
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
-from pytest_hwqueue.workloads.workload import Workload
 
 _NOT_NEEDED = "a comparison, or --hwq-lean, measures only what verdicts need"
-_Passes = Mapping[str, tuple[ReferencePass, ReferencePass]]
+# Of each reference, before and after.
+_Passes = dict[str, list[ReferencePass]]
 
 
 def take_samples(
@@ -55,7 +49,9 @@ def take_samples(
     # Half of the references before, half after: a drift falls on both sides of a ratio. What is
     # traced comes last: once a profiler has run, launching takes longer.
     traced = bool(program.no_events)
-    before = {} if traced else _reference_passes(cell, program, references)
+    passes: _Passes = {}
+    if not traced:
+        _measure_references(cell, program, references, passes)
     result, plan = _measure(cell, program, log, confirm_scheduler)
     memory_bytes = cell.device.memory_bytes()
     refused: dict[str, str] = {}
@@ -65,36 +61,28 @@ def take_samples(
     elif planned:
         refused["throughput"] = _NOT_NEEDED
     if traced:
-        before = _reference_passes(cell, program, references)
+        _measure_references(cell, program, references, passes)
     if traced and workload.tags:
         cell.stage("tags")
         cell.pool.tags = None
         result.tags_ns, result.tag_iterations = traced_latencies(
-            cell.pool,
-            program,
-            plan,
-            request.rank_sync,
-            primary=workload.primary.per != "iteration",
+            cell.pool, program, plan, primary=workload.primary.per != "iteration"
         )
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
         if not result.tags_ns:
             refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
-    after = _reference_passes(cell, program, references)
-    both = {name: (passed, after[name]) for name, passed in before.items()}
+    _measure_references(cell, program, references, passes)
     if request.lean and workload.ratios:
         refused["ratios"] = _NOT_NEEDED
-    elif references and not both and workload.ratios:
+    elif references and not passes and workload.ratios:
         refused["ratios"] = "references need synchronised iterations"
-    found.samples = _samples(result, program, both, workload.overlap or (), blocks)
-    found.declared = _declared(workload)
-    found.metrics = summarise(
-        found.samples,
-        {} if "throughput" in refused else found.work_per_iteration,
-        workload.ratios,
-        workload.overlap,
-        workload.traffic(),
-        workload.primary,
+    found.samples = _samples(result, program, passes, workload.overlap or (), blocks)
+    found.declared = Declared.model_validate(
+        {"ratios": workload.ratios, "overlap": workload.overlap, "traffic": workload.traffic()},
+        from_attributes=True,
     )
+    work = {} if "throughput" in refused else found.work_per_iteration
+    found.metrics = summarise(found.samples, work, found.declared, found.primary)
     found.metrics.refused.update(refused)
     found.metrics.memory_bytes.update(memory_bytes)
     found.metrics.apart.update(workload.measured_apart())
@@ -117,7 +105,7 @@ def _measure(
     # Where time is virtual, what this machine's threads do is nothing measured.
     virtual = cell.device.capabilities.virtual_time
     counting = None if virtual else CpuCounting(lambda: cell.pool.launched)
-    result = measure(cell.device, cell.pool, program, plan, pause, request.rank_sync, counting)
+    result = measure(cell.device, cell.pool, program, plan, pause, counting)
     if counting is not None:
         found.counters = counting.counters(result.lead_in + result.iterations)
     confirm_scheduler()
@@ -130,12 +118,12 @@ def _measure(
     return result, plan
 
 
-def _reference_passes(
-    cell: OpenCell, program: Program, references: Mapping[str, Program]
-) -> dict[str, ReferencePass]:
+def _measure_references(
+    cell: OpenCell, program: Program, references: Mapping[str, Program], passes: _Passes
+) -> None:
     plan = cell.request.plan
     if plan.sync_mode != "per_iteration":
-        return {}
+        return
     short = LoopPlan(
         # As many launches, before and after, as the latency has samples that ratios are formed of.
         iterations=max(1, (cell.request.samples or plan.iterations) // 2),
@@ -143,29 +131,13 @@ def _reference_passes(
         max_time_ns=max(1, plan.max_time_ns // 10),
         sync_mode=plan.sync_mode,
         wall_ns=plan.max_time_ns,
+        rank_sync=plan.rank_sync,
     )
-    passes = {}
     for name, reference in references.items():
         cell.progress(f"reference {name}", 0, short.iterations)
-        passes[name] = reference_pass(
-            cell.device,
-            cell.pool,
-            reference,
-            short,
-            traced=bool(program.no_events),
-            rank_sync=cell.request.rank_sync,
-        )
-    return passes
-
-
-def _declared(workload: Workload) -> Declared:
-    """Return what a workload declares of its figures, as a record keeps it."""
-    traffic = workload.traffic()
-    return Declared(
-        ratios=[DeclaredRatio.model_validate(one, from_attributes=True) for one in workload.ratios],
-        overlap=workload.overlap,
-        traffic=traffic and DeclaredTraffic.model_validate(traffic, from_attributes=True),
-    )
+        traced = bool(program.no_events)
+        passed = reference_pass(cell.device, cell.pool, reference, short, traced=traced)
+        passes.setdefault(name, []).append(passed)
 
 
 def _samples(

@@ -166,15 +166,11 @@ class Slot:
         failure = describe_failure(error)
         self.failed.append((number, failure.reason))
         self._failures_in_a_row += 1
-        if failure.retire_process:
-            self._stop(failure.reason, error)
-        elif self._failures_in_a_row == MOST_FAILURES_IN_A_ROW:
-            self._stop(
-                f"{self._failures_in_a_row:,} requests failed in a row; the last: {failure.reason}",
-                error,
-            )
-
-    def _stop(self, reason: str, error: Exception) -> None:
+        reason = failure.reason
+        if not failure.retire_process:
+            if self._failures_in_a_row < MOST_FAILURES_IN_A_ROW:
+                return
+            reason = f"{self._failures_in_a_row:,} requests failed in a row; the last: {reason}"
         self.stopped = reason, error
         self._arrivals.ending.over = True
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
@@ -33,27 +34,25 @@ class Program:
     request_name: str = ""
 
 
-@dataclass(frozen=True)
-class _Launch:
+class _Launch(NamedTuple):
     stream: int
     function: Callable[..., object]
     arguments: tuple[object, ...]
     tag: str | None
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     stream: int
     event: TapeEvent
 
 
-@dataclass(frozen=True)
-class _Wait:
+class _Wait(NamedTuple):
     stream: int
     event: TapeEvent
     recorded_on: int  # at the time of the wait: the event may be recorded again elsewhere
 
 
+_Tape = list[_Launch | _Record | _Wait]
 # Stream, replay of its graph, and the tag of the launch that the graph consists of.
 _Replay = tuple[int, Callable[[], None], str | None]
 
@@ -76,7 +75,7 @@ class TapeEvent:
 class TapeStream:
     """Records what is enqueued instead of doing it."""
 
-    def __init__(self, stream: Stream, tape: list[_Launch | _Record | _Wait]) -> None:
+    def __init__(self, stream: Stream, tape: _Tape) -> None:
         self.index = stream.index
         self.priority = stream.priority
         self.handle = stream.handle
@@ -120,7 +119,7 @@ def eager(
 
 def tags_of_iteration(streams: Sequence[Stream], enqueue: Enqueue) -> list[str]:
     """Return the tags of one iteration's launches; nothing runs."""
-    tape: list[_Launch | _Record | _Wait] = []
+    tape: _Tape = []
     enqueue([TapeStream(stream, tape) for stream in streams])
     return [step.tag for step in tape if isinstance(step, _Launch) and step.tag is not None]
 
@@ -154,7 +153,7 @@ def graph(
         DeviceError: if the iteration cannot be captured.
 
     """
-    tape: list[_Launch | _Record | _Wait] = []
+    tape: _Tape = []
     enqueue([TapeStream(stream, tape) for stream in pool.streams])
     crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
     # A traced pass tells a stream's only tagged launch by its graph. Of several the times between
@@ -187,14 +186,12 @@ def graph(
     return Program(replay, tags, no_events, whole=whole, request_name=request_name)
 
 
-def _most_tagged_on_a_stream(tape: Sequence[_Launch | _Record | _Wait]) -> int:
+def _most_tagged_on_a_stream(tape: _Tape) -> int:
     tagged = Counter(step.stream for step in tape if isinstance(step, _Launch) and step.tag)
     return max(tagged.values(), default=0)
 
 
-def _capture_streams(
-    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait], apart: bool
-) -> list[_Replay]:
+def _capture_streams(pool: StreamPool, tape: _Tape, apart: bool) -> list[_Replay]:
     """Capture a graph for each stream; with ``apart`` one for each of its tagged launches.
 
     A graph of one launch identifies it if kernels are timed from outside; in a graph of several
@@ -232,9 +229,7 @@ def _play(stream: Stream, steps: Sequence[_Launch]) -> Callable[[], None]:
     return enqueue
 
 
-def _capture_whole(
-    pool: StreamPool, tape: Sequence[_Launch | _Record | _Wait], start: Event | None
-) -> Callable[[], None]:
+def _capture_whole(pool: StreamPool, tape: _Tape, start: Event | None) -> Callable[[], None]:
     streams = pool.streams
     used = {step.stream for step in tape} - {0}
 

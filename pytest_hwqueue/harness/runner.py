@@ -31,7 +31,6 @@ from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
-from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.syntax import Scheduler, cell_partitions, prove_cell
 from pytest_hwqueue.workloads.workload import Workload
 
@@ -43,6 +42,10 @@ PROFILED = (
     "a profiler ran in this process before, and launching may take several times as long since"
 )
 """Note of a cell whose launches are slower than in a process of its own."""
+
+
+# What a record says as it was asked for.
+_OF_REQUEST = ("cell", "nodeid", "family", "mark", "run", "seed", "command")
 
 
 class CellRunner:
@@ -74,35 +77,29 @@ class CellRunner:
 
         Only KeyboardInterrupt and SystemExit pass through.
         """
-        found, kept = FoundOfCell("set-up", [*request.notes]), Kept()
-        done = attempt(lambda: self._run(request, found, kept))
+        primary = Primary.model_validate(request.workload.primary, from_attributes=True)
+        found = FoundOfCell("set-up", [*request.notes], primary=primary)
+
+        def run() -> None:
+            with slowed_model(self.device, request.faults), request.group():
+                self._measure(request, found)
+
+        done = attempt(run)
         done.raise_interruption()
         if request.record_folder is not None:
             stem = file_name(request.cell.id).removesuffix(".json")
-            found.store(kept, request.record_folder, stem)
-        found.fingerprint = request.provenance.stamped(self.device.fingerprint())
+            found.store(request.record_folder, stem)
+        found.fingerprint = self.device.fingerprint()
         record = RunRecord(
-            **done.fields(found),
-            cell=request.cell,
+            **done.fields(found, request.provenance),
+            **{name: getattr(request, name) for name in _OF_REQUEST},
             cell_id=request.cell.id,
-            nodeid=request.nodeid,
-            family=request.family,
-            mark=request.mark,
-            run=request.run,
             duration_s=done.seconds,
-            seed=request.seed,
-            command=request.command,
-            **request.provenance.fields(),
-            primary=Primary(name=request.workload.primary.name, per=request.workload.primary.per),
             faults=[*request.faults],
         )
         return record, done.failure
 
-    def _run(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
-        with slowed_model(self.device, request.faults), _group(request):
-            self._measure(request, found, kept)
-
-    def _measure(self, request: CellRequest, found: FoundOfCell, kept: Kept) -> None:
+    def _measure(self, request: CellRequest, found: FoundOfCell) -> None:
         device, workload = self.device, request.workload
         if device.profiled:
             found.notes.append(PROFILED)
@@ -112,7 +109,7 @@ class CellRunner:
         priorities = self.scheduler.priorities(request.urgency)
         partitions = cell_partitions(self.scheduler, request.urgency)
         with open_pool(device, priorities, partitions, gradients=workload.gradients) as pool:
-            cell = OpenCell(device, pool, request, found, self._progress, kept)
+            cell = OpenCell(device, pool, request, found, self._progress)
             cell.stage("set-up")
             torch.manual_seed(request.seed)
             cell.set_up(workload)
@@ -133,7 +130,7 @@ class CellRunner:
                 name: _program(cell, enqueue, True, primary=False)
                 for name, enqueue in ({} if request.lean else workload.references()).items()
             }
-            found.warm_up = warm_up(device, pool, program, request.plan, request.rank_sync)
+            found.warm_up = warm_up(device, pool, program, request.plan)
             shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
             if shortfall:
                 found.notes.append(shortfall)
@@ -162,10 +159,6 @@ class CellRunner:
             if request.find_causes is not None:
                 with _background_noise(request):
                     request.find_causes(cell, program)
-
-
-def _group(request: CellRequest) -> AbstractContextManager[object]:
-    return nullcontext() if request.group is None else request.group()
 
 
 def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:

@@ -9,8 +9,18 @@ from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency, throughput
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
-from pytest_hwqueue.records.cell import LAUNCH_BOUND, Metrics, RunRecord, Samples
-from pytest_hwqueue.workloads.workload import ITERATION, LatencyRatio, PrimaryLatency, Traffic
+from pytest_hwqueue.records.cell import (
+    ITERATION,
+    LAUNCH_BOUND,
+    Declared,
+    DeclaredTraffic,
+    Metrics,
+    Primary,
+    RunRecord,
+    Samples,
+)
+
+NOTHING_DECLARED = Declared()
 
 _BOUND_BY_LAUNCHING = 0.5
 _NOT_SYNCHRONISED = "references need synchronised iterations"
@@ -19,10 +29,8 @@ _NOT_SYNCHRONISED = "references need synchronised iterations"
 def summarise(
     samples: Samples,
     work: Mapping[str, float],
-    ratios: Sequence[LatencyRatio],
-    overlap: tuple[str, str] | None = None,
-    traffic: Traffic | None = None,
-    primary: PrimaryLatency = ITERATION,
+    declared: Declared = NOTHING_DECLARED,
+    primary: Primary = ITERATION,
 ) -> Metrics:
     """Latency, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
 
@@ -42,7 +50,7 @@ def summarise(
         latency = tags.pop(primary.name, None)
         if latency is None:
             refused["latency"] = f"no {primary.name} was timed"
-    for ratio in ratios:
+    for ratio in declared.ratios:
         values = samples.tags_ns.get(ratio.tag, [])
         reference = samples.references_ns.get(ratio.reference, [])
         if values and reference:
@@ -53,8 +61,10 @@ def summarise(
             absent = f"reference {ratio.reference}" if values else f"tag {ratio.tag}"
             refused[ratio.name] = f"no launch was timed for {absent}"
     hidden = None
-    if overlap is not None:
-        compute, comms = (samples.reference_iterations_ns.get(name, []) for name in overlap)
+    if declared.overlap is not None:
+        compute, comms = (
+            samples.reference_iterations_ns.get(name, []) for name in declared.overlap
+        )
         if compute and comms:
             hidden = overlap_efficiency(compute, comms, samples.device_ns)
         else:
@@ -67,7 +77,7 @@ def summarise(
         ratios=results,
         throughput=throughputs(samples, work),
         overlap=hidden,
-        bandwidth=_bandwidth(samples, traffic, refused),
+        bandwidth=_bandwidth(samples, declared.traffic, refused),
         refused=refused,
     )
 
@@ -79,7 +89,7 @@ def throughputs(samples: Samples, work: Mapping[str, float]) -> list[Estimate]:
 
 
 def _bandwidth(
-    samples: Samples, traffic: Traffic | None, refused: dict[str, str]
+    samples: Samples, traffic: DeclaredTraffic | None, refused: dict[str, str]
 ) -> Bandwidth | None:
     if traffic is None:
         return None

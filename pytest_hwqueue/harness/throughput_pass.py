@@ -127,4 +127,5 @@ def measure_blocks(
     if cell.request.workload.tags:
         # Events of tags take the place of kernels: on an H200 they cost 32 streams a quarter.
         program = graph(cell.device, cell.pool, iteration, tagged=False, apart=False)
-    return back_to_back(cell.device, cell.pool, program, iterations, cell.request.rank_sync)
+    rank_sync = cell.request.plan.rank_sync
+    return back_to_back(cell.device, cell.pool, program, iterations, rank_sync)

@@ -14,7 +14,7 @@ stream, in the same run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError, translated
@@ -57,12 +57,7 @@ def events_disturb(device: Device, streams: int) -> str | None:
 
 
 def traced_latencies(
-    pool: StreamPool,
-    program: Program,
-    plan: LoopPlan,
-    rank_sync: RankSynchronisation = ONE_RANK,
-    *,
-    primary: bool = False,
+    pool: StreamPool, program: Program, plan: LoopPlan, *, primary: bool = False
 ) -> tuple[dict[str, list[int]], int]:
     """Latency of each tagged launch and request, in ns, from the kernels' activity records.
 
@@ -70,7 +65,6 @@ def traced_latencies(
         pool: the streams.
         program: one iteration.
         plan: at most so many iterations; at most a quarter of its time; synchronised as it says.
-        rank_sync: of the processes that do the same.
         primary: the primary latency is among them: at most the plan's whole time.
 
     Returns:
@@ -93,7 +87,7 @@ def traced_latencies(
     time_ns = plan.max_time_ns if primary else plan.max_time_ns // _SHARE_OF_TIME
     by_time = time_ns // max(1, plan.iteration_ns)
     planned = plan.traced_iterations if primary and plan.traced_iterations else plan.iterations
-    iterations = rank_sync.agreed(max(1, min(planned, most // kernels, by_time)))
+    iterations = plan.rank_sync.agreed(max(1, min(planned, most // kernels, by_time)))
 
     def repeated() -> None:
         for _ in range(iterations):
@@ -112,30 +106,19 @@ class ReferencePass:
 
 
 def reference_pass(
-    device: Device,
-    pool: StreamPool,
-    program: Program,
-    plan: LoopPlan,
-    *,
-    traced: bool,
-    rank_sync: RankSynchronisation = ONE_RANK,
+    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, *, traced: bool
 ) -> ReferencePass:
     """Measure a reference, and its launches in the same way as the cell's own."""
-    warmed = warm_up(device, pool, program, plan, rank_sync)
-    measured = measure(device, pool, program, plan, _no_pause, rank_sync)
+    warmed = warm_up(device, pool, program, plan)
+    # It is short: nothing is read between its iterations.
+    measured = measure(device, pool, program, plan, lambda done: None)
     found = measured.tags_ns
     if traced:
         pool.tags = None
-        timed = LoopPlan(
-            plan.iterations, plan.warmup, plan.max_time_ns, plan.sync_mode, warmed.iteration_ns
-        )
-        found, _ = traced_latencies(pool, program, timed, rank_sync)
+        timed = replace(plan, iteration_ns=warmed.iteration_ns)
+        found, _ = traced_latencies(pool, program, timed)
     launches = [ns for values in found.values() for ns in values]
     return ReferencePass(launches, measured.device_ns)
-
-
-def _no_pause(done: int) -> None:
-    """Reference passes are short: nothing is read between their iterations."""
 
 
 # An accelerator's launch queues take about a thousand launches (facts: trouble from 960 on).

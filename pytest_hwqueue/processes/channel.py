@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.processes.reaper import innermost_frames
 
 # Room below the highest descriptor that a process may have, or that such code is likely to try.
 _ROOM = 16
@@ -191,25 +192,7 @@ def _with_text_keys(value: object) -> object:
     return value
 
 
-_FRAMES = 6
 _WRITING_S = 5.0
-# A test may write any amount; what it wrote last says how it ended.
-_LOOKED_AT_BYTES = 1 << 17
-
-
-def innermost_frames(dump: str) -> str:
-    """Shorten each thread's stack in faulthandler's dump to its innermost frames."""
-    kept: list[str] = []
-    frames = 0
-    for line in dump.splitlines():
-        if line.startswith("Extension modules:"):
-            continue
-        frames = frames + 1 if line.startswith("  File") else 0
-        if frames <= _FRAMES:
-            kept.append(line)
-        elif frames == _FRAMES + 1:
-            kept.append("  …")
-    return "\n".join(kept)
 
 
 def ending(status: int) -> str:
@@ -220,16 +203,6 @@ def ending(status: int) -> str:
         return f"died by {signal.Signals(-status).name}"
     except ValueError:
         return f"died by signal {-status}"
-
-
-def last_lines(log: Path, count: int = 50) -> str:
-    """Return the last lines of a process's log; empty if it never wrote one."""
-    if not log.exists():
-        return ""
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOOKED_AT_BYTES))
-        text = file.read().decode(errors="replace")
-    return "\n".join(innermost_frames(text).splitlines()[-count:])
 
 
 def stacks(pid: int, log: Path) -> str:

@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -48,7 +47,7 @@ _OF_MPS = "CUDA_MPS_"
 LATE = ("PYTEST_", "GITHUB_", "TORCHINDUCTOR_CACHE_DIR", _OF_MPS)
 
 
-def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
+def main() -> None:
     """Fork on request until the session closes its end.
 
     A request is JSON with ``main``, the module whose ``main()`` runs, ``path``, its ``sys.path``,
@@ -56,11 +55,10 @@ def serve(descriptor: int, ahead: Iterable[tuple[str, str]]) -> None:
     that become ``main()``'s last arguments, a file for its output, and a pipe to which the server
     writes the process id and, at its end, the exit status.
 
-    Args:
-        descriptor: a socket of type SOCK_SEQPACKET.
-        ahead: what else to import: functions, as ``module:function``, with their arguments.
-
+    The arguments are a socket of type SOCK_SEQPACKET, and in JSON what else to import: functions,
+    as ``module:function``, with their arguments.
     """
+    descriptor, ahead = int(sys.argv[-2]), json.loads(sys.argv[-1])
     parent = keep()
     # The terminal's Ctrl-C is for the session, which ends what it has started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

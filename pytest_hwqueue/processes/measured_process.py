@@ -18,10 +18,10 @@ from pytest_hwqueue.processes.channel import (
     Message,
     ProcessEnded,
     ending,
-    last_lines,
     stacks,
 )
-from pytest_hwqueue.processes.starting import ForkServer, Main, Process, start_process
+from pytest_hwqueue.processes.reaper import last_lines
+from pytest_hwqueue.processes.starting import Forked, ForkServer, Main, start_process
 
 Key = TypeVar("Key")
 
@@ -36,7 +36,7 @@ class MeasuredProcess:
 
     """
 
-    def __init__(self, process: Process, channel: Channel, log: Path) -> None:
+    def __init__(self, process: Forked, channel: Channel, log: Path) -> None:
         self.log = log
         self._process = process
         self._channel = channel

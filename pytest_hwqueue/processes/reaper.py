@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -244,6 +244,7 @@ def _tell(descriptor: int, number: int) -> None:
         return
 
 
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Time to end in its own way: pytest ends its workers and writes its session file.
 _GRACE_S = 10.0
@@ -277,14 +278,37 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], ou
         raise
 
 
-def last_lines(output: Path, count: int = 12) -> str:
-    """Return the last lines of a command's output."""
-    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-count:])
+_FRAMES = 6
+# A test may write any amount; what it wrote last says how it ended.
+_LOOKED_AT_BYTES = 1 << 17
 
 
-@contextmanager
-def signals_interrupt() -> Iterator[None]:
+def innermost_frames(dump: str) -> str:
+    """Shorten each thread's stack in faulthandler's dump to its innermost frames."""
+    kept: list[str] = []
+    frames = 0
+    for line in dump.splitlines():
+        if line.startswith("Extension modules:"):
+            continue
+        frames = frames + 1 if line.startswith("  File") else 0
+        if frames <= _FRAMES:
+            kept.append(line)
+        elif frames == _FRAMES + 1:
+            kept.append("  …")
+    return "\n".join(kept)
+
+
+def last_lines(log: Path, count: int = 12) -> str:
+    """Return the last lines of a process's log; empty if it never wrote one."""
+    if not log.exists():
+        return ""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOOKED_AT_BYTES))
+        text = file.read().decode(errors="replace")
+    return "\n".join(innermost_frames(text).splitlines()[-count:])
+
+
+def signals_interrupt() -> AbstractContextManager[None]:
     """Let Ctrl-C, a request to terminate, and a closed terminal raise KeyboardInterrupt.
 
     Its argument is the number of the signal.
@@ -293,23 +317,22 @@ def signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
-    before = {number: signal.signal(number, interrupt) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handled(interrupt)
+
+
+def undisturbed() -> AbstractContextManager[None]:
+    """Keep signals from interrupting a clean-up."""
+    return _handled(signal.SIG_IGN)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Keep signals from interrupting a clean-up."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+def _handled(handler: Handler) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _ENDING}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _apart() -> None:

@@ -8,20 +8,18 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.processes.guardian import Order
+from pytest_hwqueue.processes.reaper import last_lines
+from pytest_hwqueue.processes.starting import python_command
 
-_GUARDIAN = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from pytest_hwqueue.processes.guardian import main; main()"
-)
-_PACKAGES = Path(__file__).parents[2]
 _PATIENCE_S = 10
 _READY_S = 20.0
 _POLL_S = 0.01
@@ -52,18 +50,17 @@ class Stop:
         signal: asks it to end.
         command: asks it instead, if given.
         text: the line of text for the command.
-        patience_s: after which it is killed; None for 10 s.
+        patience_s: after which it is killed.
 
     """
 
     signal: signal.Signals
     command: Sequence[str] = ()
     text: str = ""
-    patience_s: float | None = None
+    patience_s: float = _PATIENCE_S
 
 
-@dataclass(frozen=True)
-class Contending:
+class Contending(NamedTuple):
     """How to run a service that must contend with this process for the machine.
 
     It gets its own process group but not its own session, since the kernel's autogroups would then
@@ -89,46 +86,19 @@ class Service:
 
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log: Path,
-        environment: Mapping[str, str],
-        stop: Stop,
-        contending: Contending | None = None,
-        *,
-        added: Mapping[str, str] | None = None,
-        within: Path | None = None,
-    ) -> None:
+    def __init__(self, name: str, log: Path, environment: Mapping[str, str], order: Order) -> None:
         self.name = name
         self.log = log
-        self._patience_s = _PATIENCE_S if stop.patience_s is None else stop.patience_s
-        order = {
-            "command": list(command),
-            "stop_signal": int(stop.signal),
-            "stop_command": list(stop.command),
-            "stop_input": stop.text,
-            "patience_s": self._patience_s,
-            "added": dict(added or {}),
-            "within": within and str(within),
-            "contending": contending
-            and {
-                "limit_s": contending.limit_s,
-                "folder": contending.folder and str(contending.folder),
-            },
-        }
+        self._patience_s = order.patience_s
         with open(log, "wb") as file:
             self._guardian = subprocess.Popen(
-                [
-                    sys.executable, "-I", "-S", "-c", _GUARDIAN, str(_PACKAGES), json.dumps(order)
-                ],
+                python_command("pytest_hwqueue.processes.guardian", json.dumps(order), alone=True),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
                 env=environment,
-                start_new_session=contending is None,
-            )  # fmt: skip
+                start_new_session=not order.contending,
+            )
         assert self._guardian.stdout is not None
         answer = self._guardian.stdout.readline().decode().strip()
         pids = answer.split()
@@ -165,8 +135,7 @@ class Service:
 
     def last_lines(self) -> str:
         """The last lines of the service's output."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
+        return last_lines(self.log, _LAST_LINES) or "(nothing)"
 
     def stop(self) -> None:
         """Stop the service and wait until it has ended."""
@@ -218,7 +187,20 @@ def run_service(
 
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    service = Service(name, command, log, environment, stop, contending, added=added, within=within)
+    limit_s, folder = (None, None) if contending is None else contending
+    order = Order(
+        command=[*command],
+        added={**(added or {})},
+        within=None if within is None else str(within),
+        stop_signal=int(stop.signal),
+        stop_command=[*stop.command],
+        stop_input=stop.text,
+        patience_s=stop.patience_s,
+        contending=contending is not None,
+        limit_s=limit_s,
+        folder=None if folder is None else str(folder),
+    )
+    service = Service(name, log, environment, order)
     try:
         yield service
     finally:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import selectors
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.processes import fork_loop
 from pytest_hwqueue.processes.fork_loop import LATE
 
 Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.tenant"]
@@ -29,19 +29,11 @@ Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.t
 # Variables of the session that would change what a process does that it starts.
 _NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
 
-_ANEW = (
-    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+_MAIN = (
+    "import importlib, json, sys; sys.path[{}:] = json.loads(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
-_SERVER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.processes.fork_loop import serve; "
-    "serve(int(sys.argv[2]), json.loads(sys.argv[3]))"
-)
-_REAPER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_hwqueue.processes.reaper import main; main()"
-)
+_PACKAGES = str(Path(__file__).parents[2])
 # Variable in which a process finds the server that was started for it.
 _HANDED_OVER = "PYTEST_HWQUEUE_FORK_SERVER"
 # Longest time for the server to import what it has to.
@@ -50,18 +42,22 @@ _READY_S = 180.0
 _ENDING_S = 10.0
 
 
-class Process(Protocol):
-    """The common interface of `subprocess.Popen` and `Forked`."""
+def python_command(module: str, *arguments: object, alone: bool = False) -> list[str]:
+    """Return the command that runs ``main()`` of a module.
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
+    Args:
+        module: its name.
+        arguments: the last ones of ``sys.argv`` there.
+        alone: the module needs the standard library only, and starts in some 20 ms; else it finds
+            what this process finds.
 
-    def poll(self) -> int | None:
-        """Return its exit status, negative for a signal; None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its exit status; subprocess.TimeoutExpired if it still runs after seconds."""
+    """
+    options = ["-I", "-S"] if alone else []
+    path = [_PACKAGES] if alone else sys.path
+    text = _MAIN.format("len(sys.path)" if alone else "")
+    return [
+        sys.executable, *options, "-c", text, json.dumps(path), module, *map(str, arguments)
+    ]  # fmt: skip
 
 
 class ForkServer:
@@ -81,14 +77,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with closing(theirs), tempfile.TemporaryFile() as output:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _SERVER,
-                    json.dumps(sys.path),
-                    str(theirs.fileno()),
-                    json.dumps(ahead),
-                ],
+                python_command(fork_loop.__name__, theirs.fileno(), json.dumps(ahead)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -180,7 +169,10 @@ class Forked:
         self._reader = reader
         self._reaper = reaper
         self._status: int | None = None
-        number = self._number(time.monotonic() + _READY_S)
+        try:
+            number = self._number(_READY_S)
+        except subprocess.TimeoutExpired:
+            number = None
         if number is None:
             os.close(reader)
             raise HwqError("the process's parent ended, or did not get ready")
@@ -196,13 +188,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its exit status; subprocess.TimeoutExpired if it still runs after seconds."""
         if self._status is None:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._reader, selectors.EVENT_READ)
-                if not selector.select(timeout):
-                    assert timeout is not None
-                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            found = self._number(deadline)
+            found = self._number(timeout)
             # Where the server was killed, nobody knows how its processes end.
             self._status = -signal.SIGKILL if found is None else found
             os.close(self._reader)
@@ -210,19 +196,19 @@ class Forked:
                 self._reaper.wait()
         return self._status
 
-    def _number(self, deadline: float | None) -> int | None:
-        """Read a line; None if the server has gone, or the deadline passes."""
+    def _number(self, timeout: float | None) -> int | None:
+        """Read a line; None if the server has gone, TimeoutExpired if none comes in seconds."""
+        ready = select.poll()
+        ready.register(self._reader, select.POLLIN)
+        if timeout is not None and not ready.poll(timeout * 1000):
+            raise subprocess.TimeoutExpired("a measuring process", timeout)
+        # It is written at once.
         line = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._reader, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not selector.select(left):
-                    return None
-                data = os.read(self._reader, 1)
-                if not data:
-                    return None
-                line += data
+        while not line.endswith(b"\n"):
+            data = os.read(self._reader, 1)
+            if not data:
+                return None
+            line += data
         return int(line)
 
 
@@ -232,7 +218,7 @@ def start_process(
     environment: Mapping[str, str],
     log: Path,
     descriptors: tuple[int, int],
-) -> Process:
+) -> Forked:
     """Start a process that runs ``main()`` of a module.
 
     Args:
@@ -244,19 +230,10 @@ def start_process(
 
     """
     if server is not None and server.fits(environment):
-        try:
+        # What ended the server ends a process started anew too, and its log then says why.
+        with suppress(HwqError):
             return server.fork(main, environment, log, descriptors)
-        except HwqError:
-            # What ended the server ends a process started anew too, and its log then says why.
-            return _start_anew(main, environment, log, descriptors)
-    return _start_anew(main, environment, log, descriptors)
-
-
-def _start_anew(
-    main: Main, environment: Mapping[str, str], log: Path, descriptors: Sequence[int]
-) -> Forked:
-    command = [sys.executable, "-c", _ANEW, json.dumps(sys.path), main, *map(str, descriptors)]
-    return start_reaped(command, environment, log, descriptors)
+    return start_reaped(python_command(main, *descriptors), environment, log, descriptors)
 
 
 def start_reaped(
@@ -286,15 +263,12 @@ def start_reaped(
             file.seek(0)
             passed = (file.fileno(), writer)
             reaper = subprocess.Popen(
-                [
-                    sys.executable, "-I", "-S", "-c", _REAPER, json.dumps(sys.path),
-                    *map(str, passed),
-                ],
+                python_command("pytest_hwqueue.processes.reaper", *passed, alone=True),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(*passed, *descriptors),
-            )  # fmt: skip
+            )
     except BaseException:
         os.close(reader)
         raise

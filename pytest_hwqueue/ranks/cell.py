@@ -26,7 +26,7 @@ from pytest_hwqueue.errors import DeviceError, HwqError
 from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.harness.summary import NOTHING_DECLARED, summarise
 from pytest_hwqueue.metrics.dependence import proportion_interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.ranks.launched import (
@@ -38,7 +38,6 @@ from pytest_hwqueue.ranks.launched import (
 )
 from pytest_hwqueue.records.cell import (
     BackToBack,
-    Metrics,
     RankPart,
     RanksSummary,
     RunRecord,
@@ -63,13 +62,12 @@ def open_group_of_one(device: Device) -> None:
     Torch's fake backend, whose collectives take tensors without values, has its own store.
     """
     store: Store = HashStore()
-    if backend_of(device) == "fake":
+    backend = device.capabilities.collectives
+    if backend == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         store = FakeStore()
-    dist.init_process_group(
-        backend_of(device), store=store, rank=0, world_size=1, **_bound_to(device)
-    )
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, **_bound_to(device))
 
 
 @contextmanager
@@ -97,11 +95,6 @@ def group_of_one(device: Device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def backend_of(device: Device) -> str:
-    """Return the backend of collectives on a device."""
-    return device.capabilities.collectives
-
-
 class RankGroup:
     """This rank among those that measure a cell; see `harness.rank_synchronisation`."""
 
@@ -119,7 +112,7 @@ class RankGroup:
 
         """
         self.ranks = Ranks(launched.rank, launched.size)
-        self.backend = backend_of(device)
+        self.backend = device.capabilities.collectives
         self._launched, self._device, self._test, self._cell = launched, device, test, cell
         # Later than the session ends a cell that hangs, with every thread's stack.
         self._timeout = timedelta(seconds=1.5 * timeout_s)
@@ -179,17 +172,13 @@ class RankGroup:
         dist.barrier(group=self._control)
 
     def settle(
-        self,
-        record: RunRecord,
-        failure: Failure | None,
-        summarise: Callable[[Samples], Metrics],
+        self, record: RunRecord, failure: Failure | None
     ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
         """Return the cell's record and failure, the same on every rank; on rank 0 also each rank's.
 
         Args:
             record: this rank's.
             failure: this rank's, if it failed.
-            summarise: makes the metrics of merged samples.
 
         """
         store, rank = self._store, self.ranks.rank
@@ -197,14 +186,12 @@ class RankGroup:
             tell_failure(self._told, rank, failure.reason)
         store.set(f"record/{rank}", record.model_dump_json())
         if rank == 0:
-            result = self._settled_by_first(summarise)
+            result = self._settled_by_first()
             store.set("settled", result[0].model_dump_json())
             return result
         return self._as_first_settled()
 
-    def _settled_by_first(
-        self, summarise: Callable[[Samples], Metrics]
-    ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
+    def _settled_by_first(self) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
         size = self.ranks.size
         keys = [f"record/{rank}" for rank in range(size)]
         own = RunRecord.model_validate_json(self._store.get(keys[0]))
@@ -222,7 +209,7 @@ class RankGroup:
             failed = [(rank, "nothing was heard of it", "") for rank in absent]
         if not failed:
             try:
-                merged = merge(records, summarise, self.backend)
+                merged = merge(records, self.backend)
             except HwqError as error:
                 failed = [(0, str(error), "")]
             else:
@@ -274,7 +261,7 @@ class RankGroup:
 
 def _bound_to(device: Device) -> dict[str, Any]:
     """Bind the group to an accelerator, so that its collectives never guess."""
-    return {"device_id": device.torch_device} if backend_of(device) == "nccl" else {}
+    return {"device_id": device.torch_device} if device.capabilities.collectives == "nccl" else {}
 
 
 class Session(Protocol):
@@ -317,21 +304,9 @@ def measure_cell(
             return (*measure_alone(runner, request), [])
         group = RankGroup(launched, device, test, cell, timeout_s)
         with group.watched(session.rank_failed):
-            joined = replace(request, rank_sync=group, group=group.join)
-            record, failure = runner.run(joined)
-
-            def summarised(samples: Samples) -> Metrics:
-                workload = request.workload
-                return summarise(
-                    samples,
-                    record.work_per_iteration,
-                    workload.ratios,
-                    workload.overlap,
-                    workload.traffic(),
-                    workload.primary,
-                )
-
-            return group.settle(record, failure, summarised)
+            plan = replace(request.plan, rank_sync=group)
+            joined = replace(request, plan=plan, group=group.join)
+            return group.settle(*runner.run(joined))
 
 
 def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, Failure | None]:
@@ -339,7 +314,7 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
     if not request.workload.collective:
         return runner.run(request)
     record, failure = runner.run(replace(request, group=lambda: group_of_one(runner.device)))
-    alone = RanksSummary(world_size=1, backend=backend_of(runner.device))
+    alone = RanksSummary(world_size=1, backend=runner.device.capabilities.collectives)
     return record.model_copy(update={"ranks": alone}), failure
 
 
@@ -364,9 +339,7 @@ def _leased(device: Device, launched: LaunchedRank | None, session: Session) -> 
 _SERIES = ("host_ns", "device_ns", "enqueue_ns", "pace_ns")
 
 
-def merge(
-    records: Sequence[RunRecord], summarise: Callable[[Samples], Metrics], backend: str
-) -> RunRecord:
+def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
     """Return the cell's record from those of all ranks, in the order of the ranks.
 
     Each iteration's time is that of its slowest rank. Measurements of a single device (timeline,
@@ -374,7 +347,6 @@ def merge(
 
     Args:
         records: one per rank, all with samples.
-        summarise: makes the metrics of merged samples.
         backend: torch.distributed's name for the backend of the collectives.
 
     Raises:
@@ -388,7 +360,8 @@ def merge(
     refused: dict[str, str] = {}
     samples = _slowest(of_rank, refused)
     first = records[0]
-    metrics = summarise(samples)
+    declared = first.declared or NOTHING_DECLARED
+    metrics = summarise(samples, first.work_per_iteration, declared, first.primary)
     metrics.refused.update({**first.metrics.refused, **metrics.refused, **refused})
     metrics = metrics.model_copy(
         update={
@@ -467,12 +440,12 @@ def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: st
         parts=[
             RankPart(
                 rank=rank,
-                host=_soft(record, "host_name"),
-                device=_hard(record, "device_name"),
+                host=str(fingerprint.soft.get("host_name", "")) if fingerprint else "",
+                device=str(fingerprint.hard.get("device_name", "")) if fingerprint else "",
                 p50_ns=int(np.median(times[rank])),
                 slowest_share=float(slowest[rank] / iterations),
             )
-            for rank, record in enumerate(records)
+            for rank, fingerprint in enumerate(record.fingerprint for record in records)
         ],
     )
 
@@ -489,11 +462,3 @@ def _most(values: Sequence[dict[str, int]]) -> dict[str, int]:
 
 def _counts(lengths: Sequence[int]) -> str:
     return ", ".join(map(str, lengths))
-
-
-def _soft(record: RunRecord, name: str) -> str:
-    return "" if record.fingerprint is None else str(record.fingerprint.soft.get(name, ""))
-
-
-def _hard(record: RunRecord, name: str) -> str:
-    return "" if record.fingerprint is None else str(record.fingerprint.hard.get(name, ""))

@@ -74,7 +74,7 @@ class Primary(PlainData):
     )
 
 
-_ITERATION = Primary(name="iteration", per="iteration")
+ITERATION = Primary(name="iteration", per="iteration")
 
 
 class BackToBack(PlainData):
@@ -289,7 +289,7 @@ class RunRecord(LatencyBounds, PlainData):
         default_factory=dict, description="those that raised, by the three most frequent reasons"
     )
     stopped: str = Field("", description="the condition that ended the measuring")
-    primary: Primary = Field(_ITERATION, description="what one sample of the judged latency is")
+    primary: Primary = Field(ITERATION, description="what one sample of the judged latency is")
     launch_bound: bool = Field(
         False,
         description="the host was enqueueing for more than half of the time: launching from "

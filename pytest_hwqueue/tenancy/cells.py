@@ -5,25 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.interference import LatencyRatioResult, latency_ratio
+from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
-    GeneratorLateness,
     RequestTimes,
-    ServerLoad,
     TenantResult,
     TenantThroughput,
     TokenTimes,
 )
 from pytest_hwqueue.tenancy import TENANTS, figures
 from pytest_hwqueue.tenancy.spec import LATER
-from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 if TYPE_CHECKING:
     from pytest_hwqueue.harness.open_loop import RequestLog
@@ -124,12 +122,12 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
 
 
 def _metrics(record: ColocationRecord, tenant: TenantResult, references: References) -> Metrics:
-    ratios: dict[str, LatencyRatioResult] = {}
-    for name, values in references.items():
-        ratios[name] = latency_ratio(tenant.latency_ns, values, _DESCRIPTIONS[name])
     return Metrics(
         latency=summarise_latency(tenant.latency_ns),
-        ratios=ratios,
+        ratios={
+            name: latency_ratio(tenant.latency_ns, values, _DESCRIPTIONS[name])
+            for name, values in references.items()
+        },
         throughput=[_throughput(record, tenant)],
         memory_bytes=tenant.memory_bytes,
     )
@@ -188,18 +186,26 @@ _KNOWN = (
 )  # fmt: skip
 
 
+class WorkDone(NamedTuple):
+    """What one request is.
+
+    Attributes:
+        description: what runs, for people.
+        items_per_request: in ``unit``.
+        unit: what an item is: images, sequences, or the workload's own.
+
+    """
+
+    description: str = ""
+    items_per_request: float = 1.0
+    unit: str = "requests"
+
+
+_NOT_SAID = WorkDone()
+
+
 def delivered(
-    name: str,
-    log: RequestLog,
-    window_ns: int,
-    *,
-    work: str = "",
-    items_per_request: float = 1.0,
-    unit: str = "requests",
-    lateness: GeneratorLateness | None = None,
-    memory_bytes: Mapping[str, int] | None = None,
-    counters: CpuCounters | None = None,
-    server: ServerLoad | None = None,
+    name: str, log: RequestLog, window_ns: int, work: WorkDone = _NOT_SAID, **seen: Any
 ) -> TenantResult:
     """Return a tenant's result.
 
@@ -208,12 +214,7 @@ def delivered(
         log: its requests.
         window_ns: length of the window. Rates count what was completed within it.
         work: what it ran.
-        items_per_request: in ``unit``.
-        unit: what an item is.
-        lateness: of the load generator, where there is one.
-        memory_bytes: as the device counts it.
-        counters: of its process.
-        server: what did its work, if not its process.
+        seen: what else the result holds: lateness, memory, counters, server.
 
     """
     failed = {failure.index for failure in log.failed}
@@ -223,26 +224,23 @@ def delivered(
     per_s = inside * 1e9 / window_ns
     return TenantResult(
         name=name,
-        work=work,
+        work=work.description,
         issued=log.issued,
         completed=log.completed,
         failed=len(log.failed),
         unserved=log.unserved,
         throughput=TenantThroughput(
             requests_per_s=per_s,
-            items_per_s=per_s * items_per_request,
-            unit=unit,
-            items_per_request=items_per_request,
+            items_per_s=per_s * work.items_per_request,
+            unit=work.unit,
+            items_per_request=work.items_per_request,
         ),
         latency_ns=[finished_ns[index] - scheduled_ns[index] for index in done],
         requests=RequestTimes(
             scheduled_ns=scheduled_ns, started_ns=log.started_ns.tolist(), finished_ns=finished_ns
         ),
         failures=log.failed,
-        lateness=lateness,
-        memory_bytes={**(memory_bytes or {})},
-        counters=counters,
-        server=server,
+        **seen,
     )
 
 
@@ -263,17 +261,12 @@ def served(result: TenantResult, window_ns: int, session: Session | None = None)
         when for index, when in enumerate(result.requests.finished_ns) if index not in failed
     ]
     tokens = None if result.server is None else result.server.tokens
+    whole = Served(result.issued, result.latency_ns, finished, window_ns, session or ONLY_SESSION)
     if tokens is None:
-        return Served(
-            result.issued, result.latency_ns, finished, window_ns, session or ONLY_SESSION
-        )
+        return whole
     tbt_ns = between_tokens_ns(tokens)
-    return Served(
-        result.issued,
-        result.latency_ns,
-        finished,
-        window_ns,
-        session or ONLY_SESSION,
+    return replace(
+        whole,
         ttft_ns=tokens.ttft_ns,
         tbt_ns=[between_ns for between_ns in tbt_ns if between_ns is not None],
         good_ns=[

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
-from pytest_hwqueue.harness.open_loop import Window, invalid_reason
+from pytest_hwqueue.harness.open_loop import invalid_reason
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.processes.starting import ForkServer
@@ -21,7 +20,6 @@ from pytest_hwqueue.records.tenants import (
     TenantResult,
     write_colocation,
 )
-from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.syntax import Scheduler, UnopenedMode, parse_scheduler
 from pytest_hwqueue.tenancy.looks import Look, Looks
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
@@ -74,7 +72,6 @@ def colocate(
     simulated = capabilities_of(plan.device).simulated
     nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
     found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
-    kept = Kept()
     if any(tenant.server is not None for tenant in plan.tenants):
         looks = None
     early = [] if looks is None else looks.planned[:-1]
@@ -96,22 +93,29 @@ def colocate(
             _refuse_to_trace(plan)
         if simulated:
             progress("simulate", 0, 0)
-            simulate(plan, found, kept, traced=traced, looks=early, decided=decided)
+            simulate(plan, found, traced=traced, looks=early, decided=decided)
             return
         own = path.with_suffix("")
         window = ColocationRun(
             plan, scheduler, progress, own, limits, found,
-            traced=traced, noise=noise, server=server, looks=early, decided=decided,
+            traced, noise, server, early, decided,
         ).run()  # fmt: skip
         if traced:
-            _find_causes(plan, found, window, own, kept)
+            from pytest_hwqueue.causes.explain import kept_causes, take_traces
+
+            found.stage = "causes"
+            traces = take_traces(own, [tenant.name for tenant in found.tenants])
+            found.tenants = kept_causes(
+                found.kept, found.tenants, traces,
+                begin_ns=window.begin_ns, notes=[*found.notes], turns=_take_turns(plan),
+            )  # fmt: skip
         else:
             _refuse_unanswered(found)
             _refuse_late(plan, found)
 
     def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
         return ColocationRecord(
-            **done.fields(found),
+            **done.fields(found, provenance),
             id=plan.id,
             run=run,
             # Where trace files were is a path of that machine.
@@ -122,7 +126,6 @@ def colocate(
             placement=plan.placement,
             elapsed_s=done.seconds,
             command=command,
-            **provenance.fields(),
             simulated=simulated,
             traced=traced,
             faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
@@ -130,27 +133,11 @@ def colocate(
 
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)
-    found.store(kept, folder, path.stem)
-    if found.fingerprint is not None:
-        found.fingerprint = provenance.stamped(found.fingerprint)
+    found.store(folder, path.stem)
     record = recorded(found, done)
     write_colocation(path, record)
     done.raise_interruption()
     return record
-
-
-def _find_causes(
-    plan: Colocation, found: FoundOfTenants, window: Window, folder: Path, kept: Kept
-) -> None:
-    from pytest_hwqueue.causes.explain import keep_tenants, take_traces, with_causes
-
-    found.stage = "causes"
-    traces = take_traces(folder, [tenant.name for tenant in found.tenants])
-    arguments: dict[str, Any] = {
-        "begin_ns": window.begin_ns, "notes": [*found.notes], "turns": _take_turns(plan),
-    }  # fmt: skip
-    keep_tenants(kept, traces, arguments)
-    found.tenants = with_causes(found.tenants, traces, **arguments)
 
 
 def _take_turns(plan: Colocation) -> bool | None:

@@ -174,7 +174,7 @@ class Watch:
         """
         self._left = list(early)
         self._shown = shown
-        self._plans = {spec.name: WindowPlan(plan, spec) for spec in plan.tenants}
+        self._plans = {spec.name: WindowPlan(plan, spec) for spec in plan.tenants if early}
 
     def look(self, gone_ns: int) -> tuple[Look, list[TenantResult]] | None:
         """Return a look that is due and what it sees, so long after the window's beginning.

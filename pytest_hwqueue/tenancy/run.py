@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.devices.lease import lease
@@ -37,10 +38,11 @@ _LEAD_NS = 500_000_000
 _SHOW_S = 0.2
 
 
+@dataclass
 class ColocationRun:
     """One run on a real device.
 
-    Args:
+    Attributes:
         plan: who runs, and how.
         scheduler: the opened mode.
         progress: receives the progress.
@@ -56,67 +58,59 @@ class ColocationRun:
 
     """
 
-    def __init__(
-        self,
-        plan: Colocation,
-        scheduler: Scheduler,
-        progress: Progress,
-        folder: Path,
-        limits: Limits,
-        found: FoundOfTenants,
-        *,
-        traced: bool = False,
-        noise: Noise | None = None,
-        server: ForkServer | None = None,
-        looks: Sequence[Look] = (),
-        decided: Decided = lambda *_: False,
-    ) -> None:
-        self._plan = plan
-        self._looks = looks if CAN_SHOW else ()
-        self._decided = decided
-        self._noise = noise
-        self._server = server
-        self._scheduler = scheduler
-        self._progress = progress
-        self._folder = folder
-        self._limits = limits
-        self._found = found
-        self._trace = folder.absolute() if traced else None
-        self.servers = ServerProcesses(plan, scheduler, found)
-        self.tenants = TenantProcesses(plan, scheduler, limits, found, self.servers)
+    plan: Colocation
+    scheduler: Scheduler
+    progress: Progress
+    folder: Path
+    limits: Limits
+    found: FoundOfTenants
+    traced: bool
+    noise: Noise | None
+    server: ForkServer | None
+    looks: Sequence[Look]
+    decided: Decided
+
+    def __post_init__(self) -> None:
+        if not CAN_SHOW:
+            self.looks = ()
+        self.servers = ServerProcesses(self.plan, self.scheduler, self.found)
+        self.tenants = TenantProcesses(
+            self.plan, self.scheduler, self.limits, self.found, self.servers
+        )
         self._shown = 0.0
 
     def run(self) -> Window:
         """Measure; return the window, or raise whatever went wrong."""
-        plan, scheduler, found = self._plan, self._scheduler, self._found
+        found = self.found
         found.stage = "open device"
-        identity = identify(plan.device)
+        identity = identify(self.plan.device)
         found.fingerprint = identity.fingerprint
         assert identity.lease_key is not None, "simulated tenants are no processes"
-        with lease(identity.lease_key, on_wait=lambda text: self._progress(text, 0, 0)):
+        with lease(identity.lease_key, on_wait=lambda text: self.progress(text, 0, 0)):
             found.stage = "start services"
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with scheduler.services(self._folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.scheduler.services(self.folder):
                 found.stage = "start servers"
-                with self.servers.running(self._folder):
+                with self.servers.running(self.folder):
                     found.stage = "start tenants"
+                    trace = self.folder.absolute() if self.traced else None
                     with self.tenants.running(
-                        self._folder, self._trace, self._server, looked_at=bool(self._looks)
+                        self.folder, trace, self.server, looked_at=bool(self.looks)
                     ):
                         return self._measure()
 
     def _measure(self) -> Window:
-        found = self._found
+        found = self.found
         # Who works on the device; with a server, its tenant's process generates load.
         pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.urls}
         try:
-            deadline = time.monotonic() + self._limits.ready_s
-            self._found.stage = "warm-up"
+            deadline = time.monotonic() + self.limits.ready_s
+            self.found.stage = "warm-up"
             self.tenants.wait_for(self.tenants.are_set_up, deadline, self._watch_warm_up)
             # What it leaves on the device and in the processes, the warm-up sees to.
             began = time.monotonic()
             effect = self._probe_priority()
-            self._found.stage = "warm-up"
+            self.found.stage = "warm-up"
             self.tenants.send("warm up")
             deadline += time.monotonic() - began
             self.tenants.wait_for(self.tenants.are_ready, deadline, self._watch_warm_up)
@@ -144,101 +138,93 @@ class ColocationRun:
 
     def _probe_priority(self) -> PriorityEffect | None:
         """Probe whether the mode orders by priority; None where it need not, or cannot."""
-        if self._trace is not None or not self._scheduler.spec.declaration.by_priority:
+        if self.traced or not self.scheduler.spec.declaration.by_priority:
             return None
-        requests = sorted(self._plan.requests(), key=lambda request: request.priority)
+        requests = sorted(self.plan.requests(), key=lambda request: request.priority)
         least, most = requests[0], requests[-1]
         if least.priority == most.priority:
             return None
         if not self.servers.urls.keys().isdisjoint((least.name, most.name)):
-            self._found.notes.append("priority not proven: a server takes no part in the probe")
+            self.found.notes.append("priority not proven: a server takes no part in the probe")
             return None
-        self._found.stage = "priority probe"
-        self._progress("priority probe", 0, 0)
+        self.found.stage = "priority probe"
+        self.progress("priority probe", 0, 0)
         clients = [
-            self.tenants.client(each.name, self._limits.finish_s, self._check)
+            self.tenants.client(each.name, self.limits.finish_s, self._check)
             for each in (most, least)
         ]
         effect = probe_priority((most.name, clients[0]), (least.name, clients[1]))
         if effect.verdict != "proven":
-            self._found.notes.append(f"priority not proven: {effect.reason}")
+            self.found.notes.append(f"priority not proven: {effect.reason}")
         return effect
 
     def _longest_ns(self) -> int:
         """Return the window's length: as planned, or less if a tenant's trace would not hold it."""
-        planned_ns = self._plan.duration_ns
+        planned_ns = self.plan.duration_ns
         longest_ns, name = min((told.longest_ns, n) for n, told in self.tenants.are_ready.items())
         if longest_ns >= planned_ns:
             return planned_ns
-        self._found.notes.append(
+        self.found.notes.append(
             f"traced for {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant {name} "
             "runs too many kernels for its trace"
         )
-        self._found.duration_s = longest_ns / 1e9
+        self.found.duration_s = longest_ns / 1e9
         return longest_ns
 
     def _background_noise(
         self, pids: Mapping[str, int], window_ns: int
     ) -> AbstractContextManager[RunningNoise | None]:
         """Run the noise from when all tenants are warm until all have finished serving."""
-        if self._noise is None:
+        if self.noise is None:
             return nullcontext()
-        self._found.stage = f"start noise {self._noise.name}"
-        logs = self._folder / "noise"
+        self.found.stage = f"start noise {self.noise.name}"
+        logs = self.folder / "noise"
         logs.mkdir()
         # Tenants of one process share its id; the window has its lead, and a grace at its end.
         processes = list(dict.fromkeys(pids.values()))
-        return running(self._noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
+        return running(self.noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
 
     def _serve(self, pids: Mapping[str, int], duration_ns: int) -> Window:
-        self._found.stage = "measure"
-        looking = None
-        if self._looks:
-            told = self.tenants.are_ready
-            shown = {name: (pid, told[name].shown) for name, pid in self.tenants.pids.items()}
-            looking = Watch(self._plan, self._looks, shown)
+        self.found.stage = "measure"
+        told = self.tenants.are_ready
+        shown = {name: (pid, told[name].shown) for name, pid in self.tenants.pids.items()}
+        looking = Watch(self.plan, self.looks, shown)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
         self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
 
         def watch() -> None:
             self._check()
-            self._scheduler.observe(pids)
-            self._show_window(window)
-            if looking is not None:
-                self._look(looking, window)
+            self.scheduler.observe(pids)
+            gone_ns = time.monotonic_ns() - begin_ns
+            gone_s = min(max(0, gone_ns), duration_ns) // 10**9
+            self._show("measure", gone_s, -(-duration_ns // 10**9))
+            seen = looking.look(gone_ns)
+            if seen is not None and self.decided(*seen):
+                self.tenants.send("end", window_ns=seen[0].window_ns)
+                looking.end()
 
         over_s = window.over_ns / 1e9
-        self.tenants.wait_for(self.tenants.results, over_s + self._limits.finish_s, watch)
+        self.tenants.wait_for(self.tenants.results, over_s + self.limits.finish_s, watch)
         return window
 
-    def _look(self, looking: Watch, window: Window) -> None:
-        seen = looking.look(time.monotonic_ns() - window.begin_ns)
-        if seen is not None and self._decided(*seen):
-            self.tenants.send("end", window_ns=seen[0].window_ns)
-            looking.end()
-
     def _check(self) -> None:
-        self._scheduler.check()
+        self.scheduler.check()
         self.servers.check()
 
     def _add_cause(self, ended: RunEnded, pids: Mapping[str, int]) -> None:
         try:
             self.servers.check()
-            self._scheduler.observe(pids)
+            self.scheduler.observe(pids)
         except (NotProven, RunEnded) as cause:
             raise RunEnded("failed", f"{cause} ({ended})") from ended
 
     def _watch_warm_up(self) -> None:
         # Tenants whose server has died may wait for it for as long as they are let.
         self._check()
-        self._show("warm-up", len(self.tenants.are_ready), len(self._plan.tenants))
-
-    def _show_window(self, window: Window) -> None:
-        gone_ns = min(max(0, time.monotonic_ns() - window.begin_ns), window.duration_ns)
-        self._show("measure", gone_ns // 10**9, -(-window.duration_ns // 10**9))
+        self._show("warm-up", len(self.tenants.are_ready), len(self.plan.tenants))
 
     def _show(self, stage: str, done: int, planned: int) -> None:
         if time.monotonic() - self._shown >= _SHOW_S:
             self._shown = time.monotonic()
-            self._progress(stage, done, planned)
+            self.progress(stage, done, planned)

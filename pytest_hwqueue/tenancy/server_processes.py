@@ -5,17 +5,32 @@ What sends them requests is `server_tenant`, which alone needs the extra ``serve
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_hwqueue.devices.kinds import kind_of
-from pytest_hwqueue.harness.attempt import Found
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+import psutil
+
+from pytest_hwqueue.devices.kinds import capabilities_of, kind_of
+from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.harness.attempt import Found, RunEnded
+from pytest_hwqueue.processes.services import (
+    Contending,
+    Service,
+    ServiceFailed,
+    Stop,
+    free_port,
+    run_service,
+)
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
-from pytest_hwqueue.servers.running import RunningServer, run_server
+from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
+
+_KILLED = 128 + signal.SIGKILL
 
 
 class ServerProcesses:
@@ -39,7 +54,7 @@ class ServerProcesses:
         self._scheduler = scheduler
         self._found = found
         self._specs = {each.name: each.server for each in plan.tenants if each.server is not None}
-        self._running: dict[str, RunningServer] = {}
+        self._services: dict[str, Service] = {}
         self.urls: dict[str, str] = {}
 
     @contextmanager
@@ -50,51 +65,81 @@ class ServerProcesses:
             RunEnded: if one cannot be started.
 
         """
-        requests = {request.name: request for request in self._plan.requests()}
         try:
             with ExitStack() as stack:
                 for name, spec in self._specs.items():
                     self.urls[name] = spec.url
                     if spec.ours:
-                        server = stack.enter_context(
-                            run_server(
-                                name,
-                                spec,
-                                tenant_environment(self._plan.device),
-                                self._scheduler.environment(requests[name]),
-                                Path(self._plan.folder),
-                                folder / f"server-{name[:100]}.log",
-                            )
-                        )
-                        self._running[name] = server
-                        self.urls[name] = server.url
+                        self._start(name, spec, folder, stack)
                 yield
         finally:
-            self._found.notes += filter(None, (each.stopped() for each in self._running.values()))
+            self._found.notes += [
+                f"the server of tenant {name} did not end within {self._specs[name].stop_s:g} s of "
+                "SIGTERM, and was killed"
+                for name, service in self._services.items()
+                if service.status == _KILLED
+            ]
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The process of each command that was started here, by tenant."""
-        return {name: server.pid for name, server in self._running.items()}
+    def _start(self, name: str, spec: ServerSpec, folder: Path, stack: ExitStack) -> None:
+        port = str(free_port())
+        filled = [part.replace(PORT, port) for part in spec.command]
+        command = [part.replace(PYTHON, sys.executable) for part in filled]
+        (request,) = (each for each in self._plan.requests() if each.name == name)
+        service = run_service(
+            f"the server of tenant {name}",
+            command,
+            folder / f"server-{name[:100]}.log",
+            Stop(signal.SIGTERM, patience_s=spec.stop_s),
+            tenant_environment(self._plan.device),
+            Contending(),
+            # For the server alone, not for what watches it.
+            added=self._scheduler.environment(request),
+            within=Path(self._plan.folder),
+        )
+        try:
+            self._services[name] = stack.enter_context(service)
+        except ServiceFailed as failed:
+            raise RunEnded("failed", f"{failed} (its command: {' '.join(command)})") from None
+        self.urls[name] = spec.url.replace(PORT, port)
 
     def check(self) -> None:
         """Raise RunEnded if a server that was started here has ended."""
-        for server in self._running.values():
-            server.check()
+        for service in self._services.values():
+            try:
+                service.check()
+            except ServiceFailed as failed:
+                raise RunEnded("failed", str(failed)) from None
 
     def last_lines(self, name: str) -> str:
         """Return the last lines that a tenant's server wrote; empty if it was not started here."""
-        return self._running[name].last_lines() if name in self._running else ""
+        return self._services[name].last_lines() if name in self._services else ""
 
     def workers(self) -> dict[str, dict[int, InsideEvidence]]:
-        """Return the processes that do each server's work, by tenant.
+        """Return the processes that do each server's work, by tenant, as seen from outside.
+
+        They are those of its process tree, including orphans and new sessions, that have the
+        device's driver mapped; on the CPU, all of the tree.
 
         Raises:
             NotProven: if one has none.
 
         """
         kind = kind_of(self._plan.device)
-        return {name: server.workers(kind) for name, server in self._running.items()}
+        driver = capabilities_of(kind).driver_library
+        workers: dict[str, dict[int, InsideEvidence]] = {}
+        for name, service in self._services.items():
+            found = workers[name] = {}
+            tree = psutil.Process(service.guardian_pid).children(recursive=True)
+            for process in tree:
+                evidence = gather_outside(process.pid, service.log)
+                if evidence is not None and (not driver or evidence.mapped(driver)):
+                    found[process.pid] = evidence
+            if not found:
+                raise NotProven(
+                    f"the server of tenant {name}: none of its {len(tree)} processes has {driver} "
+                    f"mapped, so that none works on {kind}"
+                )
+        return workers
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         """Prove that the mode is active in all tenants, and in all processes of their servers.

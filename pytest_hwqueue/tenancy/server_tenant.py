@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import HwqError, translated
@@ -14,7 +15,7 @@ from pytest_hwqueue.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.servers.generator import Client, Load, Reply, generate
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.calls import Ready
-from pytest_hwqueue.tenancy.cells import delivered
+from pytest_hwqueue.tenancy.cells import WorkDone, delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.window import WindowPlan
 
@@ -71,14 +72,14 @@ def _served(
     spec: TenantSpec, load: Load, client: Client, server: ServerSpec, window: Window
 ) -> TenantResult:
     tokens = _tokens(load.log, load.replies, window.begin_ns, server)
-    counts = tokens.tokens if tokens is not None else []
+    work = WorkDone(f"{server.protocol} server")
+    if tokens is not None:
+        work = work._replace(items_per_request=fmean(tokens.tokens), unit="tokens")
     return delivered(
         spec.name,
         load.log,
         window.duration_ns,
-        work=f"{server.protocol} server",
-        items_per_request=sum(counts) / len(counts) if counts else 1.0,
-        unit="requests" if tokens is None else "tokens",
+        work,
         lateness=lateness(load.log),
         server=ServerLoad(
             url=client.url,

@@ -6,12 +6,12 @@ import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from pytest_hwqueue.causes.explain import Trace, keep_tenants, rows_of, with_causes
+from pytest_hwqueue.causes.explain import Trace, kept_causes, rows_of
 from pytest_hwqueue.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.devices.simulated.colocation import (
     ModelledTenant,
@@ -26,12 +26,11 @@ from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import RequestLog, Window
 from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
-from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
-from pytest_hwqueue.tenancy.cells import delivered
+from pytest_hwqueue.tenancy.cells import WorkDone, delivered
 from pytest_hwqueue.tenancy.looks import Decided, Look
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
@@ -42,30 +41,17 @@ from pytest_hwqueue.tracing.perf_events import Refusal
 _MOST_KERNELS = 100_000
 
 
-@dataclass(frozen=True)
-class _Request:
-    """One request of a tenant.
+class _Request(NamedTuple):
+    """One request of a tenant: what it is, what it enqueues, and what the host spends on that."""
 
-    Attributes:
-        kernels: what it enqueues.
-        host_ns: what the host spends on enqueueing all of them.
-        items_per_request: in ``unit``.
-        unit: what an item is.
-        description: what runs, for people.
-
-    """
-
+    what: WorkDone
     kernels: tuple[Work, ...]
     host_ns: int
-    items_per_request: float
-    unit: str
-    description: str
 
 
 def simulate(
     plan: Colocation,
     found: FoundOfTenants,
-    kept: Kept,
     *,
     traced: bool = False,
     looks: Sequence[Look] = (),
@@ -76,7 +62,6 @@ def simulate(
     Args:
         plan: who runs, and how.
         found: receives the model's results.
-        kept: receives what causes are found in.
         traced: also find out why tenants' slow requests were slow, from what the model did.
         looks: at the window before its end.
         decided: whether a look ends the window; told what a window of its length has measured.
@@ -148,7 +133,10 @@ def simulate(
                 "run too many kernels for a trace"
             )
             found.duration_s = duration_ns / 1e9
-        tenants = _with_causes(tenants, ran, short, kept, turns=not together)
+        traces = {one.name: _trace(one.name, ran) for one in tenants}
+        tenants = kept_causes(
+            found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=not together
+        )
         notes += short
     found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
 
@@ -165,14 +153,7 @@ def _result(
         started_ns=array("q", [started_ns for started_ns, _, _ in served]),
         finished_ns=array("q", [finished_ns for _, _, finished_ns in served]),
     ).until(window_ns, due and due[: bisect_left(due, window_ns)])
-    return delivered(
-        tenant.name,
-        log,
-        window_ns,
-        work=work.description,
-        items_per_request=work.items_per_request,
-        unit=work.unit,
-    )
+    return delivered(tenant.name, log, window_ns, work.what)
 
 
 def _short_enough(
@@ -201,30 +182,17 @@ def _short_enough(
     ], duration_ns
 
 
-def _with_causes(
-    results: Sequence[TenantResult],
-    ran: Sequence[DeviceWork],
-    notes: Sequence[str],
-    kept: Kept,
-    *,
-    turns: bool,
-) -> list[TenantResult]:
-    traces = {
-        one.name: Trace(
-            owner=one.name,
-            device_kind="sim",
-            threads=[],
-            stream_threads={},
-            work=rows_of(work for work in ran if work.owner == one.name),
-            calls=[],
-            level="none",
-            refused=[Refusal("perf", None, VIRTUAL)],
-        )
-        for one in results
-    }
-    arguments: dict[str, Any] = {"begin_ns": 0, "notes": [*notes], "turns": turns}
-    keep_tenants(kept, traces, arguments)
-    return with_causes(results, traces, **arguments)
+def _trace(tenant: str, ran: Sequence[DeviceWork]) -> Trace:
+    return Trace(
+        owner=tenant,
+        device_kind="sim",
+        threads=[],
+        stream_threads={},
+        work=rows_of(work for work in ran if work.owner == tenant),
+        calls=[],
+        level="none",
+        refused=[Refusal("perf", None, VIRTUAL)],
+    )
 
 
 def _sharing(plan: Colocation) -> SimulatedSharing:
@@ -276,8 +244,8 @@ def _tenant(
         raise RunEnded("failed", f"tenant {spec.name}: {error}") from error
     if not request.kernels:
         raise _not_modelled(
-            f"tenant {spec.name}: {request.description} runs no operation of torch on the device, "
-            "and nothing else of it is modelled; use a real device",
+            f"tenant {spec.name}: {request.what.description} runs no operation of torch on the "
+            "device, and nothing else of it is modelled; use a real device",
         )
     tenant = ModelledTenant(
         spec.name,
@@ -322,7 +290,7 @@ def _request(label: str, spec_json: str, seed: int, folder: str) -> _Request:
     if spec.model is not None:
         # Beside its operations, which were costed, a network calls its modules.
         host_ns += len(operations_of(kernels)) * device.profile.host.module_call_ns.value
-    return _Request(kernels, host_ns, work.items_per_request, work.unit, work.description)
+    return _Request(work.what, kernels, host_ns)
 
 
 def _not_modelled(reason: str) -> RunEnded:

@@ -15,8 +15,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -100,10 +100,6 @@ class Link:
         self.wait_for("exit")
         self.stage = "stop"
 
-    def fail(self, reason: str) -> None:
-        """Tell that the tenant has failed."""
-        self.parent.failed(self._name, self.stage, reason, self.served)
-
 
 def main() -> None:
     """Follow the parent's commands; the arguments are the descriptors of the two pipes."""
@@ -141,33 +137,13 @@ def _run(channel: Channel, given: Any) -> int:
         from pytest_hwqueue.causes.tenant_tracer import Traces
 
         traces = Traces(start.trace, len(plan.tenants), len(here))
-    lives = [_life(_service(start, spec, links[spec.name], traces), links[spec.name])
-             for spec in here]  # fmt: skip
-    if len(lives) == 1:
-        return 0 if lives[0]() else 1
-    return 0 if _run_together(lives) else 1
-
-
-def _run_together(lives: Sequence[Callable[[], bool]]) -> bool:
-    """Run each tenant's life in a thread of this process; return whether all succeeded.
-
-    A life reports its own errors. If one ends early, the parent ends the process.
-    """
+    if len(here) == 1:
+        return 0 if _live(start, here[0], links[here[0].name], traces) else 1
+    # Each in a thread of this process. One that ends early has told so: then the parent ends all.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    went_well = [False] * len(lives)
-
-    def run(index: int) -> None:
-        went_well[index] = lives[index]()
-
-    threads = [
-        threading.Thread(target=run, args=(index,), name=f"hwq-tenant-{index}")
-        for index in range(len(lives))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return all(went_well)
+    with ThreadPoolExecutor(len(here)) as threads:
+        lives = [threads.submit(_live, start, spec, links[spec.name], traces) for spec in here]
+        return 0 if all(life.result() for life in lives) else 1
 
 
 def _listen(channel: Channel, links: dict[str, Link]) -> None:
@@ -204,34 +180,26 @@ def _identify(channel: Channel, label: str) -> int:
     return 0
 
 
-def _service(
-    start: Start, spec: TenantSpec, link: Link, traces: Traces | None
-) -> Callable[[], None]:
-    """Return what serves a tenant's requests: its server, or this process."""
-    if spec.server is not None:
-        from pytest_hwqueue.tenancy.server_tenant import serve_by_server
+def _live(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) -> bool:
+    """Run a tenant from set-up to stop; return its success."""
+    if len(start.tenants) > 1:
+        threading.current_thread().name = f"hwq-tenant-{start.tenants.index(spec.name)}"
+    try:
+        if spec.server is not None:
+            from pytest_hwqueue.tenancy.server_tenant import serve_by_server
 
-        return partial(serve_by_server, start.plan, spec, start.urls[spec.name], link)
-    return partial(_serve, start, spec, link, traces)
-
-
-def _life(serve: Callable[[], None], link: Link) -> Callable[[], bool]:
-    """Return a function that runs a tenant from set-up to stop and returns its success."""
-
-    def run() -> bool:
-        try:
-            serve()
-        except ProcessEnded:
-            raise
-        except Exception as error:  # every cause becomes a record
-            # The user's own code has its traceback in the reason, and a server its own output.
-            if not (speaks_for_itself(error) or isinstance(error, OwnCodeFailed)):
-                traceback.print_exc()
-            link.fail(_reason(error))
-            return False
-        return True
-
-    return run
+            serve_by_server(start.plan, spec, start.urls[spec.name], link)
+        else:
+            _serve(start, spec, link, traces)
+    except ProcessEnded:
+        raise
+    except Exception as error:  # every cause becomes a record
+        # The user's own code has its traceback in the reason, and a server its own output.
+        if not (speaks_for_itself(error) or isinstance(error, OwnCodeFailed)):
+            traceback.print_exc()
+        link.parent.failed(spec.name, link.stage, _reason(error), link.served)
+        return False
+    return True
 
 
 def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) -> None:
@@ -317,16 +285,9 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
         def served(log: RequestLog) -> TenantResult:
             assert common is not None
             return delivered(
-                spec.name,
-                log,
-                link.ending.window_ns or common.duration_ns,
-                work=works[0].description,
-                items_per_request=works[0].items_per_request,
-                unit=works[0].unit,
-                lateness=lateness(log),
-                memory_bytes=device.memory_bytes(),
-                counters=counters,
-            )
+                spec.name, log, link.ending.window_ns or common.duration_ns, works[0].what,
+                lateness=lateness(log), memory_bytes=device.memory_bytes(), counters=counters,
+            )  # fmt: skip
 
         try:
             if tracer is None:

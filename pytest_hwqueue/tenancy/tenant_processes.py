@@ -143,8 +143,28 @@ class TenantProcesses(TenantCalls):
             looked_at: whether they show the times of their requests while they serve.
 
         """
+        plan, scheduler = self._plan, self._scheduler
+        urgency = [tenant.priority for tenant in plan.tenants]
+        priorities = dict(zip(self._requests, scheduler.priorities(urgency), strict=True))
+        partitions = {
+            name: scheduler.partition(request, request.priority)
+            for name, request in self._requests.items()
+        }
+        together = plan.placement == "threads"
+        each = [(name,) for name in self._requests]
         try:
-            self._start(folder, trace, server, looked_at=looked_at)
+            for members in [tuple(self._requests)] if together else each:
+                process = self._processes[members] = MeasuredProcess.start(
+                    server,
+                    "pytest_hwqueue.tenancy.tenant",
+                    self._environment(members[0]),
+                    folder / f"tenant-{'-'.join(members)[:100]}.log",
+                )
+                process.deliver_to(self._inbox, members)
+                start = Start(
+                    plan, members, priorities, partitions, self._servers.urls, trace, looked_at
+                )
+                _send(process, "run", start=to_jsonable_python(start))
             yield
         finally:
             for process in self._processes.values():
@@ -250,40 +270,14 @@ class TenantProcesses(TenantCalls):
             }
         )
 
-    def _start(
-        self, folder: Path, trace: Path | None, server: ForkServer | None, *, looked_at: bool
-    ) -> None:
-        plan = self._plan
-        together = plan.placement == "threads"
-        names = list(self._requests)
-        asked = self._scheduler.priorities([tenant.priority for tenant in plan.tenants])
-        priorities = dict(zip((tenant.name for tenant in plan.tenants), asked, strict=True))
-        partitions = {
-            name: self._scheduler.partition(request, request.priority)
-            for name, request in self._requests.items()
-        }
-        for members in [tuple(names)] if together else [(name,) for name in names]:
-            process = self._processes[members] = MeasuredProcess.start(
-                server,
-                "pytest_hwqueue.tenancy.tenant",
-                self._environment(members[0]),
-                folder / f"tenant-{'-'.join(members)[:100]}.log",
-            )
-            process.deliver_to(self._inbox, members)
-            start = Start(
-                plan, members, priorities, partitions, self._servers.urls, trace, looked_at
-            )
-            _send(process, "run", start=to_jsonable_python(start))
-
     def _environment(self, name: str) -> dict[str, str]:
         """Return a tenant's environment: the user's, its one device, the scheduler's additions.
 
         These are for whoever works on the device: not for a generator of load, but for its server.
         """
         plain = tenant_environment(self._plan.device)
-        if name in self._servers.urls:
-            return plain
-        plain.update(self._scheduler.environment(self._requests[name]))
+        if name not in self._servers.urls:
+            plain.update(self._scheduler.environment(self._requests[name]))
         return plain
 
     def _died(self, members: Members) -> None:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import BadInput, InvalidMeasurement, NotApplicable
-from pytest_hwqueue.harness.open_loop import (
-    Ending,
-    RequestLog,
-    Show,
-    Window,
-    serve,
-)
+from pytest_hwqueue.harness.open_loop import Ending, RequestLog, Show, Window, serve
 from pytest_hwqueue.harness.program import slowed_request
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
+from pytest_hwqueue.tenancy.cells import WorkDone
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.workloads.own_function import MakeStep, load, prepared
 from pytest_hwqueue.workloads.registry import workload_class
@@ -26,7 +22,6 @@ from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 
 if TYPE_CHECKING:
     from pytest_hwqueue.workloads.tenants.models import OpenModel
-
 
 # Fewer say nothing about how long a request takes.
 _LEAST_REQUESTS = 3
@@ -130,32 +125,20 @@ class WindowPlan:
 Enqueue = Callable[[Sequence[Stream]], None]
 
 
+@dataclass
 class TenantWork:
     """A tenant's work on its own streams, one request at a time.
 
     Attributes:
-        items_per_request: images, sequences, or the workload's own unit.
-        unit: what an item is.
+        what: one request is.
         check: compares the results with a reference, once; only if the device has values.
-        description: what runs, for people.
 
     """
 
-    def __init__(
-        self,
-        enqueue: Enqueue,
-        streams: Sequence[Stream],
-        items_per_request: float,
-        unit: str,
-        check: Callable[[], None],
-        description: str,
-    ) -> None:
-        self.items_per_request = items_per_request
-        self.unit = unit
-        self.check = check
-        self.description = description
-        self._enqueue = enqueue
-        self._streams = streams
+    _enqueue: Enqueue
+    _streams: Sequence[Stream]
+    what: WorkDone
+    check: Callable[[], None]
 
     def enqueue(self) -> None:
         """Enqueue one request, without waiting for it."""
@@ -236,7 +219,7 @@ def _function(
                 "one argument, the streams, and launch all that it does"
             )
 
-    work = TenantWork(enqueue, streams, 1, "requests", check, _described(spec))
+    work = TenantWork(enqueue, streams, WorkDone(_described(spec)), check)
     return work
 
 
@@ -267,10 +250,8 @@ def _workload(spec: TenantSpec, device: Device, streams: Sequence[Stream], seed:
         for stream in streams:
             stream.synchronize()
 
-    described = _described(spec, parameters.model_dump())
-    return TenantWork(
-        workload.iterate, streams, amount, unit, lambda: workload.check(run_once), described
-    )
+    what = WorkDone(_described(spec, parameters.model_dump()), amount, unit)
+    return TenantWork(workload.iterate, streams, what, lambda: workload.check(run_once))
 
 
 def _models(
@@ -299,10 +280,8 @@ def _models(
 
 
 def _of_model(model: OpenModel, streams: Sequence[Stream]) -> TenantWork:
-    return TenantWork(
-        lambda _: model.request(), streams, model.items_per_request, "items", model.check,
-        model.description,
-    )  # fmt: skip
+    what = WorkDone(model.description, model.items_per_request, "items")
+    return TenantWork(lambda _: model.request(), streams, what, model.check)
 
 
 def _described(spec: TenantSpec, parameters: Mapping[str, object] | None = None) -> str:

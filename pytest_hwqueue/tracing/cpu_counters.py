@@ -11,11 +11,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -114,8 +113,7 @@ class CpuCounters(PlainData):
         return self.model_copy(update={"missing": {**self.missing, "kernels": reason}})
 
 
-@dataclass(frozen=True)
-class ThreadCounters:
+class ThreadCounters(NamedTuple):
     """One thread's counters since its start, or within an interval.
 
     Attributes:
@@ -131,9 +129,17 @@ class ThreadCounters:
     on_cpu_ns: int | None
     run_delay_ns: int | None
 
+    def as_recorded(self) -> dict[str, Any]:
+        """Return them by the names and units of records."""
+        return {
+            "voluntary": self.voluntary,
+            "involuntary": self.involuntary,
+            "on_cpu_s": None if self.on_cpu_ns is None else self.on_cpu_ns / _NS_PER_S,
+            "run_delay_s": None if self.run_delay_ns is None else self.run_delay_ns / _NS_PER_S,
+        }
 
-@dataclass(frozen=True)
-class CounterReading:
+
+class CounterReading(NamedTuple):
     """All counters at one moment.
 
     Attributes:
@@ -200,7 +206,7 @@ def counters_of(
     """
     missing = {"kernels": _NOT_COUNTED}
     own = after.threads.get(enqueuing)
-    unknown: dict[str, None] = {}
+    unknown: dict[str, Any] = {}
     # A kernel, or a sandbox in its place, that does not count shows 0 for a thread that has run.
     if own is None or not (own.voluntary or own.involuntary):
         missing |= dict.fromkeys(("voluntary", "involuntary"), _NO_SWITCHES)
@@ -208,27 +214,24 @@ def counters_of(
     if own is None or not own.on_cpu_ns:
         missing |= dict.fromkeys(("on_cpu_s", "run_delay_s"), _NO_TIMES)
         unknown |= dict.fromkeys(("on_cpu_ns", "run_delay_ns"))
-    threads = {tid: replace(one, **unknown) for tid, one in threads_between(before, after).items()}
+    threads = {tid: one._replace(**unknown) for tid, one in threads_between(before, after).items()}
     softirqs = _counted(before.system_softirqs, after.system_softirqs)
     interrupts = _counted(before.system_interrupts, after.system_interrupts)
     for table, counts in (("softirqs", softirqs), ("interrupts", interrupts)):
         if counts is None:
             missing[f"system_{table}"] = f"/proc/{table} cannot be read here"
-    active = {tid: one for tid, one in threads.items() if tid == enqueuing or any(_values(one))}
-    columns = list(zip(*map(_values, threads.values()), strict=True)) or [()] * 4
-    totals = [None if None in column else sum(column) for column in columns]
-    voluntary, involuntary, on_cpu_ns, run_delay_ns = totals
-    for name, total in zip(
-        ("voluntary", "involuntary", "on_cpu_s", "run_delay_s"), totals, strict=True
-    ):
-        if total is None:
+    active = {tid: one for tid, one in threads.items() if tid == enqueuing or any(one)}
+    columns: list[Any] = list(zip(*threads.values(), strict=True)) or [()] * 4
+    total = ThreadCounters(*(None if None in column else sum(column) for column in columns))
+    for name, value in total.as_recorded().items():
+        if value is None:
             missing.setdefault(name, "a thread ended while it was read")
+    system = {"system_softirqs": softirqs, "system_interrupts": interrupts}
     totalled = PerThousand(
-        voluntary=voluntary,
-        involuntary=involuntary,
-        run_delay_us=None if run_delay_ns is None else run_delay_ns / 1e3,
-        system_softirqs=softirqs,
-        system_interrupts=interrupts,
+        voluntary=total.voluntary,
+        involuntary=total.involuntary,
+        run_delay_us=None if total.run_delay_ns is None else total.run_delay_ns / 1e3,
+        **system,
     )
     if not launches:
         missing["per_1000_launches"] = "there was no launch"
@@ -240,21 +243,14 @@ def counters_of(
             ThreadCounts(
                 thread=tid,
                 name=ENQUEUING if tid == enqueuing else names.get(tid) or "thread",
-                voluntary=each.voluntary,
-                involuntary=each.involuntary,
-                on_cpu_s=_seconds(each.on_cpu_ns),
-                run_delay_s=_seconds(each.run_delay_ns),
+                **each.as_recorded(),
             )
             for tid, each in active.items()
         ],
         idle_threads=len(threads) - len(active),
         ended_threads=len(before.threads.keys() - after.threads.keys()),
-        voluntary=voluntary,
-        involuntary=involuntary,
-        on_cpu_s=_seconds(on_cpu_ns),
-        run_delay_s=_seconds(run_delay_ns),
-        system_softirqs=softirqs,
-        system_interrupts=interrupts,
+        **total.as_recorded(),
+        **system,
         per_1000_launches=_scaled(totalled, 1000 / launches) if launches else None,
         missing=missing,
     )
@@ -396,12 +392,8 @@ def _thread_difference(before: ThreadCounters | None, after: ThreadCounters) -> 
     if before is None or (before.on_cpu_ns or 0) > (after.on_cpu_ns or before.on_cpu_ns or 0):
         # A thread that began in between, under a new id or one used before.
         return after
-    pairs = zip(_values(before), _values(after), strict=True)
+    pairs: Iterable[tuple[Any, Any]] = zip(before, after, strict=True)
     return ThreadCounters(*(None if None in (one, two) else two - one for one, two in pairs))
-
-
-def _values(thread: ThreadCounters) -> list[Any]:
-    return [getattr(thread, field.name) for field in fields(thread)]
 
 
 def _counted(
@@ -412,10 +404,6 @@ def _counted(
     # A line that was not there before had counted nothing.
     counted = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count for name, count in counted.items() if count}
-
-
-def _seconds(ns: int | None) -> float | None:
-    return None if ns is None else ns / _NS_PER_S
 
 
 def _scaled(rates: PerThousand, factor: float) -> PerThousand:

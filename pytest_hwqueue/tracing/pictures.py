@@ -113,18 +113,16 @@ class Picture:
         ]
         numbers: dict[int, int] = {}
         for name, number in processes.items():
-            events.append(_named("process_name", number, 0, name))
-            events.append(_sorted("process_sort_index", number, 0, number))
+            events += _heading("process", number, 0, name, number)
         if self._counters:
-            events.append(_named("process_name", 0, 0, "telemetry"))
+            events += _heading("process", 0, 0, "telemetry")
         next_row = 1
         for track in self._tracks.values():
             numbers[id(track)] = next_row
             for lane in range(track.lay_out()):
                 name = track.name if lane == 0 else f"{track.name} ({lane + 1})"
                 process = processes[track.process]
-                events.append(_named("thread_name", process, next_row, name))
-                events.append(_sorted("thread_sort_index", process, next_row, next_row))
+                events += _heading("thread", process, next_row, name, next_row)
                 next_row += 1
         for track in self._tracks.values():
             for one in sorted(track.slices, key=lambda each: (each.start_ns, -each.end_ns)):
@@ -164,12 +162,14 @@ def _lane_for(one: Slice, lanes: list[list[int]]) -> int:
     return len(lanes) - 1
 
 
-def _named(what: str, process: int, row: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": row, "args": {"name": name}}
-
-
-def _sorted(what: str, process: int, row: int, index: int) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": row, "args": {"sort_index": index}}
+def _heading(
+    what: str, process: int, row: int, name: str, index: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the events that name a process or a thread, and give it its place."""
+    for key, value in (("name", name), ("sort_index", index)):
+        if value is not None:
+            about = {"ph": "M", "name": f"{what}_{key}", "pid": process, "tid": row}
+            yield {**about, "args": {key: value}}
 
 
 def write_csv(path: Path, pid: int, comms: Mapping[int, str], picture: Picture) -> int:

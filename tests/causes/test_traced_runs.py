@@ -122,7 +122,7 @@ def test_beside_a_measured_pass_the_traced_one_is_no_longer(
     measured = Samples(host_ns=[round(measured_s * 1e8)] * 10, device_ns=[], enqueue_ns=[],
                        pace_ns=[])  # fmt: skip
     request = SimpleNamespace(only_traced=False, workload=SimpleNamespace(gradients=False),
-                              rank_sync=None)  # fmt: skip
+                              plan=SimpleNamespace(rank_sync=None))  # fmt: skip
     cell: Any = SimpleNamespace(
         request=request, device=SimpleNamespace(capabilities=capabilities_of("cpu")), pool=None,
         found=FoundOfCell("causes", samples=measured),

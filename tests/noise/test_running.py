@@ -24,7 +24,13 @@ from pytest_hwqueue.noise.neighbours import (
     started,
 )
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.processes.services import Contending, Service, ServiceFailed, Stop, free_port
+from pytest_hwqueue.processes.services import (
+    Contending,
+    ServiceFailed,
+    Stop,
+    free_port,
+    run_service,
+)
 from pytest_hwqueue.records.noise import NoiseRound
 from tests.conftest import slow
 
@@ -268,14 +274,13 @@ def test_nothing_is_left_when_its_owner_dies(
 def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
     endless = program(tmp_path / "endless", "import time; time.sleep(600)")
     log, scratch, stop = tmp_path / "log", tmp_path / "scratch", Stop(signal.SIGTERM)
-    service = Service("s", [str(endless)], log, {}, stop, Contending(0.2, scratch))
-    wait_for(lambda: has_ended(service.pid), "its time to be over")
-    with pytest.raises(ServiceFailed, match=r"(?s)died by SIGTERM.*its time of 0.2 s is over"):
-        service.check(60)
-    assert not scratch.exists()
-    service.stop()
+    with run_service("s", [str(endless)], log, stop, {}, Contending(0.2, scratch)) as service:
+        wait_for(lambda: has_ended(service.pid), "its time to be over")
+        with pytest.raises(ServiceFailed, match=r"(?s)died by SIGTERM.*its time of 0.2 s is over"):
+            service.check(60)
+        assert not scratch.exists()
     # A folder that is there already is not its own, and stays.
     scratch.mkdir()
     with pytest.raises(ServiceFailed, match="File exists"):
-        Service("s", ["true"], log, {}, stop, Contending(60, scratch))
+        run_service("s", ["true"], log, stop, {}, Contending(60, scratch)).__enter__()
     assert scratch.exists()

@@ -16,11 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.processes.channel import (
-    Channel,
-    ProcessEnded,
-    innermost_frames,
-)
+from pytest_hwqueue.processes.channel import Channel, ProcessEnded
+from pytest_hwqueue.processes.reaper import innermost_frames
 
 PAST = 0.0  # a deadline on a monotonic clock that has passed
 JSON_VALUES = st.recursive(

@@ -93,13 +93,13 @@ def done(process: MeasuredProcess, kind: str, **content: object) -> Message:
 
 
 def test_a_process_answers_until_it_is_asked_to_exit(process: MeasuredProcess) -> None:
-    assert done(process, "print", text="hello") == {"kind": "done", "what": "print"}
+    assert done(process, "print", text="hello\nthere") == {"kind": "done", "what": "print"}
     assert process.receive(time.monotonic()) is None
     assert not process.ended_well
     process.finish(60)
     assert process.ended_well
     assert process.how_it_ended() == "exited with status 0"
-    assert process.last_lines() == "hello"
+    assert (process.last_lines(), process.last_lines(1)) == ("hello\nthere", "there")
 
 
 def test_one_that_ends_by_itself_says_how_to_whoever_waits(process: MeasuredProcess) -> None:

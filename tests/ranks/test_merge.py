@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.ranks.cell import merge
 from pytest_hwqueue.records.cell import BackToBack, Cell, Metrics, RunRecord, Samples, now
-
-
-def summarised(samples: Samples) -> Metrics:
-    return summarise(samples, {"samples": 8.0}, ())
-
 
 CELL = Cell(
     name="grad_accum", device="cpu", streams=2, scheduler="native", dispatch="eager",
@@ -27,6 +21,7 @@ def record(samples: Samples | None, metrics: Metrics | None = None) -> RunRecord
     return RunRecord(
         cell=CELL, cell_id=CELL.id, nodeid="x.py::test", status="ok", started=now(), duration_s=1,
         samples=samples, metrics=metrics or Metrics(), seed=0, command="pytest",
+        work_per_iteration={"samples": 8.0},
     )  # fmt: skip
 
 
@@ -38,7 +33,7 @@ def of_rank(host_ns: list[int], **parts: object) -> RunRecord:
 @given(st.integers(2, 5).flatmap(lambda n: st.lists(
     st.lists(st.integers(1, 10**9), min_size=7, max_size=7), min_size=n, max_size=n)))  # fmt: skip
 def test_iteration_lasts_as_long_as_its_slowest_rank(times: list[list[int]]) -> None:
-    merged = merge([of_rank(each) for each in times], summarised, "gloo")
+    merged = merge([of_rank(each) for each in times], "gloo")
     assert merged.samples is not None
     slowest = [max(column) for column in zip(*times, strict=True)]
     assert merged.samples.host_ns == merged.samples.device_ns == slowest
@@ -61,24 +56,24 @@ def test_a_block_lasts_as_long_as_on_its_slowest_rank_and_a_refused_rate_stays_s
     ranks = [of_rank([5, 5], back_to_back=each) for each in blocks]
     apart = [of_rank([5, 5]) for _ in blocks]
     for records, expected in ((ranks, slowest), (apart, None)):
-        merged = merge(records, summarised, "nccl")
+        merged = merge(records, "nccl")
         assert merged.samples is not None
         assert merged.samples.back_to_back == expected
         assert merged.metrics.throughput
     refusing = Metrics(refused={"throughput": "not needed"})
     refused = [each.model_copy(update={"metrics": refusing}) for each in apart]
-    assert merge(refused, summarised, "nccl").metrics.throughput == []
+    assert merge(refused, "nccl").metrics.throughput == []
 
 
 def test_straggler_is_named_and_equals_are_not() -> None:
     generator = np.random.default_rng(5)
     quick, other = generator.normal(1e6, 1e4, (2, 200)).astype(int).tolist()
     late = generator.normal(1.01e6, 1e4, 200).astype(int).tolist()
-    found = merge([of_rank(quick), of_rank(late), of_rank(other)], summarised, "nccl").ranks
+    found = merge([of_rank(quick), of_rank(late), of_rank(other)], "nccl").ranks
     assert found is not None
     assert found.straggler == 1
     assert (found.world_size, found.backend) == (3, "nccl")
-    equals = merge([of_rank(quick), of_rank(other)], summarised, "nccl").ranks
+    equals = merge([of_rank(quick), of_rank(other)], "nccl").ranks
     assert equals is not None
     assert equals.straggler is None
 
@@ -88,7 +83,7 @@ def test_no_straggler_among_equal_ranks_in_nearly_all_sessions() -> None:
     named = 0
     for _ in range(200):
         ranks = [of_rank(generator.integers(1, 10**6, 100).tolist()) for _ in range(4)]
-        found = merge(ranks, summarised, "gloo").ranks
+        found = merge(ranks, "gloo").ranks
         assert found is not None
         named += found.straggler is not None
     assert named <= 10  # 5 % are allowed
@@ -97,7 +92,7 @@ def test_no_straggler_among_equal_ranks_in_nearly_all_sessions() -> None:
 def test_tags_and_references_are_the_slowest_ranks_too() -> None:
     one = of_rank([5, 6], tags_ns={"a": [1, 9], "b": [4]}, references_ns={"r": [3]})
     two = of_rank([7, 1], tags_ns={"a": [2, 8], "b": [4, 5]}, references_ns={"r": [2]})
-    merged = merge([one, two], summarised, "gloo")
+    merged = merge([one, two], "gloo")
     assert merged.samples is not None
     assert merged.samples.tags_ns == {"a": [2, 9]}
     assert merged.samples.references_ns == {"r": [3]}
@@ -106,14 +101,14 @@ def test_tags_and_references_are_the_slowest_ranks_too() -> None:
 
 def test_ranks_that_did_not_do_the_same_are_refused() -> None:
     with pytest.raises(HwqError, match="the ranks took 2, 1 samples of host_ns"):
-        merge([of_rank([5, 6]), of_rank([5])], summarised, "gloo")
+        merge([of_rank([5, 6]), of_rank([5])], "gloo")
     with pytest.raises(HwqError, match="a rank measured nothing"):
-        merge([of_rank([5]), record(None)], summarised, "gloo")
+        merge([of_rank([5]), record(None)], "gloo")
 
 
 def test_memory_is_that_of_the_rank_with_most() -> None:
     def with_memory(**memory: int) -> RunRecord:
         return record(of_rank([5]).samples, Metrics(memory_bytes=memory))
 
-    merged = merge([with_memory(a=1, b=7), with_memory(a=3)], summarised, "gloo")
+    merged = merge([with_memory(a=1, b=7), with_memory(a=3)], "gloo")
     assert merged.metrics.memory_bytes == {"a": 3, "b": 7}

@@ -23,8 +23,7 @@ from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.records.timelines import read_kept
-from pytest_hwqueue.tenancy.cells import delivered
-from pytest_hwqueue.workloads.workload import PrimaryLatency
+from pytest_hwqueue.tenancy.cells import WorkDone, delivered
 
 ROOT = Path(__file__).parents[2]
 if (ROOT / "PKG-INFO").exists():
@@ -74,8 +73,7 @@ def of_cell(record: RunRecord) -> Differing:
     assert record.samples is not None
     # No record of the repository has ratios, overlap or bandwidth.
     assert record.declared is None
-    primary = PrimaryLatency(record.primary.name, record.primary.per, "")
-    again = summarise(record.samples, record.work_per_iteration, (), primary=primary)
+    again = summarise(record.samples, record.work_per_iteration, primary=record.primary)
     return differing(*(one.model_dump(include=OF_SAMPLES) for one in (record.metrics, again)))
 
 
@@ -87,10 +85,10 @@ def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> Tenan
     log = RequestLog(
         False, scheduled, started, finished, tenant.failures, tenant.unserved or 0, concurrency
     )
+    work = WorkDone("", rates.items_per_request or 0.0, rates.unit)
     again = delivered(
-        tenant.name, log, duration_ns, lateness=tenant.lateness and lateness(log),
-        items_per_request=rates.items_per_request or 0.0, unit=rates.unit,
-    )  # fmt: skip
+        tenant.name, log, duration_ns, work, lateness=tenant.lateness and lateness(log)
+    )
     if rates.items_per_request is not None or again.throughput is None:
         return again
     # Early records do not say how many items a request has.

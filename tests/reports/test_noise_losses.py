@@ -40,7 +40,7 @@ def measured(
     samples = Samples(host_ns=times, device_ns=times, enqueue_ns=times, pace_ns=[])
     return RunRecord(
         cell=cell, cell_id=cell.id, nodeid="x::y", run=run, status="ok", started=now(),
-        duration_s=1, samples=samples, metrics=summarise(samples, {"tokens": 1.0}, ()),
+        duration_s=1, samples=samples, metrics=summarise(samples, {"tokens": 1.0}),
         noise=around, seed=0, command="pytest",
     )  # fmt: skip
 

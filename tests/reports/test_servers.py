@@ -18,7 +18,7 @@ from pytest_hwqueue.records.tenants import (
 )
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.tenancy.cells import delivered, served
+from pytest_hwqueue.tenancy.cells import WorkDone, delivered, served
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -38,7 +38,7 @@ def result(n: int = 1000, failed: int = 0) -> TenantResult:
         tokens=[10] * good, ttft_bound_ms=20, tbt_bound_ms=4,
     )  # fmt: skip
     server = ServerLoad(url="http://127.0.0.1:1/", connections=3, most_at_once=2, tokens=tokens)
-    return delivered("chat", log, 10 * S, items_per_request=10.0, unit="tokens", server=server)
+    return delivered("chat", log, 10 * S, WorkDone("", 10.0, "tokens"), server=server)
 
 
 def line(*results: TenantResult) -> str:

@@ -29,8 +29,8 @@ from pytest_hwqueue.schedulers.syntax import (
     open_scheduler,
     parse_scheduler,
 )
-from pytest_hwqueue.servers import running
 from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.tenancy import server_processes
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
@@ -166,7 +166,7 @@ def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Capabilities(driver_library="libhwqnone.so")
-    monkeypatch.setattr(running, "capabilities_of", lambda kind: driver)
+    monkeypatch.setattr(server_processes, "capabilities_of", lambda kind: driver)
     record = run(tmp_path, misbehaving("well"))
     assert (record.status, record.proof) == ("failed", None)
     assert "none of its 1 processes has libhwqnone.so mapped" in record.reason

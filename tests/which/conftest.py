@@ -24,7 +24,7 @@ from pytest_hwqueue.records.tenants import (
 from pytest_hwqueue.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.tenancy.cells import delivered
+from pytest_hwqueue.tenancy.cells import WorkDone, delivered
 from pytest_hwqueue.which.file import WhichCase, WhichFile
 from pytest_hwqueue.which.runs import all_runs
 
@@ -94,7 +94,7 @@ def requests(
     due = array("q", scheduled_ns)
     log = RequestLog(False, due, due, array("q", finished_ns), [*failed])
     items = 8.0 if name == "low" else 1.0
-    return delivered(name, log, WINDOW_S * 10**9, items_per_request=items, unit="images")
+    return delivered(name, log, WINDOW_S * 10**9, WorkDone("", items, "images"))
 
 
 def served(
