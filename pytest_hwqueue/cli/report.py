@@ -168,7 +168,7 @@ def history(
     series = [
         each
         for each in arrange(sources, figures or _FIGURES, pool_machines=pool_machines)
-        if not chosen or each.cell_id in chosen
+        if not chosen or each.cell in chosen
     ]
     labels = list(dict.fromkeys(source.label for source in sources))
     found = analyse(
