@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -170,16 +171,8 @@ def runs_needed(sd: float, goal: float, settings: GateSettings, cells: int) -> i
         )
 
     # More runs never detect less, so the least number is found by halving.
-    low, high = LEAST_RUNS_EXACT, MOST_RUNS
-    if not enough(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    counts = range(LEAST_RUNS_EXACT, MOST_RUNS)
+    return LEAST_RUNS_EXACT + bisect_left(counts, True, key=enough) if enough(MOST_RUNS) else None
 
 
 CONFIDENCE = 0.95
