@@ -190,7 +190,7 @@ def _sources(text: str, store: Store) -> list[Source]:
     device, _, name = source.label.rpartition("/")
     if source.kind != "baseline" or device not in store.devices():
         return [source]
-    return [replace(source, cells=store.anchor(name, device).cells), source]
+    return [replace(source, cells=store.anchor(name, device)), source]
 
 
 def _refuse_unknown(

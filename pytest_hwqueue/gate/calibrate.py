@@ -15,6 +15,7 @@ from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import least_p
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.dependence import chi2_quantile, f_quantile, student_quantile
+from pytest_hwqueue.metrics.numbers import counted
 
 MOST_RUNS = 60
 """Beyond this many runs a side, more runs are no answer: the noise has to be reduced."""
@@ -156,6 +157,22 @@ def look_to_convict(runs: int, settings: GateSettings, cells: int) -> int | None
     """Return the shortest last look at which the exact test can convict with ``runs`` runs."""
     looks = range(settings.last_look, MOST_RUNS + 1)
     return next((look for look in looks if can_convict(runs, look, settings, cells)), None)
+
+
+def obstacle_to(runs: int, settings: GateSettings, cells: int) -> str:
+    """Return why no new runs could convict a cell of so many baseline runs, or an empty string."""
+    if can_convict(runs, settings.last_look, settings, cells):
+        return ""
+    if runs < LEAST_RUNS:
+        return f"{counted(runs, 'baseline run')} cannot tell: record {LEAST_RUNS_EXACT}"
+    if settings.paired:
+        pairs = pairs_to_convict(settings, cells)
+        return f"{counted(runs, 'pair')}: too few for {counted(cells, 'figure')}, needs {pairs}"
+    needed, look = runs_to_convict(settings, cells), look_to_convict(runs, settings, cells)
+    ways = [f"{needed} baseline runs"] * (needed is not None)
+    ways += [f"a last look at {look} new runs"] * (look is not None)
+    wanted = " or ".join(ways) or "fewer cells"
+    return f"{runs} baseline runs are too few for {counted(cells, 'cell')}: needs {wanted}"
 
 
 def runs_needed(sd: float, goal: float, settings: GateSettings, cells: int) -> int | None:

@@ -9,15 +9,11 @@ from typing import Any
 
 from pytest_hwqueue.gate.calibrate import (
     LEAST_RUNS,
-    LEAST_RUNS_EXACT,
     MOST_RUNS,
-    can_convict,
     detectable_effect,
     is_exact,
-    look_to_convict,
-    pairs_to_convict,
+    obstacle_to,
     runs_needed,
-    runs_to_convict,
 )
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.look import FigureEvidence
@@ -32,7 +28,6 @@ from pytest_hwqueue.gate.verdict import (
     Verdict,
     percent,
 )
-from pytest_hwqueue.metrics.numbers import counted
 
 NORMAL_NOISE = "assumes normal run noise"
 
@@ -161,12 +156,12 @@ def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
     if main is not None and main.is_worse and min(main.p_t, least_p) <= settings.warn:
         if not cell.main_on_trial:
             return "inconclusive", *_standing_in(cell, "looks worse, but ")
-        if obstacle := _obstacle(cell):
+        if obstacle := obstacle_to(len(cell.baseline), cell.settings, cell.cells):
             return "inconclusive", "baseline-too-small", f"looks worse, but {obstacle}"
         return "inconclusive", "likely-worse", "looks worse, but not beyond doubt"
     other = cell.companion
     if other is not None and other.is_worse and other.p_t <= settings.warn:
-        words = _obstacle(cell) or "not beyond doubt"
+        words = obstacle_to(len(cell.baseline), cell.settings, cell.cells) or "not beyond doubt"
         words = f"{ITERATION_TIME.label} looks worse, but {words}"
         return "inconclusive", "likely-slower-iterations", words
     failures = cell.failures
@@ -197,24 +192,6 @@ def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
     return "too-few-samples", f"{worse}{quantity.label} needs {quantity.least_n} samples, has {n}"
 
 
-def _obstacle(cell: CellGate) -> str:
-    """Return why no runs could have convicted this cell, or an empty string."""
-    runs, last, settings = len(cell.baseline), cell.settings.last_look, cell.settings
-    cells = cell.cells
-    if can_convict(runs, last, settings, cells):
-        return ""
-    if runs < LEAST_RUNS:
-        return f"{counted(runs, 'baseline run')} cannot tell: record {LEAST_RUNS_EXACT}"
-    if settings.paired:
-        pairs = pairs_to_convict(settings, cells)
-        return f"{counted(runs, 'pair')}: too few for {counted(cells, 'figure')}, needs {pairs}"
-    needed, look = runs_to_convict(settings, cells), look_to_convict(runs, settings, cells)
-    ways = [f"{needed} baseline runs"] * (needed is not None)
-    ways += [f"a last look at {look} new runs"] * (look is not None)
-    wanted = " or ".join(ways) or "fewer cells"
-    return f"{runs} baseline runs are too few for {counted(cells, 'cell')}: needs {wanted}"
-
-
 def _failure_shares(cell: CellGate) -> str:
     shares = []
     for runs in (cell.baseline, cell.new):
@@ -225,7 +202,7 @@ def _failure_shares(cell: CellGate) -> str:
 
 def _reach(cell: CellGate, figure: FigureEvidence) -> tuple[float | None, str]:
     """Return the smallest worsening the cell detects, and the runs that the goal takes."""
-    if obstacle := _obstacle(cell):
+    if obstacle := obstacle_to(len(cell.baseline), cell.settings, cell.cells):
         return None, obstacle
     difference, settings, runs = figure.difference, figure.settings, len(cell.baseline)
     detectable = detectable_effect(
