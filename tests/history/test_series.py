@@ -154,6 +154,12 @@ def test_small_steps_that_add_up_are_found_where_the_gate_sees_none(cell_of: Mak
     assert any("adds up to" in note for note in history.notes)
 
 
+def test_two_modes_are_kept_and_said(cell_of: Make) -> None:
+    turns = noisy(60) * np.where(np.random.default_rng(5).random(60) < 0.4, 1.2, 1)
+    (history,) = analysed(arrange(source(cell_of(turns)), ["p99"]))
+    assert [note.partition(":")[0] for note in history.notes] == ["bimodal"]
+
+
 def test_a_flat_cell_has_nothing_to_say(cell_of: Make) -> None:
     (history,) = analysed(arrange(source(cell_of(noisy(60, seed=1))), ["p99"]))
     assert (history.changes, history.notes, history.accumulated) == ([], [], False)

@@ -29,8 +29,7 @@ def test_the_path_is_the_chain_that_ended_last() -> None:
     paths = critical_paths([REQUEST], [first, waits, beside, kernel(3, 0, 0, 500, None)])
     assert set(paths.kernels) == {first, waits}
     # The launching thread until the first kernel was ready; at the end it wakes up.
-    waited_for = {None: [(100, 110), (190, 200)], 0: [(110, 140)], 1: [(140, 200)]}
-    assert paths.waited_for == waited_for
+    assert paths.waited_for == {None: [(100, 110), (190, 200)], 0: [(110, 140)], 1: [(140, 200)]}
     without = critical_paths([REQUEST], [kernel(0, 0, 1, 2, request=4)])
     assert without == ({None: [(100, 200)]}, [])
     # Kernels of a stream that overlap a little are a chain.
