@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--baselines", type=Path, default=Path("baselines"), metavar="FOLDER")
     given = parser.parse_args()
     device, _, name = given.name.rpartition("/")
-    cells = sorted(Store(given.baselines).read(name, device).cells.values(), key=_place)
+    cells = sorted(Store(given.baselines).read(name, device).values(), key=_place)
     notes = Notes()
     print_table(_HEAD, [row_of(cell, notes) for cell in cells], notes.lines(len(cells)))
     notes = Notes()

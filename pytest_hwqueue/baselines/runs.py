@@ -302,11 +302,7 @@ def _conditions(header: CellHeader, kind: Kind) -> dict[str, Any]:
         return {name: fingerprint[name] for name in ENVIRONMENT_FIELDS & fingerprint.keys()}
     cell = {f"cell.{name}": value for name, value in header.cell if name != "parameters"}
     parameters = {f"parameter.{name}": value for name, value in header.cell.parameters.items()}
-    sample = {
-        "sample.latency": header.sample.latency,
-        "sample.tags": header.sample.tags,
-        "sample.primary": header.sample.primary,
-    }
+    sample = {f"sample.{name}": value for name, value in vars(header.sample).items()}
     hard = {name: value for name, value in header.hard.items() if name not in ENVIRONMENT_FIELDS}
     return {**cell, **parameters, **sample, **hard}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.baselines.store import Store
 
 
-Model = TypeVar("Model", SessionFile, SessionFiles)
-
-
 def read_session_file(path: Path) -> tuple[SessionInfo, list[RunRecord]]:
     """Read a session and its records in the order measured.
 
@@ -34,19 +32,16 @@ def read_session_file(path: Path) -> tuple[SessionInfo, list[RunRecord]]:
         RecordError: naming the file, or the record, that cannot be read or is damaged.
 
     """
-    if not _names_files(path):
-        content = _read(path, SessionFile)
+    content = _read(path)
+    if isinstance(content, SessionFile):
         return content.session, _records_within(path, content)
-    files = _read(path, SessionFiles)
     with within(remedy="measure again"):
-        return files.session, read_files(path, files)
+        return content.session, read_files(path, content)
 
 
 def read_session_id(path: Path) -> str:
     """Return the id of a session by its file; raises as `read_session_file` does."""
-    if _names_files(path):
-        return _read(path, SessionFiles).session.id
-    return _read(path, SessionFile).session.id
+    return _read(path).session.id
 
 
 def _records_within(path: Path, content: SessionFile) -> list[RunRecord]:
@@ -65,16 +60,13 @@ def _records_within(path: Path, content: SessionFile) -> list[RunRecord]:
     return records
 
 
-def _names_files(path: Path) -> bool:
-    try:
+def _read(path: Path) -> SessionFile | SessionFiles:
+    model: type[SessionFile | SessionFiles] = SessionFile
+    # Whatever cannot be read is none of either kind, and what is wrong is said below.
+    with contextlib.suppress(OSError, ValueError):
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        # Whoever reads it as one of either kind says what is wrong.
-        return False
-    return isinstance(data, dict) and str(data.get("schema")).startswith(SESSION_FILES)
-
-
-def _read(path: Path, model: type[Model]) -> Model:
+        if isinstance(data, dict) and str(data.get("schema")).startswith(SESSION_FILES):
+            model = SessionFiles
     return read_model(path, model, "a session file (--hwq-json writes them)")
 
 
@@ -143,11 +135,12 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
             listed = " or ".join(f"{each}/{name}" for each in devices)
             raise RecordError(f"{name!r} is a baseline of several devices: write {listed}")
         if devices and device in ("", *devices):
-            cells = store.read(name, devices[0]).cells
+            cells = store.read(name, devices[0])
             return Source(f"{devices[0]}/{name}", "baseline", cells)
     path = Path(text)
     if path.is_file():
-        return _load_session(path)
+        session, records = read_session_file(path)
+        return source_of(str(path), "session", [(session.id, record) for record in records])
     if text and path.is_dir():
         return _load_folder(path)
     known = nearest(text, store.labels())
@@ -168,11 +161,6 @@ def _of_devices(name: str, devices: Sequence[str], of: Source) -> list[str]:
             "compare with another device"
         )
     return found or list(devices)
-
-
-def _load_session(path: Path) -> Source:
-    session, records = read_session_file(path)
-    return source_of(str(path), "session", [(session.id, record) for record in records])
 
 
 def _load_folder(path: Path) -> Source:

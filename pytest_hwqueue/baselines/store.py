@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.baselines.cell_file import read_cell, write_cell
@@ -52,15 +51,6 @@ _ANCHOR = "anchor"
 _RECORDS = "records"
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A named baseline of one device's model; ``cells`` by cell id, in the order of the ids."""
-
-    name: str
-    device: str
-    cells: dict[str, CellBaseline]
-
-
 class Store:
     """The baselines under a folder.
 
@@ -96,15 +86,18 @@ class Store:
         """Return all baselines as ``DEVICE/NAME``."""
         return [f"{device}/{name}" for device in self.devices() for name in self.names(device)]
 
-    def read(self, name: str, device: str) -> Baseline:
-        """Read a baseline; samples stay encoded until `Run.samples_ns` asks for them."""
-        return Baseline(name, device, read_folder(self._existing(name, device)))
+    def read(self, name: str, device: str) -> dict[str, CellBaseline]:
+        """Read a baseline: its cells by id, in the order of the ids.
 
-    def anchor(self, name: str, device: str) -> Baseline:
+        Samples stay encoded until `Run.samples_ns` asks for them.
+        """
+        return read_folder(self._existing(name, device))
+
+    def anchor(self, name: str, device: str) -> dict[str, CellBaseline]:
         """Read the first accepted runs; a cell that never moved is its own anchor."""
         folder = self._existing(name, device)
         cells = {**read_folder(folder), **read_folder(inside(folder / _ANCHOR, folder))}
-        return Baseline(name, device, dict(sorted(cells.items())))
+        return dict(sorted(cells.items()))
 
     def history(self, name: str, device: str) -> list[Move]:
         """Return the baseline's deliberate moves, oldest first."""

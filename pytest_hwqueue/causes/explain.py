@@ -290,7 +290,7 @@ def explain(
     """
     known = Others() if others is None else others
     paths = critical_paths(requests, own)
-    waited = paths.waited_for()
+    waited = paths.waited_for
     taken = set(paths.kernels)
     # Off the path a kernel may wait or take its time: that delays nothing.
     on_path = [

@@ -59,7 +59,7 @@ def show(name: str, cell: str | None, **given: Any) -> None:
 
     settings, figures = options.gate_settings(given), options.Asked(given).fail_on
     store, device, name, label = _opened(name, given)
-    cells = store.read(name, device).cells
+    cells = store.read(name, device)
     if cell is None:
         options.output(cells_document(label, cells, figures, settings))
     else:
@@ -74,7 +74,7 @@ def history(name: str, **given: Any) -> None:
     from pytest_hwqueue.reports.baselines import moves_document
 
     store, device, name, label = _opened(name, given)
-    anchor, cells = store.anchor(name, device).cells, store.read(name, device).cells
+    anchor, cells = store.anchor(name, device), store.read(name, device)
     moves = store.history(name, device)
     options.output(moves_document(label, moves, anchor, cells))
 
@@ -127,7 +127,7 @@ def prune(name: str, keep: int, yes: bool, **given: Any) -> None:
     The first N runs become the anchor of a cell that has none.
     """
     store, device, name, label = _opened(name, given)
-    cells = store.read(name, device).cells.values()
+    cells = store.read(name, device).values()
     going = sum(max(0, len(cell.runs) - keep) for cell in cells)
     if not going:
         click.echo(f"no cell of {label} has more than {keep} runs: nothing to remove")

@@ -168,7 +168,7 @@ def history(
     series = [
         each
         for each in arrange(sources, figures or _FIGURES, pool_machines=pool_machines)
-        if not chosen or each.cell_id in chosen
+        if not chosen or each.cell in chosen
     ]
     labels = list(dict.fromkeys(source.label for source in sources))
     found = analyse(
@@ -190,7 +190,7 @@ def _sources(text: str, store: Store) -> list[Source]:
     device, _, name = source.label.rpartition("/")
     if source.kind != "baseline" or device not in store.devices():
         return [source]
-    return [replace(source, cells=store.anchor(name, device).cells), source]
+    return [replace(source, cells=store.anchor(name, device)), source]
 
 
 def _refuse_unknown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -14,6 +15,7 @@ from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import least_p
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.dependence import chi2_quantile, f_quantile, student_quantile
+from pytest_hwqueue.metrics.numbers import counted
 
 MOST_RUNS = 60
 """Beyond this many runs a side, more runs are no answer: the noise has to be reduced."""
@@ -157,6 +159,22 @@ def look_to_convict(runs: int, settings: GateSettings, cells: int) -> int | None
     return next((look for look in looks if can_convict(runs, look, settings, cells)), None)
 
 
+def obstacle_to(runs: int, settings: GateSettings, cells: int) -> str:
+    """Return why no new runs could convict a cell of so many baseline runs, or an empty string."""
+    if can_convict(runs, settings.last_look, settings, cells):
+        return ""
+    if runs < LEAST_RUNS:
+        return f"{counted(runs, 'baseline run')} cannot tell: record {LEAST_RUNS_EXACT}"
+    if settings.paired:
+        pairs = pairs_to_convict(settings, cells)
+        return f"{counted(runs, 'pair')}: too few for {counted(cells, 'figure')}, needs {pairs}"
+    needed, look = runs_to_convict(settings, cells), look_to_convict(runs, settings, cells)
+    ways = [f"{needed} baseline runs"] * (needed is not None)
+    ways += [f"a last look at {look} new runs"] * (look is not None)
+    wanted = " or ".join(ways) or "fewer cells"
+    return f"{runs} baseline runs are too few for {counted(cells, 'cell')}: needs {wanted}"
+
+
 def runs_needed(sd: float, goal: float, settings: GateSettings, cells: int) -> int | None:
     """Return the smallest K = T with which the exact test detects a rise of ``goal``.
 
@@ -170,16 +188,8 @@ def runs_needed(sd: float, goal: float, settings: GateSettings, cells: int) -> i
         )
 
     # More runs never detect less, so the least number is found by halving.
-    low, high = LEAST_RUNS_EXACT, MOST_RUNS
-    if not enough(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    counts = range(LEAST_RUNS_EXACT, MOST_RUNS)
+    return LEAST_RUNS_EXACT + bisect_left(counts, True, key=enough) if enough(MOST_RUNS) else None
 
 
 CONFIDENCE = 0.95

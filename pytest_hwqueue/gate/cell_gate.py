@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_hwqueue.gate.calibrate import (
     LEAST_RUNS,
@@ -16,9 +16,7 @@ from pytest_hwqueue.gate.calibrate import (
 from pytest_hwqueue.gate.look import (
     Failures,
     FigureEvidence,
-    Figures,
     compare_failures,
-    convicting_p,
     weigh,
 )
 from pytest_hwqueue.gate.runs import ProcessRun
@@ -29,12 +27,12 @@ from pytest_hwqueue.gate.verdict import (
     Look,
     Quantity,
     Verdict,
+    is_accompanied,
     refusal,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """A number of new runs at which a cell is judged, and the error rate's share spent there."""
 
     new_runs: int
@@ -93,14 +91,13 @@ class CellGate:
         self.companion: FigureEvidence | None = None
         self.failures: Failures | None = None
         self.main_on_trial = True
-        self.companion_on_trial = False
         # Whether it must exclude what matters, because the main figure cannot.
         self.companion_stands_in = False
         self.improved = False
         # Those on trial that the rate suffices for.
         self.convicting: frozenset[str] = frozenset()
         self._stages = _stages(len(self.baseline), settings, cells)
-        self.refused: Verdict | None = self._refusal()
+        self.refused: Verdict | None = refusal(self.baseline, self.new, self.quantity)
 
     @property
     def wanted(self) -> int:
@@ -123,19 +120,19 @@ class CellGate:
         if not self.wanted:
             return
         self.new.append(run)
-        self.refused = self._refusal()
+        self.refused = refusal(self.baseline, self.new, self.quantity)
         if not self.refused and len(self.new) == self._stages[len(self.history)].new_runs:
             self._judge(self._stages[len(self.history)])
 
     @property
     def p_worse(self) -> float:
         """The p of the main figure being worse: the smallest of all looks, 1 if it no longer is."""
-        return self._standing(self.main, [look.p_worse for look in self.history])
+        return self._standing(self.main, "p_worse")
 
     @property
     def p_companion(self) -> float:
         """The p of the companion being worse, likewise."""
-        return self._standing(self.companion, [look.p_companion for look in self.history])
+        return self._standing(self.companion, "p_companion")
 
     @property
     def p_failures(self) -> float:
@@ -166,14 +163,11 @@ class CellGate:
         asked = (self.main, self.main_on_trial), (self.companion, self.companion_stands_in)
         return [figure for figure, needed in asked if needed and figure is not None]
 
-    def _refusal(self) -> Verdict | None:
-        accompanied = is_accompanied((*self.baseline, *self.new), self.quantity)
-        return refusal(self.baseline, self.new, self.quantity, accompanied=accompanied)
-
-    def _standing(self, evidence: FigureEvidence | None, seen: Sequence[float]) -> float:
-        if evidence is None or not seen or evidence.p_t > self.settings.screen:
+    def _standing(self, evidence: FigureEvidence | None, seen: str) -> float:
+        if evidence is None or evidence.p_t > self.settings.screen or not evidence.is_worse:
             return 1.0
-        return min(seen) if evidence.is_worse else 1.0
+        least: float = min(getattr(look, seen) for look in self.history)
+        return least
 
     def _judge(self, stage: Stage) -> None:
         settings = self.settings
@@ -184,7 +178,10 @@ class CellGate:
             times = [run.iteration_ns or 0.0 for run in runs]
             self.companion = self._weigh(times, ITERATION_TIME, self._companion_settings)
         failures = self.failures = compare_failures(self.baseline, self.new, settings)
-        self._put_on_trial()
+        # Not if it stands in for another figure, or a run has too few samples for it.
+        on_trial = not (self.quantity.demoted_from or self.short) and self.main is not None
+        self.main_on_trial = on_trial
+        self.companion_stands_in = self.companion is not None and not (on_trial and self._reaches())
         self.convicting = chosen = self._chosen(stage)
         p_worse, p_exact = self._convicting(self.main if "main" in chosen else None, stage)
         p_companion, _ = self._convicting(self.companion if "companion" in chosen else None, stage)
@@ -205,7 +202,7 @@ class CellGate:
             decision = "undecided" if stage == self._stages[-1] else "flagged"
         leading = self.main or self.companion
         assert leading is not None  # a cell without either figure is refused
-        sign = self._sign if self.main else 1.0
+        sign = 1.0 if self.quantity.higher_is_worse or not self.main else -1.0
         look = Look(
             new_runs=len(self.new),
             ratio=math.exp(sign * leading.difference.mean),
@@ -219,10 +216,6 @@ class CellGate:
         )
         self.history.append(look)
 
-    @property
-    def _sign(self) -> float:
-        return 1.0 if self.quantity.higher_is_worse else -1.0
-
     def _weigh(
         self, values: Sequence[float], quantity: Quantity, settings: GateSettings
     ) -> FigureEvidence | None:
@@ -230,27 +223,15 @@ class CellGate:
         if not all(math.isfinite(value) and value > 0 for value in values):
             return None
         sign = 1.0 if quantity.higher_is_worse else -1.0
-        logs = tuple(sign * math.log(value) for value in values)
-        runs = len(self.baseline)
-        figures = Figures(
-            logs[:runs],
-            logs[runs:],
-            tuple(run.session for run in self.baseline),
-            tuple(run.session for run in self.new),
-        )
-        return weigh(figures, settings)
+        logs = [sign * math.log(value) for value in values]
+        sessions = [run.session for run in (*self.baseline, *self.new)]
+        return weigh(logs, sessions, len(self.baseline), settings)
 
-    def _put_on_trial(self) -> None:
-        main = self.main
-        if self.quantity.demoted_from or self.short or main is None:
-            self.main_on_trial, self.companion_on_trial = False, self.companion is not None
-            self.companion_stands_in = self.companion_on_trial
-            return
-        self.main_on_trial, self.companion_on_trial = True, self.companion is not None
-        self.companion_stands_in = False
-        if self.companion is not None:
-            reach = detectable_effect(main.spread, len(self.baseline), self.settings, self.cells)
-            self.companion_stands_in = reach > self.settings.detect
+    def _reaches(self) -> bool:
+        """Whether the main figure detects what matters, by the noise of all runs split in two."""
+        assert self.main is not None
+        reach = detectable_effect(self.main.spread, len(self.baseline), self.settings, self.cells)
+        return reach <= self.settings.detect
 
     def _chosen(self, stage: Stage) -> frozenset[str]:
         """Choose which tests this look's share of the rate is divided among."""
@@ -258,7 +239,7 @@ class CellGate:
         apart = {}
         if self.main_on_trial and self.main:
             apart["main"] = self.main.apart(new_runs)
-        if self.companion_on_trial and self.companion:
+        if self.companion:
             apart["companion"] = self.companion.apart(new_runs)
         figures = len(apart)
         if self.failures and self.failures.seen:
@@ -279,8 +260,9 @@ class CellGate:
         if not figure.is_worse or figure.p_t > settings.screen:
             return 1.0, None
         if not is_exact(runs, settings):
-            last = stage == self._stages[-1]
-            return self._share(convicting_p(figure, runs, last=last), stage), None
+            # With 3 or 4 runs the exact test's floor is too high: the t-test decides, once.
+            decides = runs >= LEAST_RUNS and stage == self._stages[-1]
+            return self._share(figure.p_above if decides else 1.0, stage), None
         p_exact = figure.exact()
         p = max(p_exact, figure.p_above) if figure.settings.tau else p_exact
         return self._share(p, stage), p_exact
@@ -290,7 +272,7 @@ class CellGate:
 
     def _settled(self, stage: Stage) -> bool:
         assert self.failures is not None
-        if self.companion_on_trial and self.companion and not self.companion.calm:
+        if self.companion and not self.companion.calm:
             return False
         return self.failures.acquitted(self.settings.screen) and all(
             figure.settled(convicting=stage.weight > 0) for figure in self.witnesses
@@ -325,17 +307,9 @@ def _stages(runs: int, settings: GateSettings, cells: int) -> tuple[Stage, ...]:
     return (Stage(settings.first_runs, 0.0), *looks)
 
 
-def is_accompanied(runs: Sequence[ProcessRun], quantity: Quantity) -> bool:
-    """Return whether every run has a time per iteration to judge along with the quantity."""
-    return quantity.name != ITERATION_TIME.name and all(
-        run.iteration_ns is not None and math.isfinite(run.iteration_ns) and run.iteration_ns > 0
-        for run in runs
-    )
-
-
 def can_be_convicted(baseline: Sequence[ProcessRun], quantity: Quantity) -> bool:
     """Return whether any new runs could be convicted against this baseline."""
-    accompanied = is_accompanied(baseline, quantity)
-    if len(baseline) < LEAST_RUNS or (quantity.demoted_from and not accompanied):
+    demoted = quantity.demoted_from and not is_accompanied(baseline, quantity)
+    if len(baseline) < LEAST_RUNS or demoted:
         return False
-    return refusal(baseline, (), quantity, accompanied=accompanied) is None
+    return refusal(baseline, (), quantity) is None

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from pytest_hwqueue.gate.calibrate import (
     LEAST_RUNS,
-    LEAST_RUNS_EXACT,
     MOST_RUNS,
-    can_convict,
     detectable_effect,
     is_exact,
-    look_to_convict,
-    pairs_to_convict,
+    obstacle_to,
     runs_needed,
-    runs_to_convict,
 )
 from pytest_hwqueue.gate.cell_gate import CellGate
 from pytest_hwqueue.gate.look import FigureEvidence
@@ -30,7 +28,6 @@ from pytest_hwqueue.gate.verdict import (
     Verdict,
     percent,
 )
-from pytest_hwqueue.metrics.numbers import counted
 
 NORMAL_NOISE = "assumes normal run noise"
 
@@ -44,100 +41,74 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
     """
     if cell.refused:
         return cell.refused
+    verdict = partial(Verdict, quantity=cell.quantity, baseline=cell.baseline, new=tuple(cell.new))
     if not cell.history:
         had, asked = len(cell.new), len(cell.new) + cell.wanted
-        return Verdict(
-            "inconclusive",
-            "runs-missing",
-            f"{cell.quantity.label} has {had} new runs of the {asked} of the first pass",
-            cell.quantity,
-            baseline=cell.baseline,
-            new=tuple(cell.new),
-        )
-    companion = _companion(cell)
+        text = f"{cell.quantity.label} has {had} new runs of the {asked} of the first pass"
+        return verdict("inconclusive", "runs-missing", text)
     state, reason, why = _judgement(cell, rejected)
-    by = _BY.get(reason, "") if rejected else ""
-    judged = cell.history[-1].new_runs
     normal = len(cell.baseline) >= LEAST_RUNS and not is_exact(len(cell.baseline), cell.settings)
     unknown = unknown_sessions(cell.baseline, cell.settings, cell.cells)
-    assumes = "; ".join(filter(None, (NORMAL_NOISE if normal else "", unknown)))
-    verdict = Verdict(
+    figures: dict[str, Any] = {}
+    advice, companion = "", None
+    if cell.main is not None:
+        figures, advice = _figures(cell, cell.main, cell.quantity)
+    if cell.companion is not None:
+        others, _ = _figures(cell, cell.companion, ITERATION_TIME)
+        companion = Companion(ITERATION_TIME, on_trial=True, p=cell.p_companion, **others)
+    found = verdict(
         state,
         reason,
         "",
-        cell.quantity,
         p=cell.p,
-        baseline=cell.baseline,
-        new=tuple(cell.new),
-        assumes=assumes,
+        advice=advice,
+        assumes="; ".join(filter(None, (NORMAL_NOISE if normal else "", unknown))),
         history=tuple(cell.history),
         companion=companion,
-        by=cell.quantity.name if by == "main" else by,
+        by={
+            "worse": cell.quantity.name,
+            "slower-iterations": ITERATION_TIME.name,
+            "more-failures": "failures",
+        }.get(reason, ""),
+        **figures,
     )
     said = []
-    main = cell.main
-    if main is not None:
-        difference = main.difference
-        ratio, (low, high) = _ratio(main, cell.quantity)
-        detectable, advice = _reach(cell, main)
-        verdict = replace(
-            verdict,
-            ratio=ratio,
-            interval=(low, high),
-            sd=difference.sd,
-            detectable=detectable,
-            advice=advice,
-            upper=math.expm1(main.upper),
-            set_aside=main.aside,
-        )
-        change, ends = percent(ratio - 1), f"{percent(low - 1)} to {percent(high - 1)}"
-        said.append(f"{cell.quantity.label} {change} ({ends})")
+    if found.ratio is not None and found.interval is not None:
+        change, *ends = (percent(each - 1) for each in (found.ratio, *found.interval))
+        said.append(f"{cell.quantity.label} {change} ({' to '.join(ends)})")
         if reason == "blind":
-            said.append(_blindness(verdict, cell.settings))
+            said.append(_blindness(found, cell.settings))
     # The companion is shown where it decides, or could say more than the main figure.
     shown = reason in _TOLD_WITH_COMPANION or not cell.main_on_trial or cell.companion_stands_in
     if companion is not None and shown:
         said.append(companion.words)
-    said.append(f"p = {cell.p:.2g}")
-    said.append(f"{len(cell.baseline)} baseline and {judged} new runs")
-    if verdict.set_aside_words:
-        said.append(verdict.set_aside_words)
-    return replace(verdict, sentence=f"{why}: {', '.join(said)}")
+    judged = f"{len(cell.baseline)} baseline and {cell.history[-1].new_runs} new runs"
+    said += [f"p = {cell.p:.2g}", judged, *filter(None, [found.set_aside_words])]
+    return replace(found, sentence=f"{why}: {', '.join(said)}")
 
 
 _TOLD_WITH_COMPANION = (
     "blind", "unstable", "demoted", "too-few-samples", "slower-iterations",
     "likely-slower-iterations",
 )  # fmt: skip
-_BY = {"worse": "main", "slower-iterations": ITERATION_TIME.name, "more-failures": "failures"}
 
 
-def _ratio(figure: FigureEvidence, quantity: Quantity) -> tuple[float, tuple[float, float]]:
-    """Return new over baseline in the figure's own direction, with its interval."""
+def _figures(
+    cell: CellGate, figure: FigureEvidence, quantity: Quantity
+) -> tuple[dict[str, Any], str]:
+    """Return what a verdict says of a figure, by field, and the runs that the goal takes."""
     sign = 1 if quantity.higher_is_worse else -1
     difference = figure.difference
     ends = difference.interval(figure.settings.tau, INTERVAL_CONFIDENCE)
-    low, high = sorted(math.exp(sign * end) for end in ends)
-    return math.exp(sign * difference.mean), (low, high)
-
-
-def _companion(cell: CellGate) -> Companion | None:
-    evidence = cell.companion
-    if evidence is None:
-        return None
-    ratio, interval = _ratio(evidence, ITERATION_TIME)
-    detectable, _ = _reach(cell, evidence)
-    return Companion(
-        ITERATION_TIME,
-        cell.companion_on_trial,
-        ratio,
-        interval,
-        cell.p_companion,
-        evidence.difference.sd,
-        math.expm1(evidence.upper),
-        detectable,
-        evidence.aside,
-    )
+    detectable, advice = _reach(cell, figure)
+    return {
+        "ratio": math.exp(sign * difference.mean),
+        "interval": tuple(sorted(math.exp(sign * end) for end in ends)),
+        "sd": difference.sd,
+        "detectable": detectable,
+        "upper": math.expm1(figure.upper),
+        "set_aside": figure.aside,
+    }, advice
 
 
 def _blindness(verdict: Verdict, settings: GateSettings) -> str:
@@ -157,16 +128,11 @@ def _judgement(cell: CellGate, rejected: bool) -> tuple[State, str, str]:
         return "improvement", "better", f"{label} is better"
     if latest.decision != "acquitted":
         if cell.wanted:
-            return (
-                "inconclusive",
-                "runs-missing",
-                f"not decided yet, {cell.wanted} more new runs are needed to judge",
-            )
-        suspicion = _suspicion(cell)
-        if suspicion:
+            text = f"not decided yet, {cell.wanted} more new runs are needed to judge"
+            return "inconclusive", "runs-missing", text
+        if suspicion := _suspicion(cell):
             return suspicion
-    shortcoming = _shortcoming(cell)
-    if shortcoming:
+    if shortcoming := _shortcoming(cell):
         return shortcoming
     if latest.p_t > cell.settings.screen:
         return "pass", "within-noise", "no worse than runs differ"
@@ -190,13 +156,12 @@ def _suspicion(cell: CellGate) -> tuple[State, str, str] | None:
     if main is not None and main.is_worse and min(main.p_t, least_p) <= settings.warn:
         if not cell.main_on_trial:
             return "inconclusive", *_standing_in(cell, "looks worse, but ")
-        obstacle = _obstacle(cell)
-        if obstacle:
+        if obstacle := obstacle_to(len(cell.baseline), cell.settings, cell.cells):
             return "inconclusive", "baseline-too-small", f"looks worse, but {obstacle}"
         return "inconclusive", "likely-worse", "looks worse, but not beyond doubt"
-    other = cell.companion if cell.companion_on_trial else None
+    other = cell.companion
     if other is not None and other.is_worse and other.p_t <= settings.warn:
-        words = _obstacle(cell) or "not beyond doubt"
+        words = obstacle_to(len(cell.baseline), cell.settings, cell.cells) or "not beyond doubt"
         words = f"{ITERATION_TIME.label} looks worse, but {words}"
         return "inconclusive", "likely-slower-iterations", words
     failures = cell.failures
@@ -227,24 +192,6 @@ def _standing_in(cell: CellGate, worse: str) -> tuple[str, str]:
     return "too-few-samples", f"{worse}{quantity.label} needs {quantity.least_n} samples, has {n}"
 
 
-def _obstacle(cell: CellGate) -> str:
-    """Return why no runs could have convicted this cell, or an empty string."""
-    runs, last, settings = len(cell.baseline), cell.settings.last_look, cell.settings
-    cells = cell.cells
-    if can_convict(runs, last, settings, cells):
-        return ""
-    if runs < LEAST_RUNS:
-        return f"{counted(runs, 'baseline run')} cannot tell: record {LEAST_RUNS_EXACT}"
-    if settings.paired:
-        pairs = pairs_to_convict(settings, cells)
-        return f"{counted(runs, 'pair')}: too few for {counted(cells, 'figure')}, needs {pairs}"
-    needed, look = runs_to_convict(settings, cells), look_to_convict(runs, settings, cells)
-    ways = [f"{needed} baseline runs"] * (needed is not None)
-    ways += [f"a last look at {look} new runs"] * (look is not None)
-    wanted = " or ".join(ways) or "fewer cells"
-    return f"{runs} baseline runs are too few for {counted(cells, 'cell')}: needs {wanted}"
-
-
 def _failure_shares(cell: CellGate) -> str:
     shares = []
     for runs in (cell.baseline, cell.new):
@@ -255,8 +202,7 @@ def _failure_shares(cell: CellGate) -> str:
 
 def _reach(cell: CellGate, figure: FigureEvidence) -> tuple[float | None, str]:
     """Return the smallest worsening the cell detects, and the runs that the goal takes."""
-    obstacle = _obstacle(cell)
-    if obstacle:
+    if obstacle := obstacle_to(len(cell.baseline), cell.settings, cell.cells):
         return None, obstacle
     difference, settings, runs = figure.difference, figure.settings, len(cell.baseline)
     detectable = detectable_effect(

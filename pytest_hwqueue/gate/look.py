@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scipy.special import fdtr, stdtr
 
-from pytest_hwqueue.gate.calibrate import LEAST_RUNS, LEAST_RUNS_EXACT
+from pytest_hwqueue.gate.calibrate import LEAST_RUNS_EXACT
 from pytest_hwqueue.gate.runs import (
     SPREAD_OF_NORMAL,
     ProcessRun,
@@ -80,16 +80,6 @@ UPPER_CONFIDENCE = 0.975
 FUTILITY = 0.10
 """More runs are not asked for what is less likely than this to come at the last look: to see a rise
 of the minimum effect (the cell is acquitted), or to exclude ``detect`` (it is blind)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One figure of both sides' runs as logarithms; larger is worse, whatever the quantity."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    sessions_x: tuple[str, ...]
-    sessions_y: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +177,9 @@ class FigureEvidence:
         return exact_p(self.x, self.y, paired=paired) if self.x and self.y else 1.0
 
 
-def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
+def weigh(
+    logs: Sequence[float], sessions: Sequence[str], runs: int, settings: GateSettings
+) -> FigureEvidence:
     """Weigh one figure of all runs so far.
 
     From 5 baseline runs on, isolated runs are set aside first; smaller baselines, which normal
@@ -195,36 +187,50 @@ def weigh(figures: Figures, settings: GateSettings) -> FigureEvidence:
     more than in the others, whichever of the two is the greater one.
 
     Args:
-        figures: of both sides; K >= 1, M >= 1, K + M >= 3; of pairs, K = M >= 2.
+        logs: shape (K + M,), the figure's logarithms, first of the baseline's runs; larger is
+            worse, whatever the quantity; K >= 1, M >= 1, K + M >= 3; of pairs, K = M >= 2.
+        sessions: of the runs.
+        runs: K.
         settings: of the gate.
     """
-    runs, new_runs = len(figures.x), len(figures.y)
-    pooled = (*figures.x, *figures.y)
+    all_x, all_y = tuple(logs[:runs]), tuple(logs[runs:])
     chosen: frozenset[int] = frozenset()
     if runs >= LEAST_RUNS_EXACT and settings.paired:
-        pairs = isolated_pairs(figures.x, figures.y)
+        pairs = isolated_pairs(all_x, all_y)
         chosen = pairs | {runs + pair for pair in pairs}
     elif runs >= LEAST_RUNS_EXACT:
-        chosen = isolated(pooled, most_set_aside(runs, new_runs))
+        chosen = isolated(logs, most_set_aside(runs, len(all_y)))
     old_kept = [i for i in range(runs) if i not in chosen]
-    new_kept = [i for i in range(new_runs) if runs + i not in chosen]
+    new_kept = [i for i in range(runs, len(logs)) if i not in chosen]
     thin = bool(chosen) and (len(old_kept) < LEAST_RUNS_EXACT or len(new_kept) < 2)
-    x, y = tuple(figures.x[i] for i in old_kept), tuple(figures.y[i] for i in new_kept)
+    x, y = tuple(logs[i] for i in old_kept), tuple(logs[i] for i in new_kept)
     # With no new run left there is still a difference to report: that of all.
-    shown_x, shown_y = (x, y) if y else (figures.x, figures.y)
+    shown_x, shown_y = (x, y) if y else (all_x, all_y)
     if settings.paired:
         difference = compare_pairs(shown_x, shown_y, settings.floor)
     else:
-        old_sessions = [figures.sessions_x[i] for i in old_kept]
-        new_sessions = [figures.sessions_y[i] for i in new_kept] or figures.sessions_y
-        share = session_share(old_sessions) + session_share(new_sessions)
-        difference = compare(shown_x, shown_y, settings.floor, share)
+        shares = (
+            session_share([sessions[i] for i in side])
+            for side in (old_kept, new_kept or range(runs, len(logs)))
+        )
+        difference = compare(shown_x, shown_y, settings.floor, sum(shares))
     error, freedom = difference.error(settings.tau), difference.freedom_with(settings.tau)
-    kept = (*x, *y)
+    centre = math.fsum((*x, *y)) / len((*x, *y))
+    blamed = chosen
+    if settings.paired:
+        # The other run of a pair is gone, too, but not to blame.
+        blamed = frozenset(
+            max(i, i + runs, key=lambda run: abs(logs[run] - centre)) for i in chosen if i < runs
+        )
     return FigureEvidence(
         x=x,
         y=y,
-        aside=_named(figures, chosen, math.fsum(kept) / len(kept), paired=settings.paired),
+        aside=tuple(
+            SetAside("baseline", i + 1, sessions[i], math.exp(logs[i] - centre))
+            if i < runs
+            else SetAside("new", i - runs + 1, sessions[i], math.exp(logs[i] - centre))
+            for i in sorted(blamed)
+        ),
         thin=thin,
         difference=difference,
         p_t=difference.p_above(0),
@@ -275,33 +281,3 @@ def _hopeless(
     present = max(least_spread((*x, *y)) / SPREAD_OF_NORMAL, settings.floor) ** 2
     to_come = (freedom * most / present - difference.freedom) / missing
     return float(fdtr(missing, difference.freedom, max(0.0, to_come))) < FUTILITY
-
-
-def _named(
-    figures: Figures, chosen: frozenset[int], centre: float, *, paired: bool
-) -> tuple[SetAside, ...]:
-    runs = len(figures.x)
-    named = []
-    if paired:
-        # Its other run is gone, too, but not to blame.
-        pooled = (*figures.x, *figures.y)
-        chosen = frozenset(
-            max(i, i + runs, key=lambda run: abs(pooled[run] - centre)) for i in chosen if i < runs
-        )
-    for i in sorted(chosen):
-        if i < runs:
-            factor = math.exp(figures.x[i] - centre)
-            named.append(SetAside("baseline", i + 1, figures.sessions_x[i], factor))
-        else:
-            factor = math.exp(figures.y[i - runs] - centre)
-            named.append(SetAside("new", i - runs + 1, figures.sessions_y[i - runs], factor))
-    return tuple(named)
-
-
-def convicting_p(figure: FigureEvidence, runs: int, *, last: bool) -> float:
-    """Return the p by which normal theory convicts if the exact test cannot.
-
-    With 3 or 4 baseline runs the exact test's floor is too high; the t-test decides, once, at the
-    last look. With fewer nothing does.
-    """
-    return figure.p_above if last and LEAST_RUNS <= runs < LEAST_RUNS_EXACT else 1.0

@@ -22,17 +22,13 @@ GRID = 2000
 
 def least_p(runs: int, new_runs: int, *, paired: bool) -> float:
     """Return the smallest p that ``exact_p`` can return for these numbers of runs."""
-    return 0.5 ** min(runs, new_runs) if paired else permutation_floor(runs, new_runs)
+    ways = 2 ** min(runs, new_runs) if paired else math.comb(runs + new_runs, new_runs)
+    return 1 / ways
 
 
 def exact_p(x: Sequence[float], y: Sequence[float], *, paired: bool) -> float:
     """Return the p of ``sign_flip_p`` for pairs, else of ``permutation_p``."""
     return sign_flip_p(x, y) if paired else permutation_p(x, y)
-
-
-def permutation_floor(runs: int, new_runs: int) -> float:
-    """Return the smallest p that ``permutation_p`` can return for these numbers of runs."""
-    return 1 / math.comb(runs + new_runs, new_runs)
 
 
 def permutation_p(x: Sequence[float], y: Sequence[float]) -> float:
@@ -52,7 +48,7 @@ def permutation_p(x: Sequence[float], y: Sequence[float]) -> float:
     if least == most:
         return 1.0
     if min(y) > max(x):
-        return permutation_floor(len(x), len(y))
+        return least_p(len(x), len(y), paired=False)
     steps = [_steps(value - least, most - least) for value in (*x, *y)]
     low = sum(steps[: len(x)])
     # "The new runs' sum is at least as high" and "the baseline's is at most as low" count the

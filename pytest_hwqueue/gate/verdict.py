@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -67,45 +69,32 @@ class GateSettings:
         return GateSettings(**fields)
 
     def __post_init__(self) -> None:
-        for name in ("rate", "screen", "warn"):
-            value = getattr(self, name)
-            _require(0 < value < 1, name, "above 0 and below 1", value)
-        _require(0.5 < self.power < 1, "power", "above 0.5 and below 1", self.power)
-        for name in ("tau", "session_effect"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, name, "0 or more and below 1", value)
-        for name in ("min_effect", "detect", "floor", "suite_shift"):
-            value = getattr(self, name)
-            _require(0 < value < 10, name, "above 0 and below 10 (a fraction, 0.05 is 5 %)", value)
-        _require(self.rate <= self.screen, "screen", f"at least rate ({self.rate})", self.screen)
-        _require(
-            self.first_runs >= LEAST_FIRST_RUNS,
-            "first_runs",
-            f"{LEAST_FIRST_RUNS} or more",
-            self.first_runs,
-        )
-        _require(self.pairs >= LEAST_FIRST_RUNS, "pairs", "2 or more", self.pairs)
-        ascending = all(a < b for a, b in zip(self.looks, self.looks[1:], strict=False))
-        _require(
-            bool(self.looks) and self.looks[0] >= self.first_runs and ascending,
-            "looks",
-            f"ascending numbers of runs from first_runs ({self.first_runs})",
-            self.looks,
-        )
-        _require(
-            len(self.weights) == len(self.looks),
-            "weights",
-            f"as many as looks ({len(self.looks)})",
-            self.weights,
-        )
-        _require(
-            all(weight >= 0 for weight in self.weights)
-            and self.weights[-1] > 0
-            and abs(sum(self.weights) - 1) < 1e-9,
-            "weights",
-            "0 or more each, above 0 at the last look, and 1 in all",
-            self.weights,
-        )
+        looks, weights = self.looks, self.weights
+        effect = "above 0 and below 10 (a fraction, 0.05 is 5 %)"
+        first = f"first_runs ({self.first_runs})"
+        shared = min(weights, default=0) >= 0 and any(weights[-1:]) and abs(sum(weights) - 1) < 1e-9
+        ascend = all(less < more for less, more in pairwise((self.first_runs - 1, *looks)))
+        valid = [
+            ("rate", 0 < self.rate < 1, "above 0 and below 1"),
+            ("screen", 0 < self.screen < 1, "above 0 and below 1"),
+            ("warn", 0 < self.warn < 1, "above 0 and below 1"),
+            ("power", 0.5 < self.power < 1, "above 0.5 and below 1"),
+            ("tau", 0 <= self.tau < 1, "0 or more and below 1"),
+            ("session_effect", 0 <= self.session_effect < 1, "0 or more and below 1"),
+            ("min_effect", 0 < self.min_effect < 10, effect),
+            ("detect", 0 < self.detect < 10, effect),
+            ("floor", 0 < self.floor < 10, effect),
+            ("suite_shift", 0 < self.suite_shift < 10, effect),
+            ("screen", self.rate <= self.screen, f"at least rate ({self.rate})"),
+            ("first_runs", self.first_runs >= LEAST_FIRST_RUNS, f"{LEAST_FIRST_RUNS} or more"),
+            ("pairs", self.pairs >= LEAST_FIRST_RUNS, f"{LEAST_FIRST_RUNS} or more"),
+            ("looks", ascend and looks, f"ascending numbers of runs from {first}"),
+            ("weights", len(weights) == len(looks), f"as many as looks ({len(looks)})"),
+            ("weights", shared, "0 or more each, above 0 at the last look, and 1 in all"),
+        ]
+        for name, holds, what in valid:
+            if not holds:
+                raise BadInput(f"GateSettings.{name} must be {what}, is {getattr(self, name)!r}")
 
     @property
     def allows_for_sessions(self) -> bool:
@@ -116,11 +105,6 @@ class GateSettings:
     def last_look(self) -> int:
         """The largest number of new runs that a cell gets."""
         return self.looks[-1]
-
-
-def _require(holds: bool, field: str, what: str, value: object) -> None:
-    if not holds:
-        raise BadInput(f"GateSettings.{field} must be {what}, is {value!r}")
 
 
 _CONFIDENCE = 0.95
@@ -328,7 +312,19 @@ class Verdict:
         runs = {"baseline": len(self.baseline), "new": len(self.new)}
         if self.history:
             runs["new"] = self.history[-1].new_runs
-        return set_aside_words(self.set_aside, runs)
+        parts = []
+        for side, how in product(("baseline", "new"), ("slower", "faster")):
+            factors = [run.factor for run in self.set_aside if run.side == side]
+            if how == "slower":
+                factors = [factor for factor in factors if factor > 1]
+            else:
+                factors = [1 / factor for factor in factors if factor <= 1]
+            if factors:
+                each = " and ".join(
+                    f"{f:.0f}" if f >= 9.95 else f"{f:.1f}" for f in sorted(factors)
+                )
+                parts.append(f"{len(factors)} of {runs[side]} {side} runs {each} x {how}")
+        return f"{', '.join(parts)}, set aside" if parts else ""
 
     @property
     def line(self) -> str:
@@ -338,14 +334,15 @@ class Verdict:
             return f"{label} [{self.state}]: {self.sentence}"
         change = f"{label} {percent(self.ratio - 1)} [{self.state}]"
         if self.state == "pass" and self.upper is not None:
-            change = f"{label} {percent(self.ratio - 1)}, at most {self._most} [pass]"
+            most = percent(self._own(self.upper))
+            change = f"{label} {percent(self.ratio - 1)}, at most {most} [pass]"
         if self.by and self.companion is not None and self.by == self.companion.quantity.name:
             change = f"{self.companion.words} [{self.state}]; {label} {percent(self.ratio - 1)}"
         rest = (self.set_aside_words, self.advice, self.assumes)
         if self.detectable is None:
             return "; ".join(part for part in (change, *rest) if part)
         noise = f"(sd {percent(self.sd).lstrip('+')}, K={len(self.baseline)})"
-        least = self.detectable if self.quantity.higher_is_worse else self._fall
+        least = self._own(self.detectable)
         if self.reason == "blind":
             found = f"blind below {percent(least)} {noise}"
             if self.companion is not None:
@@ -355,39 +352,9 @@ class Verdict:
             found = f"this cell can detect {sign} {percent(least)} {noise}"
         return "; ".join(part for part in (change, found, *rest) if part)
 
-    @property
-    def _most(self) -> str:
-        """The largest change not excluded, in the figure's own direction."""
-        upper = self.upper or 0.0
-        return percent(upper if self.quantity.higher_is_worse else 1 / (1 + upper) - 1)
-
-    @property
-    def _fall(self) -> float:
-        """The detectable worsening of a figure of which less is worse: 0.25 is a fall by 0.2."""
-        return 1 / (1 + (self.detectable or 0.0)) - 1
-
-
-def set_aside_words(aside: Sequence[SetAside], runs: Mapping[str, int]) -> str:
-    """Return text naming the runs set aside; empty if there are none.
-
-    Args:
-        aside: the runs.
-        runs: how many runs there are, by ``baseline`` and ``new``.
-    """
-    parts = []
-    for side in ("baseline", "new"):
-        for slower in (True, False):
-            factors = [run.factor for run in aside if run.side == side]
-            factors = [f if slower else 1 / f for f in factors if (f > 1) == slower]
-            if factors:
-                each = " and ".join(_times(factor) for factor in sorted(factors))
-                how = "slower" if slower else "faster"
-                parts.append(f"{len(factors)} of {runs[side]} {side} runs {each} x {how}")
-    return f"{', '.join(parts)}, set aside" if parts else ""
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.0f}" if factor >= 9.95 else f"{factor:.1f}"
+    def _own(self, worsening: float) -> float:
+        """Return a worsening as a change of the figure: of throughput, 0.25 is a fall by 0.2."""
+        return worsening if self.quantity.higher_is_worse else 1 / (1 + worsening) - 1
 
 
 def percent(fraction: float) -> str:
@@ -395,12 +362,16 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %"
 
 
+def is_accompanied(runs: Iterable[ProcessRun], quantity: Quantity) -> bool:
+    """Return whether every run has a time per iteration to judge along with the quantity."""
+    return quantity.name != ITERATION_TIME.name and all(
+        run.iteration_ns is not None and math.isfinite(run.iteration_ns) and run.iteration_ns > 0
+        for run in runs
+    )
+
+
 def refusal(
-    baseline: Sequence[ProcessRun],
-    new: Sequence[ProcessRun],
-    quantity: Quantity,
-    *,
-    accompanied: bool = False,
+    baseline: Sequence[ProcessRun], new: Sequence[ProcessRun], quantity: Quantity
 ) -> Verdict | None:
     """Return the verdict that rules a comparison out, or ``None`` if it can be made.
 
@@ -408,59 +379,30 @@ def refusal(
         baseline: its runs.
         new: the new runs so far.
         quantity: what their values are.
-        accompanied: whether the runs' time per iteration can be judged where they have too few
-            samples for the quantity.
     """
+    verdict = partial(Verdict, quantity=quantity, baseline=tuple(baseline), new=tuple(new))
+    label = quantity.label
     if not baseline:
-        return Verdict(
-            "no-baseline",
-            "no-baseline",
-            f"{quantity.label} has no baseline yet: store these runs to have one",
-            quantity,
-            new=tuple(new),
-        )
-    counts = [run.n for run in (*baseline, *new)]
-    short = quantity.quantile is not None and min(counts) < quantity.least_n
-    if short and accompanied:
+        text = f"{label} has no baseline yet: store these runs to have one"
+        return verdict("no-baseline", "no-baseline", text)
+    least = min(run.n for run in (*baseline, *new))
+    short = quantity.quantile is not None and least < quantity.least_n
+    if short and is_accompanied((*baseline, *new), quantity):
         return None
     for side, runs in (("baseline", baseline), ("new", new)):
         for number, run in enumerate(runs, start=1):
-            where = f"{quantity.label} of {side} run {number} (session {run.session})"
+            where = f"{label} of {side} run {number} (session {run.session})"
             if not math.isfinite(run.value) or run.value < 0:
-                return _refuse(
-                    "not-a-number",
-                    f"{where} is {run.value}: its samples are negative, infinite or not numbers",
-                    quantity,
-                    baseline,
-                    new,
-                )
+                text = f"{where} is {run.value}: its samples are negative, infinite or not numbers"
+                return verdict("incomparable", "not-a-number", text)
+            if run.value == 0 and quantity.quantile is not None:
+                text = f"{where} is 0: the clock is too coarse for it"
+                return verdict("incomparable", "clock-too-coarse", text)
             if run.value == 0:
-                clock = quantity.quantile is not None
-                why = "the clock is too coarse for it" if clock else "nothing was done"
-                code = "clock-too-coarse" if clock else "zero-figure"
-                return _refuse(code, f"{where} is 0: {why}", quantity, baseline, new)
+                return verdict("incomparable", "zero-figure", f"{where} is 0: nothing was done")
     if short:
-        instead = fall_back(quantity, min(counts))
+        instead = fall_back(quantity, least)
         advice = f"gate {instead.label} instead" if instead else "take more samples"
-        return Verdict(
-            "inconclusive",
-            "too-few-samples",
-            f"{quantity.label} needs {quantity.least_n} samples in every run, one has "
-            f"{min(counts)}: {advice}",
-            quantity,
-            baseline=tuple(baseline),
-            new=tuple(new),
-        )
+        text = f"{label} needs {quantity.least_n} samples in every run, one has {least}: {advice}"
+        return verdict("inconclusive", "too-few-samples", text)
     return None
-
-
-def _refuse(
-    reason: str,
-    sentence: str,
-    quantity: Quantity,
-    baseline: Sequence[ProcessRun],
-    new: Sequence[ProcessRun],
-) -> Verdict:
-    return Verdict(
-        "incomparable", reason, sentence, quantity, baseline=tuple(baseline), new=tuple(new)
-    )

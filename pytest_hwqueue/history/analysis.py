@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -30,7 +30,6 @@ from pytest_hwqueue.history.series import (
     ModesFigure,
     Series,
     SeriesHistory,
-    SessionFigure,
     changed_fields,
 )
 from pytest_hwqueue.metrics.dependence import student_quantile
@@ -192,37 +191,7 @@ _LEAST_SHARE = 0.2
 _LEAST_MEMBERS = 3
 
 
-@dataclass(frozen=True)
-class Modes:
-    """Two groups of sessions that take turns in no order that a change point explains.
-
-    Attributes:
-        ratio: of the slower group's geometric mean to the faster one's, within a level.
-        slower_share: of the sessions, those in the slower group.
-
-    """
-
-    ratio: float
-    slower_share: float
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A trend that steps do not explain.
-
-    Attributes:
-        per_session: change from one session to the next, as a fraction (Theil-Sen).
-        whole: the same over the whole series, as a fraction.
-        p: of Mann and Kendall's test.
-
-    """
-
-    per_session: float
-    whole: float
-    p: float
-
-
-def modes(values: Sequence[float], changes: Sequence[ChangePoint]) -> Modes | None:
+def modes(values: Sequence[float], changes: Sequence[ChangePoint]) -> ModesFigure | None:
     """Return the two modes of a series, or None if one normal distribution explains it.
 
     The test is Engelman and Hartigan's (Percentage Points of a Test for Clusters, JASA 64, 1969):
@@ -244,10 +213,10 @@ def modes(values: Sequence[float], changes: Sequence[ChangePoint]) -> Modes | No
         return None
     faster = int(shares.argmax()) + _least(len(residuals))
     distance = residuals[faster:].mean() - residuals[:faster].mean()
-    return Modes(math.exp(distance), 1 - faster / len(residuals))
+    return ModesFigure(ratio=math.exp(distance), slower_share=1 - faster / len(residuals))
 
 
-def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> Drift | None:
+def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> DriftFigure | None:
     """Return a series' drift, or None if it has none or its steps explain it.
 
     A drift is a trend by Mann and Kendall's test at 1 % (Mann, Econometrica 13, 1945), whose
@@ -272,7 +241,8 @@ def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> Drift | No
     if p > _RATE or _schwarz(logs - line, 2) >= steps:
         return None
     slope = float(theilslopes(logs, order)[0])
-    return Drift(math.expm1(slope), math.expm1(slope * (len(logs) - 1)), p)
+    whole = math.expm1(slope * (len(logs) - 1))
+    return DriftFigure(per_session=math.expm1(slope), whole=whole, p=p)
 
 
 def resemblance(values: Sequence[float], changes: Sequence[ChangePoint]) -> float | None:
@@ -358,8 +328,8 @@ def analyse(
         HwqError: if apache-otava is not installed.
 
     """
-    cells = len({(each.cell_id, each.wanted) for each in series})
-    sessions = {session.id for each in series for session in each.sessions}
+    cells = len({(each.cell, each.figure) for each in series})
+    sessions = {session.session for each in series for session in each.sessions}
     return HistoryFile(
         schema="pytest-hwqueue/history/1",
         sources=list(sources),
@@ -387,39 +357,19 @@ def _analysed(
     found = [_found(series, change, commits_between, detects) for change in changes]
     level = levels(values, changes) if values else []
     total = level[-1] / level[0] if level else None
-    two, trend = modes(values, changes), drift(values, changes)
-    alike = resemblance(values, changes)
+    trend = drift(values, changes)
     history = SeriesHistory(
-        cell=series.cell_id,
-        workload=series.workload,
-        figure=series.wanted,
-        quantity=series.quantity.name,
-        label=series.quantity.label,
-        unit=series.quantity.unit,
-        higher_is_worse=series.quantity.higher_is_worse,
-        simulated=series.simulated,
-        machine=series.machine,
-        machine_fields=series.machine_fields,
-        sessions=[
-            SessionFigure(
-                session=each.id, when=each.when, runs=each.runs, commits=list(each.commits),
-                value=each.value,
-            )
-            for each in series.sessions
-        ],
-        refused=series.refused,
+        **dict(series),
         sd=sd,
         gate_detects=detects,
         total_ratio=total,
         changes=found,
-        accumulated=_accumulated(
-            found, total, None if trend is None else trend.whole, detects, series
-        ),
-        modes=two and ModesFigure(**asdict(two)),
-        drift=trend and DriftFigure(**asdict(trend)),
-        resemblance=alike,
+        accumulated=_accumulated(found, total, trend, detects, series),
+        modes=modes(values, changes),
+        drift=trend,
+        resemblance=resemblance(values, changes),
         notes=[],
-    )  # fmt: skip
+    )
     return history.model_copy(update={"notes": _notes(history)})
 
 
@@ -433,11 +383,11 @@ def _found(
     if commits[0] is not None and commits[1] is not None:
         plain = [commit.removesuffix("-dirty") for commit in commits if commit is not None]
         between = [] if plain[0] == plain[1] else commits_between(plain[0], plain[1])
-    worsening = _worsening(change.ratio, series.quantity.higher_is_worse)
+    worsening = _worsening(change.ratio, series.higher_is_worse)
     worse = worsening > 0
     return FoundChange(
         index=change.index,
-        session=new.id,
+        session=new.session,
         when=new.when,
         ratio=change.ratio,
         interval=change.interval,
@@ -459,18 +409,18 @@ def _worsening(ratio: float, higher_is_worse: bool) -> float:
 def _accumulated(
     changes: Sequence[FoundChange],
     total: float | None,
-    drifted: float | None,
+    trend: DriftFigure | None,
     detects: float | None,
     series: Series,
 ) -> bool:
     if total is None or detects is None:
         return False
-    gone = total if drifted is None else 1 + drifted
-    unseen = drifted is not None or (
+    gone = total if trend is None else 1 + trend.whole
+    unseen = trend is not None or (
         any(change.below_gate for change in changes)
         and not any(change.worse and not change.below_gate for change in changes)
     )
-    return unseen and _worsening(gone, series.quantity.higher_is_worse) >= detects
+    return unseen and _worsening(gone, series.higher_is_worse) >= detects
 
 
 def _notes(history: SeriesHistory) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
@@ -19,7 +20,6 @@ from pytest_hwqueue.baselines.runs import (
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.gate.verdict import Quantity
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.verdicts.figures import prepare
 
@@ -31,59 +31,129 @@ _POOLED = frozenset({*_OF_THE_MACHINE, "driver_major"})
 _NOT_REPORTED = frozenset({"git_commit", "git_dirty", "noise_seed"})
 
 
-@dataclass(frozen=True)
-class Session:
-    """One session of a series.
+SCHEMA: Final = "pytest-hwqueue/history/1"
 
-    Attributes:
-        id: of the session.
-        when: its first run was measured; UTC, ISO 8601.
-        runs: how many are behind the value.
-        commits: measured; with ``-dirty`` behind them where tracked files were changed.
-        value: geometric mean of the figure over the session's runs, in the quantity's unit.
-        soft: the other soft fields of its first run.
 
-    """
+class SessionFigure(PlainData):
+    """One session of a series."""
 
-    id: str
+    session: str
+    when: str = Field(description="its first run; UTC, ISO 8601")
+    runs: int = Field(description="behind the value")
+    commits: list[str] = Field(description="measured; -dirty: tracked files were changed")
+    value: float = Field(description="geometric mean over its runs, in the quantity's unit")
+    # The soft fields of its first run.
+    soft: SkipJsonSchema[dict[str, Value]] = Field(default_factory=dict, exclude=True)
+
+
+class CommitLine(PlainData):
+    """A commit between two sessions."""
+
+    commit: str
+    subject: str
+
+
+class FoundChange(PlainData):
+    """A place where a series changed."""
+
+    index: int = Field(description="among the sessions, of the first one after the change; from 0")
+    session: str
     when: str
-    runs: int
-    commits: tuple[str, ...]
-    value: float
-    soft: dict[str, Value]
+    ratio: float = Field(
+        description="mean level after over that before, each up to the next change; above 1 is "
+        "slower, or more throughput"
+    )
+    interval: tuple[float, float] = Field(description="95 %, of the ratio")
+    confidence: float = Field(description="1 - p of a permutation test that picks its place too")
+    worse: bool
+    below_gate: bool | None = Field(
+        description="whether it is less than gate_detects; null: not worse, or not known"
+    )
+    old_commit: str | None
+    new_commit: str | None
+    commits: list[CommitLine] | None = Field(
+        description="between them, oldest first; null: the repository here does not know both"
+    )
+    also_changed: dict[str, tuple[Value, Value]] = Field(
+        description="other soft fields of the fingerprint that changed there, old and new"
+    )
 
 
-@dataclass(frozen=True)
-class Series:
-    """One figure of one cell on one machine.
+class ModesFigure(PlainData):
+    """Two groups of sessions within a level."""
 
-    Attributes:
-        cell_id: of the cell.
-        workload: or test, of which it is a cell.
-        wanted: name of the requested figure.
-        quantity: what the values are: a lower quantile where runs have few samples.
-        machine: 1 for the cell's first machine in time, and so on.
-        machine_fields: conditions in which the cell's machines differ, with this one's values.
-        sessions: oldest first.
-        refused: sessions without a figure above 0.
-        simulated: whether a model's figures, and none measured.
+    ratio: float = Field(description="slower group over faster group")
+    slower_share: float
 
-    """
 
-    cell_id: str
-    workload: str
-    wanted: str
-    quantity: Quantity
-    machine: int
-    machine_fields: dict[str, Value]
-    sessions: tuple[Session, ...]
-    refused: int
-    simulated: bool
+class DriftFigure(PlainData):
+    """A trend that a straight line explains better than steps do."""
+
+    per_session: float = Field(description="change, as a fraction")
+    whole: float = Field(description="over the whole series, as a fraction")
+    p: float
+
+
+class Series(PlainData):
+    """One figure of one cell on one machine."""
+
+    cell: str = Field(description="the cell's id")
+    workload: str = Field(description="or test")
+    figure: str = Field(description="the requested figure")
+    quantity: str = Field(description="the one that is shown: a lower quantile where n is small")
+    label: str = Field(description="of the quantity, for people")
+    unit: str
+    higher_is_worse: bool
+    simulated: bool = Field(description="whether a model's figures, and none measured")
+    machine: int = Field(description="of the cell, in order of time, from 1")
+    machine_fields: dict[str, Value] = Field(description="in which the cell's machines differ")
+    sessions: list[SessionFigure]
+    refused: int = Field(description="sessions left out: too short, or without a figure above 0")
 
     @property
     def values(self) -> list[float]:
         """The sessions' figures, oldest first."""
         return [session.value for session in self.sessions]
+
+
+class SeriesHistory(Series):
+    """One figure of one cell on one machine."""
+
+    sd: float | None = Field(
+        description="between sessions of one level, of the logarithm; null: too few sessions"
+    )
+    gate_detects: float | None = Field(
+        description="least worsening that the gate finds with 10 runs of 10 such sessions, as a "
+        "fraction; null: too few sessions to tell"
+    )
+    total_ratio: float | None = Field(description="last level over first; null without sessions")
+    changes: list[FoundChange]
+    accumulated: bool = Field(
+        description="whether steps, or a drift, that the gate would rather miss add up to one that "
+        "it would find"
+    )
+    modes: ModesFigure | None = Field(description="null: not bimodal")
+    drift: DriftFigure | None = Field(description="null: no drift, or steps explain it")
+    resemblance: float | None = Field(
+        description="lag-1 correlation of sessions, where it makes change points uncertain"
+    )
+    notes: list[str]
+
+
+class HistoryFile(PlainData):
+    """The history of one or more sources of runs."""
+
+    schema_: Literal["pytest-hwqueue/history/1"] = Field(SCHEMA, alias="schema")
+    sources: list[str]
+    rate: float = Field(description="share of flat series that may have a change point")
+    pool_machines: bool
+    sessions: int
+    series: list[SeriesHistory]
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the file."""
+    return HistoryFile.model_json_schema(by_alias=True)
 
 
 def arrange(
@@ -106,26 +176,18 @@ def arrange(
         for cell_id, cell in source.cells.items():
             by_cell.setdefault(cell_id, []).append(cell)
     found = []
-    for cell_id, cells in sorted(by_cell.items()):
+    for _, cells in sorted(by_cell.items()):
         machines = _machines(cells, pool_machines)
         fields = _differing([runs[0] for runs in machines], pool_machines)
         for name in figures:
             for number, runs in enumerate(machines, start=1):
-                series = _series(name, runs)
-                if series is None:
-                    continue
-                header = runs[0].header
-                kind = str(header.hard.get("device_kind", header.cell.device))
-                found.append(
-                    Series(
-                        cell_id, header.cell.name, name, series[0], number, fields[number - 1],
-                        series[1], series[2], capabilities_of(kind).simulated,
-                    )
-                )  # fmt: skip
+                series = _series(name, runs, number, fields[number - 1])
+                if series is not None:
+                    found.append(series)
     return found
 
 
-def changed_fields(old: Session, new: Session) -> dict[str, tuple[Value, Value]]:
+def changed_fields(old: SessionFigure, new: SessionFigure) -> dict[str, tuple[Value, Value]]:
     """Return the soft fields in which two sessions differ, such as a new version of torch."""
     names = sorted({*old.soft, *new.soft} - _NOT_REPORTED)
     both = {name: (old.soft.get(name), new.soft.get(name)) for name in names}
@@ -189,9 +251,9 @@ def _differing(machines: Sequence[_Located], pooled: bool) -> list[dict[str, Val
 
 
 def _series(
-    name: str, runs: Sequence[_Located]
-) -> tuple[Quantity, tuple[Session, ...], int] | None:
-    """Return a figure's quantity, its sessions, and how many have none; None without the figure."""
+    name: str, runs: Sequence[_Located], machine: int, fields: dict[str, Value]
+) -> Series | None:
+    """Return a figure of a machine's runs, by session; None without the figure."""
     prepared = prepare(name, (), [each.run for each in runs])
     if prepared is None:
         return None
@@ -209,133 +271,25 @@ def _series(
         commits = dict.fromkeys(filter(None, (_commit(each) for each, _ in measured)))
         first = measured[0][0]
         sessions.append(
-            Session(
-                id=session,
+            SessionFigure(
+                session=session,
                 when=first.run.when,
                 runs=len(measured),
-                commits=tuple(commits),
+                commits=list(commits),
                 value=math.exp(math.fsum(map(math.log, values)) / len(values)),
                 soft=first.soft,
             )
         )
-    return prepared.figure.quantity, tuple(sessions), refused
+    header, quantity = runs[0].header, prepared.figure.quantity
+    kind = str(header.hard.get("device_kind", header.cell.device))
+    return Series(
+        cell=header.cell.id, workload=header.cell.name, figure=name, quantity=quantity.name,
+        label=quantity.label, unit=quantity.unit, higher_is_worse=quantity.higher_is_worse,
+        simulated=capabilities_of(kind).simulated, machine=machine, machine_fields=fields,
+        sessions=sessions, refused=refused,
+    )  # fmt: skip
 
 
 def _commit(located: _Located) -> str | None:
     commit = located.run.commit
     return f"{commit}-dirty" if commit and located.soft.get("git_dirty") else commit
-
-
-SCHEMA: Final = "pytest-hwqueue/history/1"
-
-Plain = str | int | float | bool | None
-
-
-class SessionFigure(PlainData):
-    """One session of a series."""
-
-    session: str
-    when: str = Field(description="its first run; UTC, ISO 8601")
-    runs: int = Field(description="behind the value")
-    commits: list[str] = Field(description="measured; -dirty: tracked files were changed")
-    value: float = Field(description="geometric mean over its runs, in the quantity's unit")
-
-
-class CommitLine(PlainData):
-    """A commit between two sessions."""
-
-    commit: str
-    subject: str
-
-
-class FoundChange(PlainData):
-    """A place where a series changed."""
-
-    index: int = Field(description="among the sessions, of the first one after the change; from 0")
-    session: str
-    when: str
-    ratio: float = Field(
-        description="mean level after over that before, each up to the next change; above 1 is "
-        "slower, or more throughput"
-    )
-    interval: tuple[float, float] = Field(description="95 %, of the ratio")
-    confidence: float = Field(description="1 - p of a permutation test that picks its place too")
-    worse: bool
-    below_gate: bool | None = Field(
-        description="whether it is less than gate_detects; null: not worse, or not known"
-    )
-    old_commit: str | None
-    new_commit: str | None
-    commits: list[CommitLine] | None = Field(
-        description="between them, oldest first; null: the repository here does not know both"
-    )
-    also_changed: dict[str, tuple[Plain, Plain]] = Field(
-        description="other soft fields of the fingerprint that changed there, old and new"
-    )
-
-
-class ModesFigure(PlainData):
-    """Two groups of sessions within a level."""
-
-    ratio: float = Field(description="slower group over faster group")
-    slower_share: float
-
-
-class DriftFigure(PlainData):
-    """A trend that a straight line explains better than steps do."""
-
-    per_session: float = Field(description="change, as a fraction")
-    whole: float = Field(description="over the whole series, as a fraction")
-    p: float
-
-
-class SeriesHistory(PlainData):
-    """One figure of one cell on one machine."""
-
-    cell: str = Field(description="the cell's id")
-    workload: str = Field(description="or test")
-    figure: str = Field(description="the requested figure")
-    quantity: str = Field(description="the one that is shown: a lower quantile where n is small")
-    label: str = Field(description="of the quantity, for people")
-    unit: str
-    higher_is_worse: bool
-    simulated: bool = Field(description="whether a model's figures, and none measured")
-    machine: int = Field(description="of the cell, in order of time, from 1")
-    machine_fields: dict[str, Plain] = Field(description="in which the cell's machines differ")
-    sessions: list[SessionFigure]
-    refused: int = Field(description="sessions left out: too short, or without a figure above 0")
-    sd: float | None = Field(
-        description="between sessions of one level, of the logarithm; null: too few sessions"
-    )
-    gate_detects: float | None = Field(
-        description="least worsening that the gate finds with 10 runs of 10 such sessions, as a "
-        "fraction; null: too few sessions to tell"
-    )
-    total_ratio: float | None = Field(description="last level over first; null without sessions")
-    changes: list[FoundChange]
-    accumulated: bool = Field(
-        description="whether steps, or a drift, that the gate would rather miss add up to one that "
-        "it would find"
-    )
-    modes: ModesFigure | None = Field(description="null: not bimodal")
-    drift: DriftFigure | None = Field(description="null: no drift, or steps explain it")
-    resemblance: float | None = Field(
-        description="lag-1 correlation of sessions, where it makes change points uncertain"
-    )
-    notes: list[str]
-
-
-class HistoryFile(PlainData):
-    """The history of one or more sources of runs."""
-
-    schema_: Literal["pytest-hwqueue/history/1"] = Field(SCHEMA, alias="schema")
-    sources: list[str]
-    rate: float = Field(description="share of flat series that may have a change point")
-    pool_machines: bool
-    sessions: int
-    series: list[SeriesHistory]
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the file."""
-    return HistoryFile.model_json_schema(by_alias=True)

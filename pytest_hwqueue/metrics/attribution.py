@@ -502,18 +502,16 @@ class _Charges:
         left: list[Span] = [(request.arrival_ns, request.finished_ns)]
         charged: dict[Cause, int] = {}
         for cause in CAUSES:
-            if cause == "throttled":
-                overlap = length(self._spans(request, cause))
-                if self._throttling_ns is not None:
-                    overlap = min(overlap, self._throttling_ns)
-                charged[cause] = overlap
-                continue
             spans = self._spans(request, cause)
+            if cause == "throttled":
+                charged[cause] = length(spans)
+                if self._throttling_ns is not None:
+                    charged[cause] = min(charged[cause], self._throttling_ns)
+                continue
             charged[cause] = length(intersection(left, spans))
             left = difference(left, spans)
         # Nothing else delayed the earlier requests meanwhile: they were work of this tenant's own.
-        waited = within(left, request.arrival_ns, request.ready_ns)
-        charged["queued"] += length(waited)
+        charged["queued"] += length(within(left, request.arrival_ns, request.ready_ns))
         return charged
 
     def _spans(self, request: Request, cause: Cause) -> list[Span]:
@@ -567,19 +565,18 @@ def _length(request: Request) -> int:
 
 
 def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dict[str, Estimate]:
-    shares = {
-        str(cause): share_of(sum(one.cause == cause for one in found), len(found))
-        for cause in CAUSES
-        if cause not in not_seen
+    seen: dict[str, Cause | None] = {one: one for one in CAUSES if one not in not_seen}
+    seen[UNEXPLAINED] = None
+    return {
+        name: share_of(sum(one.cause == cause for one in found), len(found))
+        for name, cause in seen.items()
     }
-    shares[UNEXPLAINED] = share_of(sum(one.cause is None for one in found), len(found))
-    return shares
 
 
 def _places(found: Sequence[RequestCause]) -> dict[LossPlace, Estimate]:
-    places: tuple[LossPlace, ...] = ("host", "device")
     return {
-        place: share_of(sum(one.place == place for one in found), len(found)) for place in places
+        place: share_of(sum(one.place == place for one in found), len(found))
+        for place in get_args(LossPlace)
     }
 
 

@@ -6,6 +6,7 @@ first to the start of the second, so that every moment of a thread's run belongs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -151,29 +152,22 @@ def interrupt_times(interrupts: Iterable[Interrupt], run_ns: int) -> tuple[Inter
     """
     if run_ns <= 0:
         raise ValueError(f"a run must last longer than 0 ns, is {run_ns}")
-    numbers: dict[tuple[InterruptKind, str], int] = {}
-    times: dict[tuple[InterruptKind, str], int] = {}
+    numbers: Counter[tuple[InterruptKind, str]] = Counter()
+    times: Counter[tuple[InterruptKind, str]] = Counter()
     open_on: dict[int, list[Interrupt]] = {}
     for interrupt in sorted(interrupts, key=lambda one: (one.start_ns, -one.end_ns)):
         key = (interrupt.kind, interrupt.name)
         spent = interrupt.end_ns - interrupt.start_ns
-        numbers[key] = numbers.get(key, 0) + 1
-        times[key] = times.get(key, 0) + spent
+        numbers[key] += 1
+        times[key] += spent
         outer = open_on.setdefault(interrupt.cpu, [])
         while outer and outer[-1].end_ns <= interrupt.start_ns:
             outer.pop()
         if outer:
             times[outer[-1].kind, outer[-1].name] -= spent
         outer.append(interrupt)
-    return tuple(
-        sorted(
-            (
-                InterruptTime(kind, name, numbers[kind, name], spent, spent / run_ns)
-                for (kind, name), spent in times.items()
-            ),
-            key=lambda one: (-one.time_ns, one.kind, one.name),
-        )
-    )
+    found = [InterruptTime(*key, numbers[key], ns, ns / run_ns) for key, ns in times.items()]
+    return tuple(sorted(found, key=lambda one: (-one.time_ns, one.kind, one.name)))
 
 
 LEAST_PAIRS = 20

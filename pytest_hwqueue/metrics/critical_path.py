@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median_low, quantiles
+from typing import NamedTuple
 
 from pytest_hwqueue.metrics.attribution import (
     CAUSES,
@@ -33,35 +33,15 @@ from pytest_hwqueue.metrics.attribution import (
 from pytest_hwqueue.metrics.timeline import Span, intersection, last, length, union, within
 
 
-@dataclass(frozen=True, slots=True)
-class PathSegment:
-    """One segment of a request's path.
+class CriticalPaths(NamedTuple):
+    """The critical paths of requests.
 
-    Attributes:
-        stream: the stream with work to do; None for the thread that launches and waits.
-        start_ns: when that part began.
-        end_ns: when it ended.
-
+    ``waited_for`` is when they waited for each stream (None: the thread that launches and waits),
+    as sorted, disjoint spans; ``kernels`` are those on the paths.
     """
 
-    stream: int | None
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True)
-class CriticalPaths:
-    """The critical paths of requests: their segments, and the kernels on them."""
-
-    segments: tuple[PathSegment, ...]
-    kernels: tuple[DeviceWork, ...]
-
-    def waited_for(self) -> dict[int | None, list[Span]]:
-        """Return when requests waited for each stream (None: the launching thread); disjoint."""
-        spans: dict[int | None, list[Span]] = {}
-        for one in self.segments:
-            spans.setdefault(one.stream, []).append((one.start_ns, one.end_ns))
-        return {stream: union(parts) for stream, parts in spans.items()}
+    waited_for: dict[int | None, list[Span]]
+    kernels: list[DeviceWork]
 
 
 def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> CriticalPaths:
@@ -76,36 +56,37 @@ def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> C
     for one in work:
         if one.request is not None:
             by_request.setdefault(one.request, []).append(one)
-    segments: list[PathSegment] = []
+    spans: dict[int | None, list[Span]] = {}
     kernels: list[DeviceWork] = []
     for request in requests:
-        _follow(request, by_request.get(request.number, ()), segments, kernels)
-    return CriticalPaths(tuple(segments), tuple(kernels))
+        _follow(request, by_request.get(request.number, ()), spans, kernels)
+    return CriticalPaths({stream: union(parts) for stream, parts in spans.items()}, kernels)
 
 
 def _follow(
     request: Request,
     work: Sequence[DeviceWork],
-    segments: list[PathSegment],
+    spans: dict[int | None, list[Span]],
     kernels: list[DeviceWork],
 ) -> None:
     if not work:
-        segments.append(PathSegment(None, request.started_ns, request.finished_ns))
+        spans.setdefault(None, []).append((request.started_ns, request.finished_ns))
         return
     before = predecessors(work)
     at: DeviceWork | None = max(work, key=lambda one: one.end_ns)
     assert at is not None
     if at.end_ns < request.finished_ns:
         # The stream tells that it is done, and the host's thread wakes up.
-        segments += [PathSegment(who, at.end_ns, request.finished_ns) for who in (None, at.stream)]
+        for who in (None, at.stream):
+            spans.setdefault(who, []).append((at.end_ns, request.finished_ns))
     first_ns = at.ready_ns
     while at is not None:
         kernels.append(at)
-        segments.append(PathSegment(at.stream, at.ready_ns, at.end_ns))
+        spans.setdefault(at.stream, []).append((at.ready_ns, at.end_ns))
         first_ns = min(first_ns, at.ready_ns)
         at = before(at)
     if request.started_ns < first_ns:
-        segments.append(PathSegment(None, request.started_ns, first_ns))
+        spans.setdefault(None, []).append((request.started_ns, first_ns))
 
 
 def predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:

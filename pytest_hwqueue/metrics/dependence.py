@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Counts = int | Sequence[int] | NDArray[np.int64]
-
 
 def normal_cdf(x: float) -> float:
     """Return P(X <= x) of the standard normal distribution."""
@@ -56,22 +54,18 @@ def f_quantile(probability: float, numerator: int, denominator: int) -> float:
     return float(fdtri(numerator, denominator, probability))
 
 
-def binomial_cdf(counts: Counts, n: int, p: float) -> NDArray[np.float64]:
-    """Return P(X <= count) of X successes in ``n`` trials, for each count from -1 to n."""
-    import numpy as np
+def binomial_cdf(count: int, n: int, p: float) -> float:
+    """Return P(X <= count) of X successes in ``n`` trials, for a count from -1 to n."""
     from scipy.special import bdtr
 
-    found = np.asarray(counts, dtype=np.float64)
-    return np.where(found < 0, 0.0, bdtr(np.maximum(found, 0), n, p))
+    return float(bdtr(count, n, p)) if count >= 0 else 0.0
 
 
-def binomial_sf(counts: Counts, n: int, p: float) -> NDArray[np.float64]:
-    """Return P(X > count) of X successes in ``n`` trials, for each count from -1 to n."""
-    import numpy as np
+def binomial_sf(count: int, n: int, p: float) -> float:
+    """Return P(X > count) of X successes in ``n`` trials, for a count from -1 to n."""
     from scipy.special import bdtrc
 
-    found = np.asarray(counts, dtype=np.float64)
-    return np.where(found < 0, 1.0, bdtrc(np.maximum(found, 0), n, p))
+    return float(bdtrc(count, n, p)) if count >= 0 else 1.0
 
 
 def binomial_quantile(probability: float, n: int, p: float) -> int:

@@ -17,7 +17,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -65,27 +65,19 @@ def _end(infinite: float) -> Any:
     return BeforeValidator(lambda given: infinite if given is None else given)
 
 
-def _operation(name: str) -> Callable[[Estimate, object], Any]:
-    """Return the operation on an estimate's value and a number, or another estimate's value."""
+def _operations(name: str) -> tuple[Callable[[Estimate, object], Any], ...]:
+    """Return an operation on an estimate's value and a number or estimate, and its reflection."""
     compute = getattr(operator, name)
 
     def operation(self: Estimate, other: object) -> Any:
         __tracebackhide__ = True
-        if isinstance(other, Real):
-            return compute(float(self), float(other))
-        return NotImplemented
+        return compute(float(self), float(other)) if isinstance(other, Real) else NotImplemented
 
-    return operation
-
-
-def _reflected(name: str) -> Callable[[Estimate, object], Any]:
-    compute = getattr(operator, name)
-
-    def operation(self: Estimate, other: object) -> Any:
+    def reflected(self: Estimate, other: object) -> Any:
         __tracebackhide__ = True
         return compute(float(other), float(self)) if isinstance(other, Real) else NotImplemented
 
-    return operation
+    return operation, reflected
 
 
 class Estimate(PlainData):
@@ -207,15 +199,15 @@ class Estimate(PlainData):
     def __hash__(self) -> int:
         return hash((self.value, self.low, self.high, self.n, self.unit, self.refused))
 
-    __lt__, __le__ = _operation("lt"), _operation("le")
-    __gt__, __ge__ = _operation("gt"), _operation("ge")
-    __add__, __radd__ = _operation("add"), _reflected("add")
-    __sub__, __rsub__ = _operation("sub"), _reflected("sub")
-    __mul__, __rmul__ = _operation("mul"), _reflected("mul")
-    __truediv__, __rtruediv__ = _operation("truediv"), _reflected("truediv")
-    __floordiv__, __rfloordiv__ = _operation("floordiv"), _reflected("floordiv")
-    __mod__, __rmod__ = _operation("mod"), _reflected("mod")
-    __pow__, __rpow__ = _operation("pow"), _reflected("pow")
+    __lt__, __gt__ = _operations("lt")
+    __le__, __ge__ = _operations("le")
+    __add__, __radd__ = _operations("add")
+    __sub__, __rsub__ = _operations("sub")
+    __mul__, __rmul__ = _operations("mul")
+    __truediv__, __rtruediv__ = _operations("truediv")
+    __floordiv__, __rfloordiv__ = _operations("floordiv")
+    __mod__, __rmod__ = _operations("mod")
+    __pow__, __rpow__ = _operations("pow")
 
     def __neg__(self) -> float:
         return -float(self)
@@ -268,6 +260,18 @@ def earlier(data: Any, unit: str, *names: str) -> Any:
         }  # fmt: skip
     gone = {"confidence", "intervals", "refused", "unit", *(f"{name}_interval" for name in names)}
     return {name: value for name, value in data.items() if name not in gone} | found
+
+
+class Figures(PlainData):
+    """A summary of estimates, which also reads those of earlier versions."""
+
+    unit_of_earlier: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        figures = (name for name, each in cls.model_fields.items() if each.annotation is Estimate)
+        return earlier(data, cls.unit_of_earlier, *figures)
 
 
 Summary = TypeVar("Summary", bound=PlainData)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pytest_hwqueue.metrics.dependence import independent_samples, student_quantile
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
+from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
 from pytest_hwqueue.metrics.latency import minimum_samples, spread_interval, too_few
 from pytest_hwqueue.metrics.numbers import times
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 
-class LatencyRatioResult(PlainData):
+class LatencyRatioResult(Figures):
     """Ratio of two latency distributions at the median and at P99, dimensionless.
 
     Both sides' distribution-free intervals are taken at half the error (Bonferroni) and divided
@@ -29,11 +29,6 @@ class LatencyRatioResult(PlainData):
     reference_n: int
     p50: Estimate
     p99: Estimate
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        return earlier(data, "", *_QUANTILES)
 
 
 def latency_ratio(

@@ -137,8 +137,8 @@ def milliseconds(
 ) -> PrintedFigure:
     """Format a time in ms in another unit; never finer than a nanosecond."""
     factor = _NS_PER_MS / unit.ns
-    ends = None if interval_ms is None else (interval_ms[0] * factor, interval_ms[1] * factor)
-    return figure(value_ms * factor, ends, unit.name, finest=round(math.log10(unit.ns)))
+    finest = round(math.log10(unit.ns))
+    return figure(value_ms * factor, _scaled(interval_ms, factor), unit.name, finest)
 
 
 def microseconds(value_us: float, interval_us: Interval | None = None) -> PrintedFigure:
@@ -170,8 +170,7 @@ def rate(
     prefix, factor = _scale((value if like is None else like) * base)
     scaled = base / factor
     name = prefix + prefixed["unit"] if prefixed else f"{prefix} {unit}".lstrip()
-    ends = None if interval is None else (interval[0] * scaled, interval[1] * scaled)
-    return figure(value * scaled, ends, name)
+    return figure(value * scaled, _scaled(interval, scaled), name)
 
 
 def rate_in_short(value: float, unit: str) -> PrintedFigure:
@@ -197,8 +196,7 @@ def memory(value_bytes: int) -> PrintedFigure:
 
 def percent(share: float, interval: Interval | None = None) -> PrintedFigure:
     """Format a share of one as percent, with two decimals at most."""
-    ends = None if interval is None else (interval[0] * 100, interval[1] * 100)
-    return figure(share * 100, ends, "%", finest=2)
+    return figure(share * 100, _scaled(interval, 100), "%", finest=2)
 
 
 def times(value: float, interval: Interval | None = None) -> PrintedFigure:
@@ -228,6 +226,10 @@ def duration(seconds: float) -> str:
     if whole >= 3600:
         big, small, names = (whole // 3600, whole % 3600 // 60, ("h", "min"))
     return f"{big} {names[0]}" + (f" {small} {names[1]}" if small else "")
+
+
+def _scaled(interval: Interval | None, factor: float) -> Interval | None:
+    return interval and (interval[0] * factor, interval[1] * factor)
 
 
 def _scale(value: float) -> tuple[str, float]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
-from pytest_hwqueue.metrics.latency import CONFIDENCE, LEAST_ITERATIONS, block_count, shortfall
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData, earlier
+from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS, block_count, block_interval, shortfall
+from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline, length, union
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,22 +184,17 @@ def _estimate(values: _Array, n: int, series: str, unit: str) -> Estimate:
         unit: as printed.
 
     """
-    import numpy as np
-
     if n == 0:
         return Estimate(unit=unit, refused=f"nothing was measured of {series}")
     value = float(values[0])
     if n < LEAST_ITERATIONS:
         reason = shortfall(LEAST_ITERATIONS, n, f"iterations of {series}")
         return Estimate(value=value, n=n, unit=unit, refused=reason)
-    blocks = block_count(n)
-    critical = student_quantile((1 + CONFIDENCE) / 2, blocks - 1)
-    tail = normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
-    low, high = np.quantile(values[1:], [tail, 1 - tail]).tolist()
+    low, high = block_interval(values[1:], n)
     return Estimate(value=value, low=low, high=high, n=n, unit=unit)
 
 
-class TimelineSummary(PlainData):
+class TimelineSummary(Figures):
     """How busy a timeline's streams were, and how much of that time they shared.
 
     Busy times are those under contention: a kernel that shares the device with others runs
@@ -228,11 +223,6 @@ class TimelineSummary(PlainData):
         "launched them",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        return earlier(data, "", "in_flight_mean", "overlap_efficiency")
-
 
 def summarise_timeline(timeline: Timeline) -> TimelineSummary:
     """Summarise a timeline of at least one kernel.
@@ -252,11 +242,11 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
     kernels = timeline.kernels
     if not kernels:
         raise ValueError("a timeline without kernels has nothing to summarise")
-    by_stream: list[list[tuple[int, int]]] = [[] for _ in range(timeline.streams)]
+    by_stream: list[list[Span]] = [[] for _ in range(timeline.streams)]
     for kernel in kernels:
         by_stream[kernel.stream].append((kernel.start_ns, kernel.end_ns))
-    busy = [_union_ns(intervals) for intervals in by_stream]
-    device_busy = _union_ns((kernel.start_ns, kernel.end_ns) for kernel in kernels)
+    busy = [length(union(intervals)) for intervals in by_stream]
+    device_busy = length(union((kernel.start_ns, kernel.end_ns) for kernel in kernels))
     in_flight = Estimate(n=len(kernels), refused="no kernel ran for as long as the clock can tell")
     if device_busy:
         mean = sum(kernel.end_ns - kernel.start_ns for kernel in kernels) / device_busy
@@ -280,28 +270,9 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
     )
 
 
-def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals in whole ns, so nothing is rounded."""
-    total = 0
-    covered_to: int | None = None
-    for start, end in sorted(intervals):
-        if covered_to is None or start >= covered_to:
-            total += end - start
-            covered_to = end
-        elif end > covered_to:
-            total += end - covered_to
-            covered_to = end
-    return total
-
-
-def _most_at_once(kernels: Iterable[Kernel]) -> int:
+def _most_at_once(kernels: Sequence[Kernel]) -> int:
     """Return the most kernels that ran at once, as half-open intervals [start, end)."""
     # At one instant ends (-1) sort before starts (+1): back to back is not together.
-    changes: list[tuple[int, int]] = []
-    for kernel in kernels:
-        changes += [(kernel.start_ns, 1), (kernel.end_ns, -1)]
-    running = most = 0
-    for _, change in sorted(changes):
-        running += change
-        most = max(most, running)
-    return most
+    starts = [(kernel.start_ns, 1) for kernel in kernels]
+    changes = sorted([*starts, *((kernel.end_ns, -1) for kernel in kernels)])
+    return max(accumulate(change for _, change in changes))

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pytest_hwqueue.metrics.dependence import normal_cdf, student_quantile
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,
-    block_count,
+    block_interval,
     contiguous_blocks,
     shortfall,
     throughput,
@@ -214,29 +213,19 @@ def _compare(
     resampled: tuple[NDArray[np.float64] | None, NDArray[np.float64] | None],
 ) -> ScaledPoint:
     """Compare a count (first of each pair) with the least count (second)."""
-    import numpy as np
-
     fewest = min(rate.n for rate in rates)
     speedup = Estimate(value=rates[0] / rates[1], n=fewest)
     if resampled[0] is None or resampled[1] is None:
         reason = shortfall(LEAST_ITERATIONS, fewest, "iterations here and at the least count")
         speedup = speedup.model_copy(update={"refused": reason})
     else:
-        tail = _expanded_tail(fewest)
-        low, high = np.quantile(resampled[0] / resampled[1], [tail, 1 - tail]).tolist()
+        low, high = block_interval(resampled[0] / resampled[1], fewest)
         speedup = speedup.model_copy(update={"low": low, "high": high})
     share = base_streams / streams
     speedup = speedup.told(most=MOST_EFFICIENCY / share, unit="×")
     return ScaledPoint(
         streams=streams, throughput=rates[0], speedup=speedup, efficiency=speedup.scaled(share, "")
     )
-
-
-def _expanded_tail(iterations: int) -> float:
-    """Return the share to cut from each end of the resamples; below 2.5 % for few blocks."""
-    blocks = block_count(iterations)
-    critical = student_quantile((1 + CONFIDENCE) / 2, blocks - 1)
-    return normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
 
 
 def _saturation_refused(ordered: Sequence[ScalingPoint]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
+from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData, earlier
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -40,8 +40,10 @@ class ReadyDelay:
     after_same_stream: bool | None
 
 
-class DelaySummary(PlainData):
+class DelaySummary(Figures):
     """One side of a comparison of delays, in µs; each interval holds by itself."""
+
+    unit_of_earlier = "us"
 
     n: int = Field(description="number of delays")
     negative: int = Field(
@@ -49,11 +51,6 @@ class DelaySummary(PlainData):
     )
     median: Estimate
     p95: Estimate
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        return earlier(data, "us", *_QUANTILES)
 
 
 class MedianDifference(PlainData):
@@ -310,9 +307,8 @@ def _gated(timeline: Timeline, name: str, refused: dict[str, str]) -> list[Kerne
 def _first_start_spread(timeline: Timeline, refused: dict[str, str]) -> float | None:
     first: dict[int, Kernel] = {}
     held = _gated(timeline, "first_start_spread", refused)
-    for kernel in held:
-        if kernel.stream not in first or kernel.start_ns < first[kernel.stream].start_ns:
-            first[kernel.stream] = kernel
+    for kernel in sorted(held, key=lambda kernel: kernel.start_ns):
+        first.setdefault(kernel.stream, kernel)
     starts = [kernel.start_ns for kernel in first.values() if not kernel.waits_for]
     if len(starts) >= 2:
         return (max(starts) - min(starts)) / _NS_PER_US

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def length(spans: Iterable[Span]) -> int:
 
 def within(spans: Sequence[Span], start: int, end: int) -> list[Span]:
     """Return the part of sorted, disjoint spans that lies between two times."""
-    first = bisect_right(spans, start, key=_end)
-    last = bisect_left(spans, end, key=_start)
+    first = bisect_right(spans, start, key=itemgetter(1))
+    last = bisect_left(spans, end, key=itemgetter(0))
     return [(max(start, low), min(end, high)) for low, high in spans[first:last]]
 
 
@@ -68,14 +69,6 @@ def last(spans: Sequence[Span], wanted_ns: int) -> list[Span]:
         taken.append((max(start, end - wanted_ns), end))
         wanted_ns -= end - start
     return taken[::-1]
-
-
-def _start(span: Span) -> int:
-    return span[0]
-
-
-def _end(span: Span) -> int:
-    return span[1]
 
 
 _NS_PER_MS = 1e6

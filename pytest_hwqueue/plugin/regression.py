@@ -298,7 +298,7 @@ class Regression:
         settings = self._settings
         return {
             f"{device}/{settings.save}": describe_stored(
-                self._store.read(settings.save, device).cells,
+                self._store.read(settings.save, device),
                 settings.fail_on,
                 gate_settings(settings),
             )

@@ -73,7 +73,7 @@ def baselines_document(store: Store) -> Document | None:
     )  # fmt: skip
     rows = []
     for device, name in [(each, name) for each in store.devices() for name in store.names(each)]:
-        cells = store.read(name, device).cells.values()
+        cells = store.read(name, device).values()
         runs = [run for cell in cells for run in cell.runs]
         counts = [len(cell.runs) for cell in cells]
         moves = [move.when for move in store.history(name, device)]

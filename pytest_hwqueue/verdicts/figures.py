@@ -60,8 +60,7 @@ class GatedFigure:
             return iteration_ns(stored), stored.n
         if self.kind == "throughput":
             return stored.throughput.get(self.source, missing), stored.n
-        quantile = self.quantity.quantile
-        name = _quantile_name(quantile)
+        quantile, name = self.quantity.quantile, self.quantity.name.rpartition(".")[2]
         if self.kind == "ratio":
             figures = stored.ratios.get(self.source)
             value = getattr(figures, name, None)
@@ -143,10 +142,6 @@ def _of(plain: Quantity, owner: str, *, ratio: bool = False) -> Quantity:
     label = f"{owner} at {plain.label}" if ratio else f"{plain.label} of {owner}"
     unit = "" if ratio else plain.unit
     return replace(plain, name=f"{owner}.{plain.name}", label=label, unit=unit)
-
-
-def _quantile_name(quantile: float | None) -> str:
-    return {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99", 0.999: "p999"}[quantile or 0.99]
 
 
 SideName = Literal["baseline", "new"]

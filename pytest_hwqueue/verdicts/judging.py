@@ -215,20 +215,20 @@ class Judging:
         alone = prepare(name, (), new.runs) if stored is None or blocking else None
         if alone is None:
             return None
-        if stored is None:
-            text = f"{cell_id} is not in {self._baseline.label}: store it with --hwq-save"
-            verdict = Verdict(
-                "no-baseline", "no-baseline", text, alone.figure.quantity, new=alone.new
-            )
-            return CellVerdict(cell_id, name, verdict, soft)
         listed = "; ".join(map(str, blocking))
         text = f"the baseline's runs were made under other conditions: {listed}"
-        if all(each.kind == "environment" for each in blocking):
+        if stored is None:
+            text = f"{cell_id} is not in {self._baseline.label}: store it with --hwq-save"
+        elif all(each.kind == "environment" for each in blocking):
             text += " (--hwq-allow-env compares all the same)"
         else:
             text += "; store a baseline of these conditions with --hwq-save"
         verdict = Verdict(
-            "incomparable", "other-conditions", text, alone.figure.quantity, new=alone.new
+            "no-baseline" if stored is None else "incomparable",
+            "no-baseline" if stored is None else "other-conditions",
+            text,
+            alone.figure.quantity,
+            new=alone.new,
         )
         return CellVerdict(cell_id, name, verdict, soft)
 

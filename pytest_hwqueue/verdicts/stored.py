@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import stdev
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs
@@ -182,12 +182,14 @@ class PlannedCell:
     dispatch: str | None = None
     sync_mode: str | None = None
 
+    @property
+    def known(self) -> dict[str, object]:
+        """The parts that are known, by name."""
+        return {name: part for name, part in vars(self).items() if part not in (None, "")}
+
     def may_be(self, cell: Cell) -> bool:
         """Whether this may turn out to be a given cell."""
-        return all(
-            getattr(self, part.name) in (None, "", getattr(cell, part.name))
-            for part in fields(self)
-        )
+        return all(getattr(cell, name) == part for name, part in self.known.items())
 
 
 def nothing_in_common(label: str, baseline: Sequence[Cell], measured: Sequence[Cell]) -> str:
@@ -199,15 +201,9 @@ def nothing_in_common(label: str, baseline: Sequence[Cell], measured: Sequence[C
         measured: the cells measured, none of them one of the baseline's.
 
     """
-    ours = [_values_of(cell) for cell in baseline]
-    theirs = [_values_of(cell) for cell in measured]
-    return "\n".join(
-        [
-            f"{label} holds {_listed([cell.id for cell in baseline])}",
-            f"measured: {_listed([cell.id for cell in measured])}",
-            f"what differs: {differing_parts(ours, theirs)}",
-        ]
-    )
+    what = f"measured: {_listed([cell.id for cell in measured])}\n"
+    parts = [{part: getattr(cell, part) for part in _PARTS} for cell in measured]
+    return _nothing(label, baseline, what, parts)
 
 
 def nothing_planned(label: str, baseline: Sequence[Cell], planned: Sequence[PlannedCell]) -> str:
@@ -219,42 +215,27 @@ def nothing_planned(label: str, baseline: Sequence[Cell], planned: Sequence[Plan
         planned: cells to be measured, none of which can be one of the baseline's.
 
     """
-    ours = [_values_of(cell) for cell in baseline]
-    theirs = [
-        {name: value for name in _PARTS if (value := getattr(cell, name, None)) not in (None, "")}
-        for cell in planned
-    ]
-    return "\n".join(
-        [
-            f"{label} holds {_listed([cell.id for cell in baseline])}",
-            f"what differs: {differing_parts(ours, theirs)}",
-        ]
-    )
+    return _nothing(label, baseline, "", [cell.known for cell in planned])
 
 
-def differing_parts(
-    ours: Sequence[Mapping[str, object]], theirs: Sequence[Mapping[str, object]]
+def _nothing(
+    label: str, baseline: Sequence[Cell], what: str, theirs: Sequence[Mapping[str, object]]
 ) -> str:
-    """Return the parts in which two sets of cells share no value, with the values.
+    """Return what a baseline holds, and the parts in which no cell of it is like the others.
 
-    Args:
-        ours: parts by name of each cell of the baseline.
-        theirs: the same of the others; a part that is not known is not there.
-
+    Of the others, a part that is not known is not there.
     """
     found = []
     for part in _PARTS:
-        one = {each[part] for each in ours}
+        one = {getattr(cell, part) for cell in baseline}
         other = {each[part] for each in theirs if part in each}
         if one and other and one.isdisjoint(other):
             found.append(f"{part} is {_values(one)} in the baseline and {_values(other)} here")
-    return "; ".join(found) or (
+    differs = "; ".join(found) or (
         "each part by itself is there, and no cell has the same combination of them"
     )
-
-
-def _values_of(cell: Cell) -> dict[str, object]:
-    return {part: getattr(cell, part) for part in _PARTS}
+    holds = _listed([cell.id for cell in baseline])
+    return f"{label} holds {holds}\n{what}what differs: {differs}"
 
 
 def _values(values: Iterable[object]) -> str:

@@ -95,7 +95,7 @@ def test_a_baseline_keeps_records_on_request(tmp_path: Path, sessions: Sessions)
     done = sessions.run(tmp_path, *OPTIONS, *save, f"--hwq-commit={SHA}-dirty")
     assert done.returncode == 0, done.stdout
     assert len(list(tmp_path.glob("baselines/sim-h200/main/records/*/*.json"))) == 2
-    (cell,) = Store(tmp_path / "baselines").read("main", "sim-h200").cells.values()
+    (cell,) = Store(tmp_path / "baselines").read("main", "sim-h200").values()
     for run in cell.runs:
         soft = soft_fields(cell.header, run)
         found = soft["hwqueue_version"], soft["git_commit"], soft["git_dirty"]

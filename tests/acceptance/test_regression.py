@@ -95,7 +95,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, sessions: Sessions) -> Pro
     assert "stored in sim-h200/main: 2 cells" in output
     assert "6 runs; sd" in output
     assert "all 6 runs come from one session" in output
-    cells = project.store.read("main", "sim-h200").cells
+    cells = project.store.read("main", "sim-h200")
     assert len(cells) == 2
     assert not list(project.folder.glob("baselines/*/main/records"))
     for cell in cells.values():

@@ -59,7 +59,7 @@ class Checked(Store):
         return self.add_many("main", records, session)[0]
 
     def main(self) -> dict[str, CellBaseline]:
-        return self.read("main", H200).cells
+        return self.read("main", H200)
 
     def cell(self) -> CellBaseline:
         (cell,) = self.main().values()
@@ -469,7 +469,7 @@ def test_steps_add_up_against_the_anchor(store: Checked) -> None:
     assert store.history("main", H200) == moves
     told = [(move.reason, move.commit, move.changed) for move in moves]
     assert told == [(f"step {step}", step * 40, []) for step in "123"]
-    assert moves[0].cells.keys() == first.cells.keys()
+    assert moves[0].cells.keys() == first.keys()
     assert store.anchor("main", H200) == first
     assert sessions(store.main()["a[cuda-s8-native-eager]"]) == ["new"]
 
@@ -564,7 +564,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def accept(self, name: str) -> None:
         other = {"main": "other", "other": "main"}[name]
         if other in self.model:
-            self.store.accept(name, H200, self.store.read(other, H200).cells, "why")
+            self.store.accept(name, H200, self.store.read(other, H200), "why")
             self.moves[name] += 1
         for cell, runs in self.model.get(other, {}).items():
             mine = self.model.setdefault(name, {})
@@ -575,9 +575,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def store_is_the_model(self) -> None:
         assert self.store.names(H200) == sorted(self.model)
         for name, cells in self.model.items():
-            assert self.summary(self.store.read(name, H200).cells) == cells
+            assert self.summary(self.store.read(name, H200)) == cells
             anchors = {**cells, **self.anchors[name]}
-            assert self.summary(self.store.anchor(name, H200).cells) == anchors
+            assert self.summary(self.store.anchor(name, H200)) == anchors
             assert len(self.store.history(name, H200)) == self.moves[name]
 
     @staticmethod

@@ -87,7 +87,7 @@ def stored(root: Path, session: str) -> list[list[int]]:
     """The numbers of a session's runs in each cell."""
     return [
         [int(run.when.removeprefix("run ")) for run in cell.runs if run.session == session]
-        for cell in Store(root).read("main", H200).cells.values()
+        for cell in Store(root).read("main", H200).values()
     ]
 
 
@@ -110,7 +110,7 @@ def test_ended_writer_leaves_every_run_it_reported(root: Path, number: signal.Si
             # Of the run that was cut off, either cell may have its part.
             assert all(reported <= each <= {*reported, len(reported)} for each in runs)
             assert len(runs) == 2 or not reported
-    a, _ = Store(root).read("main", H200).cells.values()
+    a, _ = Store(root).read("main", H200).values()
     assert sum(run.session == "after" for run in a.runs) == 20
 
 

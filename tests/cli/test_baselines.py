@@ -81,10 +81,10 @@ def test_accept_moves_a_baseline_keeps_the_anchor_and_the_history() -> None:
     assert re.search("new allocator.*and a driver", history.output, re.DOTALL)
     assert f"farthest: {a} +21.0 %" in " ".join(history.output.split())
     store = Store(Path("baselines"))
-    cells = store.read("main", DEVICE).cells
+    cells = store.read("main", DEVICE)
     # Accepting one cell leaves the others.
     assert (len(cells[a].runs), cells[b].runs[0].p99_ns) == (2, 11_000_000)
-    assert store.anchor("main", DEVICE).cells[a].runs[0].p99_ns == 10_000_000
+    assert store.anchor("main", DEVICE)[a].runs[0].p99_ns == 10_000_000
 
 
 def test_accept_makes_a_new_baseline_of_a_session() -> None:
@@ -99,7 +99,7 @@ def test_accept_makes_a_new_baseline_of_a_session() -> None:
     assert rows(result) == [[cell_id("a"), "—", "+0.0 %"]]
     store = Store(Path("baselines"))
     assert store.devices() == [DEVICE]
-    assert list(store.read("main", DEVICE).cells) == [cell_id("a")]
+    assert list(store.read("main", DEVICE)) == [cell_id("a")]
 
 
 @pytest.mark.parametrize(("more", "answer", "status", "left"), [
@@ -116,7 +116,7 @@ def test_prune_asks_before_it_removes(
     result = baseline("prune", "main", "--keep", "3", *more, answer=answer)
 
     assert result.exit_code == status, result.output
-    runs = Store(Path("baselines")).read("main", DEVICE).cells[cell_id("a")].runs
+    runs = Store(Path("baselines")).read("main", DEVICE)[cell_id("a")].runs
     assert len(runs) == left
     assert runs[-1].p99_ns == 14_000_000
     assert ("removed 2 runs" in result.output) == (status == 0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.look import FigureEvidence, Figures, weigh
+from pytest_hwqueue.gate.look import FigureEvidence, weigh
 from pytest_hwqueue.gate.runs import (
     isolated,
     least_spread,
@@ -28,8 +28,7 @@ GAP = WIDE[-1] + 5 * 0.3 * math.sqrt(27.5 / 9)
 
 
 def weighed(x: list[float], y: list[float]) -> FigureEvidence:
-    figures = Figures(tuple(x), tuple(y), ("old",) * len(x), ("new",) * len(y))
-    return weigh(figures, GateSettings())
+    return weigh([*x, *y], ["old"] * len(x) + ["new"] * len(y), len(x), GateSettings())
 
 
 @given(st.integers(1, 300), st.integers(2, 300))

@@ -16,7 +16,7 @@ from pytest_hwqueue.gate.statistics import (
     GRID,
     compare,
     compare_pairs,
-    permutation_floor,
+    least_p,
     permutation_p,
     rejected,
     session_share,
@@ -54,7 +54,7 @@ def test_permutation_p_counts_every_relabelling(x: list[float], y: list[float]) 
 @given(st.integers(1, 12), st.integers(1, 15))
 def test_disjoint_runs_have_the_least_p_and_equal_ones_the_most(old: int, new: int) -> None:
     p = permutation_p([float(i) for i in range(old)], [100.0 + i**3 for i in range(new)])
-    assert p == permutation_floor(old, new) == pytest.approx(1 / math.comb(old + new, old))
+    assert p == least_p(old, new, paired=False) == pytest.approx(1 / math.comb(old + new, old))
     assert permutation_p([1.0] * old, [1.0] * new) == 1.0
 
 

@@ -58,7 +58,7 @@ def analysed(series: list[Series], **given: Any) -> list[SeriesHistory]:
 def test_sessions_are_in_order_of_time_and_each_run_counts_once(cell_of: Make) -> None:
     late, early = cell_of([3, 4], first=2), cell_of([1, 2])
     (series,) = arrange(source(late, early, late), ["p99"])
-    assert [session.id for session in series.sessions] == ["s00", "s01", "s02", "s03"]
+    assert [session.session for session in series.sessions] == ["s00", "s01", "s02", "s03"]
     assert series.values == pytest.approx([1e7, 2e7, 3e7, 4e7])
     assert (series.machine, series.machine_fields, series.refused) == (1, {}, 0)
 
@@ -108,8 +108,8 @@ def test_machines_that_take_turns_are_two_series_each_in_order(
         for n, run in enumerate(other.runs)
     )))  # fmt: skip
     first, second = arrange(source(both), ["p99"])
-    assert [session.id for session in first.sessions] == ["s00", "s01", "s02", "s03"]
-    assert [session.id for session in second.sessions] == ["t0", "t1", "t2", "t3"]
+    assert [session.session for session in first.sessions] == ["s00", "s01", "s02", "s03"]
+    assert [session.session for session in second.sessions] == ["t0", "t1", "t2", "t3"]
 
 
 def test_other_software_is_one_series_and_is_reported_where_it_changed(cell_of: Make) -> None:
@@ -152,6 +152,12 @@ def test_small_steps_that_add_up_are_found_where_the_gate_sees_none(cell_of: Mak
     assert history.gate_detects is not None
     assert all(change.ratio - 1 < history.gate_detects for change in history.changes)
     assert any("adds up to" in note for note in history.notes)
+
+
+def test_two_modes_are_kept_and_said(cell_of: Make) -> None:
+    turns = noisy(60) * np.where(np.random.default_rng(5).random(60) < 0.4, 1.2, 1)
+    (history,) = analysed(arrange(source(cell_of(turns)), ["p99"]))
+    assert [note.partition(":")[0] for note in history.notes] == ["bimodal"]
 
 
 def test_a_flat_cell_has_nothing_to_say(cell_of: Make) -> None:

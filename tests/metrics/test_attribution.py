@@ -124,7 +124,7 @@ def made_run(seed: int, share: float) -> Run:
 def test_planted_causes_are_found_and_where_the_unexplained_lost_their_time(seed: int) -> None:
     run = made_run(seed, 0.04)
     evidence = run.evidence()
-    host = critical_paths(run.requests, run.work).waited_for()[None]
+    host = critical_paths(run.requests, run.work).waited_for[None]
     tail = attribute(run.requests, evidence, {}, host).tails["p95"]
     slow = [(one, run.planted.get(one.request, "")) for one in tail.requests]
     planted = [(one, plant) for one, plant in slow if plant]
@@ -209,7 +209,7 @@ def test_work_that_waits_on_the_device_hides_no_slow_launching(
             work.append(DeviceWork("high", 0, "gemm", ready, start, end, number))
         requests.append(closed(number, begin, end + US - begin))
         now = end + MS
-    host = critical_paths(requests, work).waited_for()[None]
+    host = critical_paths(requests, work).waited_for[None]
     tail = attribute(requests, [], {}, host).tails["p95"]
     assert {one.place for one in tail.requests if one.request % 25 == 0} == {place}
 

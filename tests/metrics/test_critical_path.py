@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.metrics.attribution import DeviceWork, Request, attribute
 from pytest_hwqueue.metrics.critical_path import (
-    PathSegment,
     critical_paths,
     take_turns,
     time_slice_evidence,
@@ -30,10 +29,9 @@ def test_the_path_is_the_chain_that_ended_last() -> None:
     paths = critical_paths([REQUEST], [first, waits, beside, kernel(3, 0, 0, 500, None)])
     assert set(paths.kernels) == {first, waits}
     # The launching thread until the first kernel was ready; at the end it wakes up.
-    segments = [(None, 100, 110), (0, 110, 140), (1, 140, 190), (1, 190, 200), (None, 190, 200)]
-    assert set(paths.segments) == {PathSegment(*each) for each in segments}
+    assert paths.waited_for == {None: [(100, 110), (190, 200)], 0: [(110, 140)], 1: [(140, 200)]}
     without = critical_paths([REQUEST], [kernel(0, 0, 1, 2, request=4)])
-    assert (without.segments, [*without.kernels]) == ((PathSegment(None, 100, 200),), [])
+    assert without == ({None: [(100, 200)]}, [])
     # Kernels of a stream that overlap a little are a chain.
     first, early = kernel(0, 100, 101, 150), kernel(0, 148, 148, 200)
     assert set(critical_paths([REQUEST], [first, early]).kernels) == {first, early}
@@ -49,7 +47,7 @@ def test_every_moment_has_somebody_who_is_waited_for(drawn: list[tuple[int, ...]
         for stream, ready, wait, run in drawn
     ]
     paths = critical_paths([REQUEST], work)
-    assert union((one.start_ns, one.end_ns) for one in paths.segments) == [(100, 200)]
+    assert union(span for spans in paths.waited_for.values() for span in spans) == [(100, 200)]
     assert len(set(paths.kernels)) == len(paths.kernels) or len(set(work)) < len(work)
 
 

@@ -110,7 +110,7 @@ def test_baselines_sealed_again(data: st.DataObject) -> None:
     write_lines(file, [json.dumps(line) for line in changed])
 
     def read() -> None:
-        for cell in Store(folder() / "baselines").read("main", "nvidia-h200").cells.values():
+        for cell in Store(folder() / "baselines").read("main", "nvidia-h200").values():
             for run in cell.runs:
                 run.samples_ns()
 

@@ -77,7 +77,7 @@ class Place:
 
     def stored(self) -> int:
         """How many cells the baseline has."""
-        return len(Store(self.folder / "baselines").read("norm", "sim-h200").cells)
+        return len(Store(self.folder / "baselines").read("norm", "sim-h200"))
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_time_zones_do_not_change_the_order_of_runs(place: Place) -> None:
     # Its local time is ahead of the second's by 21 hours or more.
     assert place.run(TZ="Pacific/Kiritimati").returncode == 0
     assert place.run(TZ="America/Los_Angeles").returncode == 0
-    for cell in Store(place.folder / "baselines").read("norm", "sim-h200").cells.values():
+    for cell in Store(place.folder / "baselines").read("norm", "sim-h200").values():
         first, second = cell.runs
         assert first.when < second.when
 
@@ -188,7 +188,7 @@ def test_time_zones_do_not_change_the_order_of_runs(place: Place) -> None:
 def test_clock_set_back_between_sessions(place: Place) -> None:
     assert place.run(wrapped=("faketime", "-f", "+2d")).returncode == 0
     assert place.run().returncode == 0
-    cells = Store(place.folder / "baselines").read("norm", "sim-h200").cells
+    cells = Store(place.folder / "baselines").read("norm", "sim-h200")
     assert [len(cell.runs) for cell in cells.values()] == [2, 2]
 
 

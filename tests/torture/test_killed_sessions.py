@@ -143,7 +143,7 @@ def check_files(folder: Path, number: signal.Signals) -> None:
             read_check(file)
     for device in (folder / "baselines").iterdir():
         for name in (each.name for each in device.iterdir() if each.is_dir()):
-            assert Store(folder / "baselines").read(name, device.name).cells
+            assert Store(folder / "baselines").read(name, device.name)
     left = [*(folder / ".hwqueue").rglob("*.tmp"), *(folder / "baselines").rglob("*.tmp")]
     # A check that is interrupted ends its sessions, and with them workers that write.
     left = [file for file in left if "fleet" not in file.relative_to(folder).parts]
@@ -214,7 +214,7 @@ def test_a_killed_save_is_completed_by_the_next(project: Path, tmp_path: Path) -
     with started(folder, "save", "again") as session:
         assert session.wait() == 0
     (device,) = (folder / "baselines").iterdir()
-    assert len(Store(folder / "baselines").read("norm", device.name).cells) == CELLS
+    assert len(Store(folder / "baselines").read("norm", device.name)) == CELLS
 
 
 def run(folder: Path, command: str) -> tuple[int, str]:
