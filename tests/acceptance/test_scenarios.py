@@ -602,7 +602,7 @@ def test_the_example_of_an_own_function_is_a_tenant_and_measured_by_a_test(run: 
     )  # fmt: skip
     assert measured.status == pytest.ExitCode.OK, measured.output
     assert "1 passed" in measured.output
-    session = run(EXAMPLE, *SIMULATED, "--hwq-max-time=0.5")
+    session = run(EXAMPLE, *SIMULATED, "--hwq-max-time=0.2")
     assert session.status == pytest.ExitCode.OK, session.output
     assert [record.placement for record in session.records] == ["processes", "threads", "threads"]
     for record in session.records:

@@ -26,7 +26,7 @@ VARYING = (
 @pytest.mark.parametrize(
     ("arguments", "cells"),
     [
-        ("--hwq-streams=1,8 --hwq-iterations=20", 5),
+        ("--hwq-streams=8 --hwq-iterations=20", 3),
         pytest.param("--hwq-streams=1,8,32", 8, marks=pytest.mark.slow),
         pytest.param(
             "--hwq-streams=1,8,32 --hwq-dispatch=graph --hwq-iterations=20", 8,

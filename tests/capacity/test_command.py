@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, front
 from pytest_hwqueue.capacity.search import RateRuns
+from pytest_hwqueue.cli import which
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun
 from pytest_hwqueue.scenarios.runs import ATTEMPTS
@@ -301,7 +302,11 @@ def masked(text: str) -> str:
     return " ".join(re.sub(r"[\d.]+", "#", text).replace("─", "").split())
 
 
-def test_which_adds_the_capacity_as_a_column(tmp_path: Path) -> None:
+def test_which_adds_the_capacity_as_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coarse = {**which._DEFAULTS, "precision": "100%", "windows": 1}
+    monkeypatch.setattr(which, "_DEFAULTS", coarse)
     arguments = [
         "which", str(write(tmp_path)), "--capacity", "--schedulers", "native", "--device",
         "sim:h200", "--size", "tiny", "--dir", str(tmp_path / "d"), "--duration", "1s", "--json",

@@ -115,7 +115,7 @@ def test_sequences_take_turns_on_streams_that_draft_and_streams_that_verify() ->
 
 def test_without_values_acceptance_is_drawn_from_the_seed() -> None:
     work = []
-    for seed in (1, 1, 2, 3, 4):
+    for seed in (1, 1, 2):
         device = SimulatedDevice("h200")
         workload: Any = make(SpeculativeDecode, {"rounds": 2})
         assert workload.decisions_drawn == ()
