@@ -39,7 +39,6 @@ def collect(folders: Sequence[Path]) -> tuple[list[Gpu], list[Gpu]]:
 
     Raises:
         RecordError: naming a folder without records, or a file that is damaged.
-        RecordError: likewise, of a session.
 
     """
     first: list[Path] = []

@@ -105,27 +105,16 @@ class Measurer:
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
     ) -> tuple[ColocationRecord, Path]:
-        """Measure a run; the arguments are those of `scenario_runs.Measure`."""
+        """Measure a run; the arguments are those of `scenarios.runs.Measure`."""
         duration_s = share * self._settings.duration_s
         planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
         return self.window(run, peaks_per_s, duration_s, number, planned)
-
-    def window(
-        self,
-        run: PlannedRun,
-        peaks_per_s: Mapping[str, float],
-        duration_s: float,
-        number: int,
-        planned: Sequence[Look],
-    ) -> tuple[ColocationRecord, Path]:
-        """Measure a run in a window of so many seconds, looked at as planned."""
-        return self._run(run, peaks_per_s, duration_s, number, planned)
 
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
         """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
-        return self._run(run, peaks_per_s, duration_s, 1, (), traced=True)[0]
+        return self.window(run, peaks_per_s, duration_s, 1, (), traced=True)[0]
 
     def plan(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
@@ -151,7 +140,7 @@ class Measurer:
         )
         return replace(plan, tenants=tuple(tenants))
 
-    def _run(
+    def window(
         self,
         run: PlannedRun,
         peaks_per_s: Mapping[str, float],
@@ -161,6 +150,7 @@ class Measurer:
         *,
         traced: bool = False,
     ) -> tuple[ColocationRecord, Path]:
+        """Measure a run in a window of so many seconds, looked at as planned."""
         settings = self._settings
         plan = self.plan(run, peaks_per_s, duration_s, number)
         folder = settings.folder / "traced" if traced else settings.folder
