@@ -18,5 +18,8 @@ def run() -> None:
         print("hwq: interrupted", file=sys.stderr)
         sys.exit(_INTERRUPTED)
     finally:
+        # `python -m` ends by SIGINT, whatever the status, once code made from text, as dataclasses
+        # are, was interrupted, even if that was handled; it forgets that with the next such code.
+        exec("")
         # While the interpreter ends there is nobody to catch the exception.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

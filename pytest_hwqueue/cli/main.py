@@ -29,9 +29,11 @@ from pytest_hwqueue.cli.measuring import (
 )
 from pytest_hwqueue.cli.options import (
     INTERRUPTED,
+    PASSED_ON,
     REFUSED,
     USAGE,
     Asked,
+    PassesOn,
     out_file,
     output,
     refusal,
@@ -287,13 +289,14 @@ def run(names: tuple[str, ...], **given: Any) -> int:
     return run_suite(plugin_arguments({**given, kind: ",".join(names)}))
 
 
-@baseline.command(context_settings={"ignore_unknown_options": True})
+@baseline.command(cls=PassesOn, context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @click.argument("measured", nargs=-1, required=True, type=click.UNPROCESSED,
                 metavar="NAME|P0... [OPTIONS OF hwq run]")  # fmt: skip
 @click.option("--sessions", metavar="N", type=click.IntRange(min=1), default=5, show_default=True,
               help="sessions to record, one after the other")  # fmt: skip
-def record(name: str, measured: tuple[str, ...], sessions: int) -> int:
+@click.pass_context
+def record(ctx: click.Context, name: str, measured: tuple[str, ...], sessions: int) -> int:
     """Record the baseline NAME in several sessions: `hwq run ... --save NAME` for each.
 
     A single session cannot show how much sessions differ; spread over days or boots, they show
@@ -306,12 +309,13 @@ def record(name: str, measured: tuple[str, ...], sessions: int) -> int:
     """
     given = run.make_context("hwq run", [*measured]).params
     more = [f"--save={name}", *["--runs=2"] * (given["runs"] is None)]
+    passed_on = ["--", *ctx.meta[PASSED_ON]]
     noise = Asked(given).sim_noise
     for number in range(1, sessions + 1):
         say(f"session {number} of {sessions}")
         # With one seed, simulated sessions would all be the first.
         own = [f"--sim-noise={noise},seed={number}"] if noise and "seed=" not in noise else []
-        status = run.main([*measured, *more, *own], "hwq run", standalone_mode=False)
+        status = run.main([*measured, *more, *own, *passed_on], "hwq run", standalone_mode=False)
         if status:
             return int(status)
     return 0

@@ -66,15 +66,8 @@ class TimeUnit:
 
 
 def decimals(value: float) -> int:
-    """Return the decimal places that show three significant digits of ``value``.
-
-    Raises:
-        ValueError: if the value is not finite.
-
-    """
-    if not math.isfinite(value):
-        raise ValueError(f"cannot print {value}: it is not finite")
-    if value == 0:
+    """Return the decimal places that show three significant digits of ``value``."""
+    if value == 0 or not math.isfinite(value):
         return 0
     # Formatting rounds first, so 9.996 counts as 10.0: two digits before the point.
     exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])
@@ -82,7 +75,16 @@ def decimals(value: float) -> int:
 
 
 def fixed(value: float, places: int) -> str:
-    """Return ``value`` with ``places`` decimals, and never a negative zero."""
+    """Return ``value`` with ``places`` decimals, never a negative zero; or ``∞`` with its sign.
+
+    Raises:
+        ValueError: if the value is not a number.
+
+    """
+    if math.isnan(value):
+        raise ValueError(f"cannot print {value}: it is not a number")
+    if math.isinf(value):
+        return "-∞" if value < 0 else "∞"
     text = f"{value:.{places}f}"
     return text.lstrip("-") if float(text) == 0 else text
 
@@ -97,22 +99,25 @@ def figure(
 
     Args:
         value: in ``unit``.
-        interval: its lower and upper end, in ``unit``.
+        interval: its lower and upper end, in ``unit``; one that is missing is infinite.
         unit: as printed.
         finest: the most decimals that carry meaning, such as 3 for µs from a ns clock.
 
     Raises:
-        ValueError: if a number is not finite.
+        ValueError: if a number is none.
 
     """
     ends = interval or ()
-    if not all(math.isfinite(end) for end in ends):
-        raise ValueError(f"the interval {interval} is not finite")
     # Zero has no first digit of its own; its interval's greater end lends its decimals.
-    places = decimals(value or max(map(abs, ends), default=0.0))
+    places = decimals(value or max((abs(end) for end in ends if math.isfinite(end)), default=0.0))
     if finest is not None:
         places = min(places, finest)
-    shown = ", ".join(fixed(end, places) for end in ends)
+    return with_places(value, interval, unit, places)
+
+
+def with_places(value: float, interval: Interval | None, unit: str, places: int) -> PrintedFigure:
+    """Format a value and its interval with so many decimals."""
+    shown = ", ".join(fixed(end, places) for end in interval or ())
     return PrintedFigure(fixed(value, places), unit, f"[{shown}]" if shown else "")
 
 
@@ -202,6 +207,27 @@ def percent(share: float, interval: Interval | None = None) -> PrintedFigure:
 def times(value: float, interval: Interval | None = None) -> PrintedFigure:
     """Format a ratio, such as ``8.41× [7.92, 9.03]``."""
     return figure(value, interval, "×")
+
+
+def in_unit(given: Estimate, unit: str) -> PrintedFigure:
+    """Format an estimate in ``unit``: ms, ×, a rate, or % and share for a share of one.
+
+    A refused percentile shows what it is at least. A ``share`` has two decimals, as goals such as
+    99.95 % ask for them.
+    """
+    if given.value is None:
+        if unit == "ms" and 0 < given.low < math.inf:
+            # Of a percentile with too few requests.
+            return PrintedFigure(f"> {figure(given.low, None, unit, finest=6).number}", unit)
+        return REFUSED
+    if unit not in ("share", "ms", "%", "×"):
+        return rate(given.value, unit, given.interval)
+    factor = 1.0 if unit in ("ms", "×") else 100.0
+    ends = None if given.ends == (None, None) else (given.low * factor, given.high * factor)
+    if unit == "share":
+        return with_places(given.value * factor, ends, "%", 2)
+    # Never finer than a nanosecond.
+    return figure(given.value * factor, ends, unit, finest=6 if unit == "ms" else 2)
 
 
 def counted(number: int, noun: str) -> str:

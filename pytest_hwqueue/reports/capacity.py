@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure, listed
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure, in_unit, listed
 from pytest_hwqueue.reports.charts import rates_chart
 from pytest_hwqueue.reports.document import (
     Chart,
@@ -22,7 +22,7 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.drawing import Spec, stacked_svg
-from pytest_hwqueue.reports.which.words import SIMULATED, on_device, printed
+from pytest_hwqueue.reports.which.words import SIMULATED, on_device
 
 _BRACKETS = (
     "Capacities lie between the greatest rate shown to hold and the least shown to break; other "
@@ -106,9 +106,9 @@ def _seen(found: CapacityFile, case: CapacityCase, rate: CapacityRate) -> Row:
         "case": case.id, "rate": f"{rate.rate_per_s:.4g}", "verdict": rate.verdict or "not judged",
         "windows": str(rate.windows),
     }  # fmt: skip
-    figures = {"p99": [printed(rate.p99_ms, "ms")]}
+    figures = {"p99": [in_unit(rate.p99_ms, "ms")]}
     for name in found.others:
-        figures[f"lost {name}"] = [printed(rate.lost.get(name, Estimate()), "%")]
+        figures[f"lost {name}"] = [in_unit(rate.lost.get(name, Estimate()), "%")]
     kept_from = [
         f"{goal.verdict}: {goal.goal}"
         + ("" if goal.figure.value is None else f" ({goal.figure:.4g} {goal.figure.unit})")
@@ -125,7 +125,7 @@ def answers(found: CapacityFile) -> list[str]:
         best = front(found.cases, other)
         if best:
             points = [
-                f"{name} at {rate.rate_per_s:.4g}/s loses {printed(rate.lost[other], '%').number} %"
+                f"{name} at {rate.rate_per_s:.4g}/s loses {in_unit(rate.lost[other], '%').number} %"
                 for name, rate in best
             ]
             lines.append(f"Not beaten in load and in what {other} loses: {'; '.join(points)}.")

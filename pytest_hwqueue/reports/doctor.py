@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.metrics.estimate import Estimate, Interval
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, decimals, fixed
+from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.metrics.numbers import PrintedFigure, counted, figure, printed
 from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Part, Row, Table
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def _queue_table(rows: Sequence[QueuesAtOnce]) -> Table:
     )  # fmt: skip
     return Table(columns, [
         Row({"streams": str(row.streams), "n": str(row.effective.n)}, {
-            "time": [_figure(row.time_ms, None, "ms")],
+            "time": [figure(row.time_ms, unit="ms")],
             "at_once": [_printed(row.effective)],
-            "events": [_figure(row.effective_with_events)],
+            "events": [figure(row.effective_with_events)],
         })
         for row in rows
     ])  # fmt: skip
@@ -118,11 +118,4 @@ def _missing(rows: Iterable[tuple[str, Estimate]]) -> list[Part]:
 
 
 def _printed(given: Estimate) -> PrintedFigure:
-    return _figure(given.value, given.interval, given.unit.replace("us", "µs"))
-
-
-def _figure(value: float | None, interval: Interval | None = None, unit: str = "") -> PrintedFigure:
-    if value is None:
-        return REFUSED
-    low, high = (fixed(end, decimals(end)) for end in interval) if interval else ("", "")
-    return PrintedFigure(fixed(value, decimals(value)), unit, f"[{low}, {high}]" if low else "")
+    return printed(given, lambda value, ends: figure(value, ends, given.unit.replace("us", "µs")))

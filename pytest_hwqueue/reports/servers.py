@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.metrics.numbers import in_unit
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.estimate import Estimate
@@ -79,15 +79,11 @@ def _of_tokens(windows: Sequence[tuple[TenantResult, float]]) -> list[str]:
     bounds = [each.server.tokens for each, _ in windows if each.server is not None]
     if any(each is not None and (each.ttft_bound_ms or each.tbt_bound_ms) for each in bounds):
         good = figures.goodput(measured, CONFIDENCE)
-        parts.append(f"goodput {good.value:.3g}/s ({good.low:.3g} to {good.high:.3g})")
+        parts.append(f"goodput {in_unit(good, good.unit)}")
     return [*parts, f"{rate:.4g} tokens/s"]
 
 
 def _in_ms(estimate: Estimate) -> str:
     if estimate.value is None:
         return f"unknown ({estimate.refused})"
-    value, low, high = (
-        "infinity" if math.isinf(each) else f"{each / 1e6:.4g}"
-        for each in (estimate.value, estimate.low, estimate.high)
-    )
-    return f"{value} ms ({CONFIDENCE:.0%} interval {low} to {high}, n = {estimate.n})"
+    return f"{in_unit(estimate.scaled(1e-6, 'ms'), 'ms')} (n = {estimate.n})"

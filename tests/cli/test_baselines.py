@@ -167,6 +167,7 @@ def test_calibrate_joins_sources_and_leaves_out_what_tells_nothing() -> None:
         (("--sessions=3", "--streams", "8"), 0, 3, "2"),
         (("--runs=4",), 0, 5, "4"),
         (("--runs=4",), 1, 1, "4"),
+        (("--sessions=1", "--runs=3", "--", "-k", "moe", "--hwq-streams=8"), 0, 1, "3"),
     ],
 )
 def test_a_baseline_is_recorded_in_sessions_until_one_fails(
@@ -177,7 +178,8 @@ def test_a_baseline_is_recorded_in_sessions_until_one_fails(
     assert len(launched.commands) == sessions
     options = {"--hwq-save=main", "--hwq-priority=P0", f"--hwq-runs={runs}"}
     assert options <= set(launched.plugin_options)
-    assert ("--hwq-streams=8" in launched.plugin_options) == ("--streams" in given)
+    assert ("--hwq-streams=8" in launched.plugin_options) == any("streams" in one for one in given)
+    assert ("moe" in launched.commands[0]) == ("moe" in given)
 
 
 @pytest.mark.parametrize(("noise", "seeds"), [("run=0.03", {"1", "2"}), ("run=0.03,seed=7", {"7"})])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,8 @@ from pytest_hwqueue.cli import run
 class Importing:
     def find_spec(self, name, path=None, target=None):
         if name == interrupted:
-            os.kill(os.getpid(), signal.SIGINT)
+            # As the code that `dataclass` makes; Python then notes that nobody handles it.
+            exec("signal.raise_signal(signal.SIGINT)")
 
 def press():
     os.kill(os.getpid(), signal.SIGINT)
@@ -36,9 +38,10 @@ run()
     (["leaving"], -2, "hwq, version ", ""),
 ])  # fmt: skip
 def test_ctrl_c_ends_it_in_one_line(
-    given: list[str], status: int, output: str, errors: str
+    tmp_path: Path, given: list[str], status: int, output: str, errors: str
 ) -> None:
-    command = [sys.executable, "-c", PROGRAM, *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (tmp_path / "hwq_once.py").write_text(PROGRAM, encoding="utf-8")
+    command = [sys.executable, "-m", "hwq_once", *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, errors)
     assert done.stdout.startswith(output)

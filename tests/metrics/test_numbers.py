@@ -78,8 +78,9 @@ def test_the_unit_of_a_row_suits_its_median_unless_another_figure_grows_long() -
     assert counted == ["0 cells", "1 cell", "2 cells"]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_refused(value: float) -> None:
-    for given_value, interval in ((value, None), (1.0, (0.0, value))):
-        with pytest.raises(ValueError, match="not finite"):
-            numbers.figure(given_value, interval)
+def test_what_is_infinite_is_said_and_what_is_no_number_refused() -> None:
+    assert str(numbers.figure(math.inf, (1.5, math.inf), "ms")) == "∞ ms [2, ∞]"
+    assert str(numbers.figure(0.0, (-math.inf, 1.5))) == "0.00 [-∞, 1.50]"
+    for value, interval in ((math.nan, None), (1.0, (0.0, math.nan))):
+        with pytest.raises(ValueError, match="not a number"):
+            numbers.figure(value, interval)

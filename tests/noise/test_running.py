@@ -193,7 +193,7 @@ def test_one_that_cannot_start_leaves_nothing(
     write_stand_in(stand_ins / "fio", "sys.exit('fio: engine libaio not loadable')")
     with (
         pytest.raises(ServiceFailed, match=r"(?s)fio .* status 1 .*engine libaio not loadable"),
-        running(open_noise("heavy", places), os.getpid(), tmp_path / "logs", 30, 0.5),
+        running(open_noise("heavy", places), os.getpid(), tmp_path / "logs", 30, 2.0),
     ):
         pytest.fail("nothing runs")
     assert (alive(str(stand_ins)), list(places.folder.iterdir())) == ([], [])

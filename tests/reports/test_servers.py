@@ -52,11 +52,11 @@ def test_it_says_requests_connections_tokens_and_goodput() -> None:
     said = line(result())
     assert said.startswith(
         "chat: 1000 requests to http://127.0.0.1:1/, 3 connections opened, at most 2 in flight; "
-        "first token P50 5 ms (95% interval 5 to 5, n = 1000); first token P99 50 ms"
+        "first token P50 5.00 ms [5.00, 5.00] (n = 1000); first token P99 50.0 ms"
     )
-    assert "between tokens P50 2 ms" in said
+    assert "between tokens P50 2.00 ms" in said
     # 60 % of 100 requests/s are good: neither a fourth nor a fifth. The last two end too late.
-    assert "goodput 59.8/s" in said
+    assert "goodput 59.8 requests/s [" in said
     assert said.endswith("998 tokens/s")
     # Windows are added up and failures grouped.
     said = line(result(failed=3), result())

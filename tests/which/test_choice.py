@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.reports.which.words import printed
+from pytest_hwqueue.metrics.numbers import in_unit
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.which.file import WhichCase, WhichTenant, choices
 
@@ -79,4 +79,4 @@ def test_each_variant_has_its_own_choice() -> None:
     ],
 )
 def test_figures_are_printed_with_their_ends(given: Estimate, unit: str, text: str) -> None:
-    assert str(printed(given, unit)) == text
+    assert str(in_unit(given, unit)) == text

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, listed
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, in_unit, listed
 from pytest_hwqueue.reports.charts import pareto_chart
 from pytest_hwqueue.reports.document import (
     Bullets,
@@ -128,7 +128,7 @@ def _printed(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Pr
         value: Estimate | None = getattr(tenant, attribute)
         if value is None:
             continue
-        shown[key] = words.printed(value, unit or f"{tenant.unit}/s")
+        shown[key] = in_unit(value, unit or f"{tenant.unit}/s")
         if value.value is None:
             notes.refuse(_LABELS[key], value.refused, case.id, tenant.name)
         elif value.refused:
@@ -175,7 +175,7 @@ def _goal_text(goal: GoalResult) -> str:
     unit = "×" if goal.figure.unit == "x" else goal.figure.unit
     # Goals give shares in %, where a table's figures are of one.
     scale = 0.01 if unit == "%" else 1.0
-    return str(words.printed(goal.figure.scaled(scale, unit), unit))
+    return str(in_unit(goal.figure.scaled(scale, unit), unit))
 
 
 def _in_short(found: WhichFile) -> list[Part]:
@@ -200,7 +200,7 @@ def _trend(trend: Trend) -> Table:
     rows = [
         Row(
             {"case": name, "variant": variant},
-            {"p99": [words.printed(p99, "ms")]},
+            {"p99": [in_unit(p99, "ms")]},
             opens=index == 0,
         )
         for name, row in trend.rows.items()
@@ -279,10 +279,8 @@ def _worst(
     for tenant, figure in refused:
         notes.refuse(what, figure.refused, case.id, tenant)
     if refused:
-        return words.printed(refused[0][1], unit) if len(given) == 1 else REFUSED
-    return words.printed(
-        max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit
-    )
+        return in_unit(refused[0][1], unit) if len(given) == 1 else REFUSED
+    return in_unit(max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit)
 
 
 def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import (
-    REFUSED,
-    PrintedFigure,
-    counted,
-    decimals,
-    duration,
-    figure,
-    fixed,
-    listed,
-    rate,
-)
+from pytest_hwqueue.metrics.numbers import counted, duration, in_unit, listed
 from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof
@@ -26,7 +15,6 @@ from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichPr
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
 SIMULATED = "SIMULATED: a model's figures, nothing was measured"
-_DECIMALS = 2
 # The records have more of it.
 _OUTPUT_LINES = 6
 _EFFECTIVE = {True: "less urgent work held back", False: "less urgent work not held back", None: ""}
@@ -87,42 +75,11 @@ def several_sessions(found: WhichFile) -> str:
     )
 
 
-def printed(given: Estimate, unit: str) -> PrintedFigure:
-    """Format a figure in ``unit``: ms, ×, a rate, or % and share for a share of one.
-
-    A refused percentile shows what it is at least. A ``share`` has two decimals, as goals such as
-    99.95 % ask for them.
-    """
-    if given.value is None:
-        if unit == "ms" and 0 < given.low < math.inf:
-            # Of a percentile with too few requests.
-            return PrintedFigure(f"> {figure(given.low, None, unit, finest=6).number}", unit)
-        return REFUSED
-    if unit not in ("share", "ms", "%", "×"):
-        return rate(given.value, unit, given.interval)
-    given = given.scaled(100.0 if unit in ("%", "share") else 1.0, unit)
-    value = float(given)
-    # Never finer than a nanosecond.
-    shown = figure(value, given.interval, unit, finest=6 if unit == "ms" else _DECIMALS)
-    if unit == "share":
-        shown = replace(_with_places(given, _DECIMALS), unit="%")
-    elif given.interval is None and given.ends != (None, None):
-        shown = replace(_with_places(given, decimals(value)), unit=unit)
-    return shown
-
-
 def remark(given: Estimate) -> str:
     """Return what is missing of a figure that is given, and why."""
     if math.isinf(given.high):
         return f"no upper end: {given.refused}"
     return f"no lower end: {given.refused}" if math.isinf(given.low) else given.refused
-
-
-def _with_places(given: Estimate, places: int) -> PrintedFigure:
-    """Format a figure whose interval may lack a lower or upper end."""
-    low = "-∞" if math.isinf(given.low) else fixed(given.low, places)
-    high = "∞" if math.isinf(given.high) else fixed(given.high, places)
-    return PrintedFigure(fixed(float(given), places), interval=f"[{low}, {high}]")
 
 
 def goals_in_short(case: WhichCase) -> str:
@@ -247,7 +204,7 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
 
 def _throughput_of(case: WhichCase, name: str) -> str:
     tenant = case.tenant(name)
-    text = f"{name} {printed(tenant.throughput_items_per_s, f'{tenant.unit}/s')}"
+    text = f"{name} {in_unit(tenant.throughput_items_per_s, f'{tenant.unit}/s')}"
     loss = tenant.throughput_loss
     if loss is None:
         return f"{text}, being native itself"
@@ -255,8 +212,8 @@ def _throughput_of(case: WhichCase, name: str) -> str:
         return f"{text}, of unknown loss to native ({loss.refused})"
     if loss.value < 0:
         gain = Estimate(value=-loss.value, low=-loss.high, high=-loss.low)
-        return f"{text}, {printed(gain, '%')} more than under native"
-    return f"{text}, a loss of {printed(loss, '%')} to native"
+        return f"{text}, {in_unit(gain, '%')} more than under native"
+    return f"{text}, a loss of {in_unit(loss, '%')} to native"
 
 
 def more_requests(found: WhichFile) -> list[str]:
