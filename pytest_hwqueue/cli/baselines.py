@@ -126,7 +126,7 @@ def prune(name: str, keep: int, yes: bool, **given: Any) -> None:
 
     The first N runs become the anchor of a cell that has none.
     """
-    store, device, name, label = _opened(name, given)
+    store, device, name, label = _opened(name, given, packaged=False)
     cells = store.read(name, device).values()
     going = sum(max(0, len(cell.runs) - keep) for cell in cells)
     if not going:
@@ -150,16 +150,21 @@ def calibrate(sources: tuple[str, ...], **given: Any) -> None:
     from pytest_hwqueue.reports.baselines import calibration_document
     from pytest_hwqueue.verdicts.stored import calibrate_sources
 
-    store = options.open_store(options.Asked(given).baselines)
+    store = options.open_store(options.Asked(given).baselines, packaged=True)
     settings = options.gate_settings(given)
     loaded = [load_source(text, store) for text in sources]
     found, left_out = calibrate_sources(loaded, options.Asked(given).fail_on, settings)
     options.output(calibration_document(found, settings, left_out))
 
 
-def _opened(text: str, given: Mapping[str, Any]) -> tuple[Store, str, str, str]:
-    """Return the store, and device, name and DEVICE/NAME of what NAME or DEVICE/NAME refers to."""
-    store = options.open_store(options.Asked(given).baselines)
+def _opened(
+    text: str, given: Mapping[str, Any], *, packaged: bool = True
+) -> tuple[Store, str, str, str]:
+    """Return the store, and device, name and DEVICE/NAME of what NAME or DEVICE/NAME refers to.
+
+    Without one of its name in the folder, it is one that comes with the plugin, if ``packaged``.
+    """
+    store = options.open_store(options.Asked(given).baselines, packaged=packaged)
     device, _, name = text.rpartition("/")
     if not device:
         devices = store.devices_with(name)

@@ -102,6 +102,16 @@ def test_accept_makes_a_new_baseline_of_a_session() -> None:
     assert list(store.read("main", DEVICE)) == [cell_id("a")]
 
 
+def test_what_comes_with_the_plugin_can_be_read_and_not_pruned() -> None:
+    shown = baseline("show", "sim-h200/reference")
+    assert (shown.exit_code, shown.output.count("P99   ")) == (0, 17), shown.output
+    assert "was never moved" in baseline("history", "sim-h200/reference").output
+    assert baseline("prune", "sim-h200/reference", "--keep=1", "--yes").exit_code == 2
+    # A baseline of that name in the folder comes first.
+    put("reference", "a", [1.0, 1.1])
+    assert len(rows(baseline("show", f"{DEVICE}/reference"))) == 1
+
+
 @pytest.mark.parametrize(("more", "answer", "status", "left"), [
     (("--yes",), None, 0, 3),
     ((), "y\n", 0, 3),
