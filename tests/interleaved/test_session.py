@@ -48,10 +48,10 @@ def test_a_run_keeps_its_records_and_says_what_it_was(tmp_path: Path) -> None:
     assert printed.endswith("'tests']\n")
     assert measure(mine, 2, ["test_x.py::test[a b]"]).problem == ""
     assert f"{tmp_path}/test_x.py::test[a b]" in (folder / "02-a.log").read_text()
-    with pytest.raises(KeyboardInterrupt), measure.described([mine]):
-        raise KeyboardInterrupt
+    with measure.described([mine]):
+        pass
     described = json.loads((folder / "ab.json").read_text())
-    assert described["interrupted"]
+    assert not described["interrupted"]
     assert [run["number"] for run in described["runs"]] == [1, 2]
     assert described["sides"][0]["label"] == "label A"
 
