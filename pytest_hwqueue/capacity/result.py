@@ -18,15 +18,13 @@ from pytest_hwqueue.capacity.search import (
 )
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.goals import GoalResult, latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, own_run
-from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.which.file import Origin, origin_of
 from pytest_hwqueue.which.runs import WhichRuns
-from pytest_hwqueue.which.table import loss_of, told
+from pytest_hwqueue.which.table import loss_of, records_of, told
 
 KIND: Final = "pytest-hwqueue/capacity/"
 """How the schema of every version begins."""
@@ -95,7 +93,7 @@ def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile
         record
         for found in search.found
         for index in found.windows
-        for record in _records(search, found, index)
+        for record in records_of(*_run_at(search, found, index))
     ]
     bounds = [latency_bound_ns(found.case.goals, tenant) for found in search.found]
     bound_ns = min((bound for bound in bounds if bound is not None), default=None)
@@ -161,7 +159,7 @@ def _edge(found: Found, index: int) -> str:
 def _measured(search: CapacitySearch, found: Found, index: int) -> float:
     """Return the time that a rate was judged by, in whole windows."""
     window_s = search.looks.window_s(found.grid.rate_per_s(index))
-    judged = _records(search, found, index)[: found.windows[index]]
+    judged = records_of(*_run_at(search, found, index))[: found.windows[index]]
     return sum(record.duration_s for record in judged) / window_s
 
 
@@ -202,8 +200,7 @@ def _zero(points: Sequence[tuple[int, float, float]]) -> float | None:
 
 
 def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
-    case, runs = search.runs_at(found, index)
-    run = own_run(case)
+    runs, run = _run_at(search, found, index)
     solos, alone = search.alone(found)
     p99 = over_sessions.absolute(_P99, runs.windows(run, search.tenant), CONFIDENCE)
     return CapacityRate(
@@ -217,7 +214,7 @@ def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
             for name, solo in solos.items()
             if alone.found(solo)
         },
-        records=[path.name for path in runs.files[run.key]],
+        records=[path.name for _, path in runs.stored(run)],
     )
 
 
@@ -229,12 +226,9 @@ def _kept(runs: WhichRuns, run: PlannedRun, alone: WhichRuns, solo: PlannedRun) 
     )
 
 
-def _records(search: CapacitySearch, found: Found, index: int) -> list[ColocationRecord]:
+def _run_at(search: CapacitySearch, found: Found, index: int) -> tuple[WhichRuns, PlannedRun]:
     case, runs = search.runs_at(found, index)
-    try:
-        return runs.found(own_run(case))
-    except PeakUnknown:
-        return []
+    return runs, own_run(case)
 
 
 def front(cases: Iterable[CapacityCase], other: str) -> list[tuple[str, CapacityRate]]:

@@ -20,7 +20,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +30,22 @@ from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Tenant, TenantChange
 from pytest_hwqueue.scenarios.goals import Goal, GoalResult, parse_goal
-from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, solo_run
-from pytest_hwqueue.scenarios.runs import ATTEMPTS, PeakUnknown, ScenarioRuns
+from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, own_run, runs_needed, solo_run
+from pytest_hwqueue.scenarios.runs import (
+    ATTEMPTS,
+    Decided,
+    Measure,
+    PeakUnknown,
+    ScenarioRuns,
+    Stored,
+)
 from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival
 from pytest_hwqueue.tenancy.looks import Look, planned_looks
 from pytest_hwqueue.tenancy.spec import Colocation, Json
-from pytest_hwqueue.which.runs import MeasureToFile, WhichRuns, check_device, records_in
+from pytest_hwqueue.which.runs import WhichRuns, check_device, records_in
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.which.session import Decided, Measurer
+    from pytest_hwqueue.which.session import Measurer
 
 
 ERROR = 0.05
@@ -111,9 +117,10 @@ def verdict_on(
 class RateRuns(WhichRuns):
     """The runs of one rate."""
 
-    def __init__(self, measure: MeasureToFile, looks: Looks) -> None:
+    def __init__(self, measure: Measure, looks: Looks, judged: Sequence[Case]) -> None:
         super().__init__(measure)
         self._looks = looks
+        self._asked = judged
 
     def verdict(self, case: Case) -> tuple[RateVerdict, list[GoalResult]]:
         """Return whether the rate holds by the last look at it, and its goals' results."""
@@ -191,27 +198,22 @@ class ResumingMeasurer:
         self._measurer, self._kept, self._window_s = measurer, kept, window_s
         self._looks = looks
 
-    def end_by(self, decided: Decided) -> None:
-        """End windows once a look decides."""
-        self._measurer.decided = decided
-
     def __call__(
-        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
-    ) -> tuple[ColocationRecord, Path]:
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
+        decided: Decided | None,
+    ) -> Stored:  # fmt: skip
         """Return a window's record and file; the arguments are those of `Measurer`."""
         window_s = self._window_s * share
         plan = self._measurer.plan(run, peaks_per_s, window_s, number)
         kept = self._kept.find(plan, number)
         # Where the goals have changed since, a window that ended early may decide nothing.
-        if kept and (kept[0].duration_s >= plan.duration_s or self._decides(run, *kept)):
+        if kept and (kept[0].duration_s >= plan.duration_s or (decided and decided(*kept))):
             return kept
-        record, path = self._measurer.window(run, peaks_per_s, window_s, number, self._looks)
+        record, path = self._measurer.window(
+            run, peaks_per_s, window_s, number, self._looks, decided
+        )
         self._kept.keep(record, path)
         return record, path
-
-    def _decides(self, run: PlannedRun, record: ColocationRecord, path: Path) -> bool:
-        decided = self._measurer.decided
-        return decided is not None and decided(run, record, path)
 
 
 def _key(plan: Json, number: int) -> _Key:
@@ -231,8 +233,6 @@ class Found:
         results: of the goals, likewise.
         windows: that each rate was judged by.
         stopped: why the search ended early; empty if it did not.
-        complete: whether it came to its end.
-        current: index of the rate that is being judged.
 
     """
 
@@ -243,8 +243,6 @@ class Found:
     results: dict[int, list[GoalResult]] = field(default_factory=dict)
     windows: dict[int, int] = field(default_factory=dict)
     stopped: str = ""
-    complete: bool = False
-    current: int | None = None
 
 
 def arrival_of(case: Case, tenant: str) -> Arrival:
@@ -327,7 +325,7 @@ class CapacitySearch:
             greedy = tenant.model_copy(update={"arrival": TenantArrival("closed")})
             run = solo_run(found.case, greedy)
             runs = self._runs_of(found.case, "greedy", self.looks.least_s)
-            runs.measure_up_to(run, 1)
+            runs.measure_window(run, 1)
             served_per_s = runs.peak_per_s(run)
             # Where that is not known, the scenario's own rate is as good as any.
             if served_per_s is not None:
@@ -360,14 +358,12 @@ class CapacitySearch:
     ) -> RateRuns:
         place = (None if case.variant is None else case.variant.name, what)
         if place not in self._runs:
-            measure = self._measure_for(window_s)
             judged = [
                 at_rate(each.case, self.tenant, rate_per_s)
                 for each in self.found
                 if rate_per_s is not None and each.case.variant == case.variant
             ]
-            self._runs[place] = runs = RateRuns(measure, self.looks)
-            measure.end_by(partial(runs.decided, judged))
+            self._runs[place] = RateRuns(self._measure_for(window_s), self.looks, judged)
         return self._runs[place]
 
     def _advance(self, found: Found) -> bool:
@@ -375,18 +371,16 @@ class CapacitySearch:
         if not found.windows:
             solos, alone = self.alone(found)
             for run in solos.values():
-                alone.measure_up_to(run, 1)
-        if found.current is None:
-            found.current = next_index(found.grid, found.verdicts, found.first)
-        if found.current is None:
-            found.complete = True
+                alone.measure_window(run, 1)
+        index = next_index(found.grid, found.verdicts, found.first)
+        if index is None:
             return False
-        index = found.current
         rate = found.grid.rate_per_s(index)
         case, runs = self.runs_at(found, index)
         number = found.windows.get(index, 0) + 1
         self._begins(found.case, rate, number)
-        runs.measure_window(case, number)
+        for run in runs_needed(case):
+            runs.measure_window(run, number)
         found.stopped = _unusable(runs, own_run(case), rate)
         if found.stopped:
             return False
@@ -395,7 +389,6 @@ class CapacitySearch:
         found.windows[index], found.results[index] = number, results
         if verdict != "undecided" or number == self.looks.at_most:
             found.verdicts[index] = verdict
-            found.current = None
             self._decided(found.case, rate, verdict)
         return True
 

@@ -42,7 +42,7 @@ from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.timeline import Span, length, union, within
 from pytest_hwqueue.records.cell import read_model
 from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.records.noise import Causes, TracedWith, describe_causes
+from pytest_hwqueue.records.noise import Causes, tail_causes
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.tracing.perf_events import OWN_THREAD, ClockPair, Level, Refusal
@@ -333,12 +333,18 @@ def explain(
     )
     host = None if trace.work_unseen else waited.get(None, [])
     attribution = attribute(requests, [*found, *evidence], not_seen, host)
-    causes = describe_causes(
-        attribution,
-        len(requests),
-        TracedWith(trace.level, trace.refused, trace.lost, trace.clocks),
+    clocks = trace.clocks
+    causes = Causes(
+        level=trace.level,
+        refused_levels=trace.refused,
+        requests=len(requests),
+        lost=trace.lost,
+        clock_offset_ns=clocks[0].before.offset_ns if clocks else None,
+        clock_uncertainty_ns=max((one.uncertainty_ns for one in clocks), default=None),
+        tails={name: tail_causes(tail) for name, tail in attribution.tails.items()},
+        refused=dict(attribution.refused),
         limits=[*known.limits, *_own_limits(trace)],
-        pairs=trace.launch_pairs,
+        launch_pairs=trace.launch_pairs,
         interrupts=_interrupts(trace, requests),
     )
     return causes, attribution

@@ -136,12 +136,8 @@ def ab(
         same = is_same(*sides)
         if same:
             say("A/A: both sides are the same, so whatever differs is noise")
-        interrupted = True
-        try:
+        with measure.described(sides):
             judgement = interleave(sides, judging, measure, say)
-            interrupted = False
-        finally:
-            measure.describe(sides, interrupted=interrupted)
     click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
     click.echo(verdicts_text(judgement))
     return comparison_status(judgement, Asked(given).on)
@@ -257,7 +253,6 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
     from pytest_hwqueue.interleaved.bisection import (
         SCHEMA,
         BisectState,
-        Listed,
         commit_of,
         commits_between,
         is_ancestor,
@@ -278,5 +273,4 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
     between = commits_between(here, ends[0], ends[1], first_parent=True)
     if not between:
         raise HwqError(f"GOOD and BAD are the same commit, {ends[0][:10]}")
-    commits = [Listed(commit=each.hash, subject=each.subject) for each in between]
-    return BisectState(schema=SCHEMA, name=name, good=ends[0], commits=commits, rate=rate)
+    return BisectState(schema=SCHEMA, name=name, good=ends[0], commits=between, rate=rate)

@@ -7,6 +7,7 @@ apache-otava.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from pytest_hwqueue.errors import HwqError
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.sources import Source
     from pytest_hwqueue.baselines.store import Store
-    from pytest_hwqueue.history.series import CommitLine
+    from pytest_hwqueue.interleaved.bisection import CommitLine
     from pytest_hwqueue.reports.page.render import Page
 
 
@@ -214,16 +215,6 @@ def _refuse_unknown(
 
 def _lookup(repository: Path) -> Callable[[str, str], list[CommitLine] | None]:
     """Return what lists the commits between two in a repository; each pair is asked for once."""
-    from functools import cache
-
-    from pytest_hwqueue.history.series import CommitLine
     from pytest_hwqueue.interleaved.bisection import commits_between
 
-    @cache
-    def between(old: str, new: str) -> list[CommitLine] | None:
-        found = commits_between(repository, old, new)
-        if found is None:
-            return None
-        return [CommitLine(commit=each.hash, subject=each.subject) for each in found]
-
-    return between
+    return cache(partial(commits_between, repository))

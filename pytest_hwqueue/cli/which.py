@@ -87,7 +87,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.reports.progress import WhichProgress
     from pytest_hwqueue.scenarios.own_functions import check_functions
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
-    from pytest_hwqueue.which.runs import WhichRuns
+    from pytest_hwqueue.which.runs import WhichRuns, all_runs
     from pytest_hwqueue.which.session import Measurer
     from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
@@ -106,11 +106,9 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(measurer)
-            early = not given["whole_windows"]
-            if early:
-                measurer.decided = partial(runs.decided, wanted)
+            asked = None if given["whole_windows"] else wanted
             with common.interrupts() as interrupted:
-                runs.measure_all(wanted, given["rounds"], progress.run_begins, early=early)
+                runs.take_turns(all_runs(wanted), given["rounds"], asked, progress.run_begins)
         stopped = bool(interrupted)
         capacities = None
         if plan is not None and not stopped:

@@ -231,7 +231,7 @@ def turns(items: Sequence[Item], rounds: int) -> list[tuple[int, Item]]:
     ]
 
 
-def rejected(p_values: Mapping[str, float], rate: float, cells: int) -> set[str]:
+def rejected(p_values: Mapping[Item, float], rate: float, cells: int) -> set[Item]:
     """Return the keys that Benjamini and Hochberg's procedure rejects at ``rate``.
 
     The k least p-values are rejected, k being the greatest rank with p <= rate k / cells

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.gate.calibrate import DRIFT_CORRELATION, DRIFT_RUNS, detectable_effect
 from pytest_hwqueue.gate.verdict import GateSettings, percent
 from pytest_hwqueue.history.series import (
-    CommitLine,
     DriftFigure,
     FoundChange,
     HistoryFile,
@@ -32,6 +30,7 @@ from pytest_hwqueue.history.series import (
     SeriesHistory,
     changed_fields,
 )
+from pytest_hwqueue.interleaved.bisection import CommitLine
 from pytest_hwqueue.metrics.dependence import student_quantile
 
 LEAST_SESSIONS = 10
@@ -101,9 +100,7 @@ def levels(
     values: Sequence[float] | NDArray[np.float64], changes: Sequence[ChangePoint]
 ) -> list[float]:
     """Return the geometric mean of each stretch between change points, oldest first."""
-    logs = np.log(np.asarray(values, dtype=np.float64))
-    ends = [0, *(change.index for change in changes), len(logs)]
-    return [float(np.exp(logs[start:end].mean())) for start, end in pairwise(ends)]
+    return [float(np.exp(stretch.mean())) for stretch in _stretches(values, changes)]
 
 
 def _proposed(logs: NDArray[np.float64]) -> list[int]:
@@ -267,10 +264,16 @@ def spread(values: Sequence[float], changes: Sequence[ChangePoint]) -> float | N
     return math.sqrt(float(residuals @ residuals) / freedom) if freedom > 0 else None
 
 
-def _residuals(values: Sequence[float], changes: Sequence[ChangePoint]) -> NDArray[np.float64]:
+def _stretches(
+    values: Sequence[float] | NDArray[np.float64], changes: Sequence[ChangePoint]
+) -> list[NDArray[np.float64]]:
+    """Return the logarithms of the values between change points."""
     logs = np.log(np.asarray(values, dtype=np.float64))
-    stretches = np.split(logs, [change.index for change in changes])
-    return np.concatenate([stretch - stretch.mean() for stretch in stretches])
+    return np.split(logs, [change.index for change in changes])
+
+
+def _residuals(values: Sequence[float], changes: Sequence[ChangePoint]) -> NDArray[np.float64]:
+    return np.concatenate([each - each.mean() for each in _stretches(values, changes)])
 
 
 def _least(sessions: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
@@ -20,6 +20,7 @@ from pytest_hwqueue.baselines.runs import (
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.interleaved.bisection import CommitLine
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.verdicts.figures import prepare
 
@@ -44,13 +45,6 @@ class SessionFigure(PlainData):
     value: float = Field(description="geometric mean over its runs, in the quantity's unit")
     # The soft fields of its first run.
     soft: SkipJsonSchema[dict[str, Value]] = Field(default_factory=dict, exclude=True)
-
-
-class CommitLine(PlainData):
-    """A commit between two sessions."""
-
-    commit: str
-    subject: str
 
 
 class FoundChange(PlainData):
@@ -149,11 +143,6 @@ class HistoryFile(PlainData):
     pool_machines: bool
     sessions: int
     series: list[SeriesHistory]
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the file."""
-    return HistoryFile.model_json_schema(by_alias=True)
 
 
 def arrange(

@@ -9,24 +9,23 @@ is named which did not make the figure worse is at most the error rate of that o
 from __future__ import annotations
 
 import math
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from pytest_hwqueue.errors import HwqError, RecordError, files
+from pytest_hwqueue.errors import HwqError, files, within
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import undisturbed
+from pytest_hwqueue.records.cell import read_model
 from pytest_hwqueue.records.files import write_text
-from pytest_hwqueue.records.noise import OF_A_HOOK
+from pytest_hwqueue.records.noise import git
 
 SCHEMA: Final = "pytest-hwqueue/bisect/1"
 STATE_FILE: Final = "bisect.json"
@@ -39,8 +38,8 @@ _DIGITS = 10
 _MORE_PAIRS = 2
 
 
-class Listed(PlainData):
-    """A commit after GOOD."""
+class CommitLine(PlainData):
+    """A commit, and the first line of its message."""
 
     commit: str
     subject: str
@@ -88,7 +87,7 @@ class BisectState(PlainData):
     schema_: Literal["pytest-hwqueue/bisect/1"] = Field(SCHEMA, alias="schema")
     name: str = Field(description="workload or test")
     good: str
-    commits: list[Listed] = Field(description="after GOOD, oldest first; the last is BAD")
+    commits: list[CommitLine] = Field(description="after GOOD, oldest first; the last is BAD")
     rate: float = Field(description="error rate of a comparison")
     comparisons: list[Compared] = Field(default_factory=list)
 
@@ -210,12 +209,8 @@ def read_state(path: Path) -> BisectState:
         RecordError: if it cannot be read, or is damaged.
 
     """
-    try:
-        return BisectState.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise RecordError(
-            f"{path} is not the state of a bisection ({error}): remove its folder to start again"
-        ) from error
+    with within(remedy="remove its folder to start again"):
+        return read_model(path, BisectState, "the state of a bisection")
 
 
 def write_state(path: Path, state: BisectState) -> None:
@@ -229,7 +224,7 @@ def write_state(path: Path, state: BisectState) -> None:
 
 
 def _finding(
-    state: BisectState, suspects: Sequence[Listed], tracked: Tracked, confirmed: Compared
+    state: BisectState, suspects: Sequence[CommitLine], tracked: Tracked, confirmed: Compared
 ) -> Finding:
     what = f"{tracked.label} of {tracked.cell}"
     change = "" if confirmed.ratio is None else f" by {percent(confirmed.ratio - 1)}"
@@ -298,14 +293,6 @@ def is_changed(folder: Path) -> bool:
     return bool(_git(folder, "status", "--porcelain", "--untracked-files=no").stdout.strip())
 
 
-@dataclass(frozen=True)
-class Commit:
-    """A commit: its full hash and the first line of its message."""
-
-    hash: str
-    subject: str
-
-
 def is_ancestor(folder: Path, old: str, new: str) -> bool:
     """Whether one commit is another's ancestor, or the same."""
     return _git(folder, "merge-base", "--is-ancestor", old, new).returncode == 0
@@ -313,7 +300,7 @@ def is_ancestor(folder: Path, old: str, new: str) -> bool:
 
 def commits_between(
     folder: Path, old: str, new: str, *, first_parent: bool = False
-) -> list[Commit] | None:
+) -> list[CommitLine] | None:
     """Return the commits that ``new`` has and ``old`` has not, oldest first.
 
     Args:
@@ -331,7 +318,7 @@ def commits_between(
     if done.returncode != 0:
         return None
     lines = (line.partition(" ") for line in done.stdout.splitlines())
-    return [Commit(commit, subject) for commit, _, subject in lines]
+    return [CommitLine(commit=commit, subject=subject) for commit, _, subject in lines]
 
 
 @contextmanager
@@ -357,10 +344,6 @@ def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
             _git(repository, "worktree", "prune")
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+def _git(folder: Path, *arguments: str) -> CompletedProcess[str]:
     with files("run git in", folder):
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return git(folder, *arguments)

@@ -10,12 +10,13 @@ acquit where the change that matters is excluded; what cannot exclude it is meas
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Literal
 
 from pytest_hwqueue.baselines.runs import (
+    CellBaseline,
     FieldDifference,
     condition_differences,
     soft_differences,
@@ -44,14 +45,8 @@ ABSide = Literal["old", "new"]
 _DIFFERS_ALWAYS = ("noise_seed", "git_commit", "git_dirty")
 
 
-@dataclass(frozen=True)
-class _Gated:
-    """One comparable figure of one pair of cells, by its runs up to a look."""
-
-    pair: Pair
-    name: str
-    prepared: Prepared
-    verdict: Verdict
+# A figure of a pair of cells, by its name.
+_Figure = tuple[Pair, str]
 
 
 class InterleavedJudging:
@@ -66,6 +61,9 @@ class InterleavedJudging:
         allow_environment: compare over other drivers, frameworks and clock policies.
         among: at least how many figures share the error rate, where the cells were picked from
             a larger suite because they looked worse.
+
+    Attributes:
+        compared: how many figures share the error rate; known after the first look.
 
     """
 
@@ -85,16 +83,16 @@ class InterleavedJudging:
         self._labels = dict(zip(("old", "new"), labels, strict=True))
         self._varied = varied
         self._allow_environment = allow_environment
-        self._among = among
+        self.compared = among
         self._sides: dict[str, SideRuns] = {"old": SideRuns(session), "new": SideRuns(session)}
         self._problems: dict[str, str] = {}
         self._pairs: list[Pair] = []
         self._unmatched: list[Unmatched] = []
-        # Figures by key: at the first look, at their latest, and those that are still open.
-        self._first: dict[str, _Gated] = {}
-        self._latest: dict[str, _Gated] = {}
-        self._open: dict[str, tuple[Pair, str]] = {}
-        self._lost: dict[str, str] = {}
+        self._shift: SuiteShift | None = None
+        # Figures at their latest look, those that are still open, and why those were lost.
+        self._judged: dict[_Figure, tuple[Prepared, Verdict]] = {}
+        self._open: list[_Figure] = []
+        self._lost: dict[_Figure, str] = {}
 
     def add(self, side: ABSide, records: Sequence[RunRecord], problem: str = "") -> None:
         """Take one process run of a side.
@@ -138,7 +136,7 @@ class InterleavedJudging:
 
         To be called before the first run, and again when the number of cells is known.
         """
-        figures = max(self._among, cells * len(self._figures))
+        figures = max(self.compared, cells * len(self._figures))
         needed = pairs_to_convict(self.settings, figures)
         pairs = max(self.settings.pairs, needed)
         self.settings = by_pairs(self.settings, pairs)
@@ -154,46 +152,43 @@ class InterleavedJudging:
             pairs: number of runs per side of every cell still measured.
 
         """
-        first = not self._first
+        first = not self._judged
         if first:
             self._pairs, self._unmatched = self._match()
-            self._open = {
-                _key(pair, name): (pair, name) for pair in self._pairs for name in self._figures
-            }
-        prepared = {}
-        for key, (pair, name) in self._open.items():
+            self._open = [(pair, name) for pair in self._pairs for name in self._figures]
+        prepared: dict[_Figure, Prepared] = {}
+        for pair, name in self._open:
             obstacle = self._obstacle(pair, pairs)
             if obstacle is not None:
-                self._lost[key] = obstacle
+                self._lost[pair, name] = obstacle
                 continue
-            found = self._prepare(pair, name, pairs)
+            old, new = (runs.runs[:pairs] for runs in self._runs(pair))
+            found = prepare(name, old, new, paired=True)
             if found is not None and not self._blocking(pair, found.figure):
-                prepared[key] = found
-        verdicts = self._judge(prepared, max(self.compared, len(prepared)) if first else None)
-        judged = {key: _Gated(*self._open[key], prepared[key], verdicts[key]) for key in prepared}
-        self._latest |= judged
+                prepared[pair, name] = found
+        verdicts = self._judge(prepared, max(self.compared, len(prepared) if first else 0))
+        self._judged |= {key: (prepared[key], verdict) for key, verdict in verdicts.items()}
         if first:
-            self._first = judged
+            self._count(verdicts.values())
         # What has lost runs, or cannot be compared, is measured no further.
-        self._open = {
-            key: (each.pair, each.name)
-            for key, each in judged.items()
-            if self._looks_different(each.verdict)
-        }
-        nodes: dict[ABSide, list[str]] = {"old": [], "new": []}
-        for pair, _ in self._open.values():
-            nodes["old"].append(self._sides["old"].nodes[pair.old])
-            nodes["new"].append(self._sides["new"].nodes[pair.new])
-        return {side: list(dict.fromkeys(listed)) for side, listed in nodes.items()}
+        self._open = [key for key, each in verdicts.items() if self._looks_different(each)]
+        nodes: dict[ABSide, dict[str, None]] = {"old": {}, "new": {}}
+        for pair, _ in self._open:
+            for side, cell_id in _both(pair):
+                nodes[side][self._sides[side].nodes[cell_id]] = None
+        return {side: list(listed) for side, listed in nodes.items()}
 
-    @property
-    def compared(self) -> int:
-        """How many figures share the error rate."""
-        found = sum(
-            each.verdict.history != () or each.verdict.reason == "runs-missing"
-            for each in self._first.values()
-        )
-        return max(self._among, found)
+    def _count(self, verdicts: Collection[Verdict]) -> None:
+        """Note how many figures the first look has compared, and how they shifted together."""
+        found = sum(each.history != () or each.reason == "runs-missing" for each in verdicts)
+        self.compared = max(self.compared, found)
+        changes = [
+            math.log(each.ratio) * (1 if each.quantity.higher_is_worse else -1)
+            for each in verdicts
+            if each.ratio is not None
+        ]
+        if changes:
+            self._shift = SuiteShift(math.exp(median(changes)), len(changes), None, False)
 
     def judgement(self) -> Judgement:
         """Return the judgement on the runs; every `look` must have been called."""
@@ -204,20 +199,18 @@ class InterleavedJudging:
                 if verdict is not None:
                     verdicts.append(verdict)
         return Judgement(
-            self._labels["old"], tuple(verdicts), tuple(self._unmatched), self._shift(),
+            self._labels["old"], tuple(verdicts), tuple(self._unmatched), self._shift,
             self.compared, self.settings,
         )  # fmt: skip
 
     def _match(self) -> tuple[list[Pair], list[Unmatched]]:
         return match(self._sides["old"].cells, self._sides["new"].cells, self._varied)
 
-    def _prepare(self, pair: Pair, name: str, pairs: int) -> Prepared | None:
-        old, new = self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
-        return prepare(name, old.runs[:pairs], new.runs[:pairs], paired=True)
+    def _runs(self, pair: Pair) -> tuple[CellBaseline, CellBaseline]:
+        return self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
 
-    def _judge(self, prepared: Mapping[str, Prepared], among: int | None) -> dict[str, Verdict]:
+    def _judge(self, prepared: Mapping[_Figure, Prepared], compared: int) -> dict[_Figure, Verdict]:
         """Judge figures at one look, by all their prepared runs."""
-        compared = self.compared if among is None else among
         cells = {}
         for key, each in prepared.items():
             runs = max(LEAST_FIRST_RUNS, len(each.new))
@@ -248,7 +241,7 @@ class InterleavedJudging:
     def _obstacle(self, pair: Pair, count: int) -> str | None:
         """Return why a pair of cells lacks ``count`` runs on both sides, or None."""
         said = []
-        for side, cell_id in (("old", pair.old), ("new", pair.new)):
+        for side, cell_id in _both(pair):
             runs = self._sides[side]
             had = len(runs.runs[cell_id].runs) if cell_id in runs.runs else 0
             reason = runs.failures.get(cell_id)
@@ -260,16 +253,16 @@ class InterleavedJudging:
         return "; ".join(said) or None
 
     def _verdict(self, pair: Pair, name: str) -> CellVerdict | None:
-        key = _key(pair, name)
-        gated, lost = self._latest.get(key), self._lost.get(key)
-        if gated is not None and lost is None:
+        lost = self._lost.get((pair, name))
+        if (pair, name) in self._judged and lost is None:
+            prepared, verdict = self._judged[pair, name]
             return CellVerdict(
-                pair.label, name, self._with_reach(gated), self._reported(pair),
-                gated.prepared.short, gated.prepared.remark,
+                pair.label, name, self._with_reach(pair, name, verdict), self._reported(pair),
+                prepared.short, prepared.remark,
             )  # fmt: skip
         runs = [
             run
-            for side, cell_id in (("old", pair.old), ("new", pair.new))
+            for side, cell_id in _both(pair)
             if cell_id in self._sides[side].runs
             for run in self._sides[side].runs[cell_id].runs
         ]
@@ -299,7 +292,7 @@ class InterleavedJudging:
         ]
 
     def _conditions(self, pair: Pair) -> tuple[FieldDifference, ...]:
-        old, new = self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
+        old, new = self._runs(pair)
         return condition_differences(old.header, new.header)
 
     def _is_varied(self, name: str) -> bool:
@@ -309,41 +302,27 @@ class InterleavedJudging:
 
     def _reported(self, pair: Pair) -> tuple[FieldDifference, ...]:
         """Return the differences besides the code: what the user varies, then soft fields."""
-        if not (pair.old in self._sides["old"].runs and pair.new in self._sides["new"].runs):
+        if not all(cell_id in self._sides[side].runs for side, cell_id in _both(pair)):
             return ()
-        old, new = self._sides["old"].runs[pair.old], self._sides["new"].runs[pair.new]
-        soft = soft_differences(old, new)
+        soft = soft_differences(*self._runs(pair))
         return (
             *(each for each in self._conditions(pair) if self._is_varied(each.field)),
             *(each for each in soft if each.field not in _DIFFERS_ALWAYS),
         )
 
-    def _with_reach(self, gated: _Gated) -> Verdict:
+    def _with_reach(self, pair: Pair, name: str, verdict: Verdict) -> Verdict:
         """Return the verdict with what this design, with its acquitting looks, can detect."""
-        verdict = gated.verdict
         if verdict.sd is None:
             return verdict
         settings, compared = self.settings, self.compared
         detectable, more = reach(verdict.sd, settings, compared)
         advice = [more]
         if verdict.reason == "blind":
-            old, new = (
-                self._sides[side].runs[cell_id].runs
-                for side, cell_id in (("old", gated.pair.old), ("new", gated.pair.new))
-            )
-            advice.append(seen_by_others(gated.name, old, new, settings, compared))
+            old, new = (runs.runs for runs in self._runs(pair))
+            advice.append(seen_by_others(name, old, new, settings, compared))
         return replace(verdict, detectable=detectable, advice="; ".join(filter(None, advice)))
 
-    def _shift(self) -> SuiteShift | None:
-        changes = [
-            math.log(each.verdict.ratio) * (1 if each.verdict.quantity.higher_is_worse else -1)
-            for each in self._first.values()
-            if each.verdict.ratio is not None
-        ]
-        if not changes:
-            return None
-        return SuiteShift(math.exp(median(changes)), len(changes), None, False)
 
-
-def _key(pair: Pair, name: str) -> str:
-    return f"{pair.label}\n{name}"
+def _both(pair: Pair) -> tuple[tuple[ABSide, str], ...]:
+    """Return each side with its id of the cell."""
+    return ("old", pair.old), ("new", pair.new)

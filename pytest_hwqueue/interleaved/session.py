@@ -8,8 +8,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,13 +41,11 @@ class Measured:
     Attributes:
         records: of its cells, in the order measured.
         problem: how it ended, if not normally; else empty.
-        status: pytest's exit status, negative if a signal ended it.
 
     """
 
     records: list[RunRecord]
     problem: str
-    status: int
 
 
 MeasureSide = Callable[[Side, int, Sequence[str] | None], Measured]
@@ -99,15 +97,24 @@ class ProcessRuns:
         command = side.pytest_command(options, nodes)
         began = now()
         status = run(command, side.folder, side.environment, log)
-        measured = Measured(*_read(records, number, status, log), status)
         self._listed.append(
             {"number": number, "side": side.name, "started": began, "status": status,
              "records": name, "command": command}
         )  # fmt: skip
-        return measured
+        return _read(records, number, status, log)
 
-    def describe(self, sides: Sequence[Side], *, interrupted: bool) -> None:
-        """Write ``ab.json``: the sides, and every run in order."""
+    @contextmanager
+    def described(self, sides: Sequence[Side]) -> Iterator[None]:
+        """Write ``ab.json`` after the ``with`` block, however it ends."""
+        interrupted = True
+        try:
+            yield
+            interrupted = False
+        finally:
+            self._describe(sides, interrupted)
+
+    def _describe(self, sides: Sequence[Side], interrupted: bool) -> None:
+        """Write the sides, and every run in order."""
         described = [
             {"name": side.name, "label": side.label, "commit": side.commit,
              "changed": side.changed, "folder": str(side.folder),
@@ -199,8 +206,7 @@ def _tests(count: int) -> str:
     return f"{count} test is" if count == 1 else f"{count} tests are"
 
 
-def _read(records: Path, number: int, status: int, log: Path) -> tuple[list[RunRecord], str]:
-    """Return a run's records in the order measured, and what went wrong."""
+def _read(records: Path, number: int, status: int, log: Path) -> Measured:
     problems = []
     if status < 0:
         problems.append(f"pytest was ended by {_signal_name(-status)}")
@@ -218,7 +224,7 @@ def _read(records: Path, number: int, status: int, log: Path) -> tuple[list[RunR
             problems.append(str(error))
     found.sort(key=lambda record: record.started)
     text = "; ".join(problems)
-    return found, f"run {number}: {text}, see {log}" if text else ""
+    return Measured(found, f"run {number}: {text}, see {log}" if text else "")
 
 
 def _signal_name(number: int) -> str:
@@ -282,8 +288,8 @@ class CommitComparison:
         """Compare two commits; see `bisection.Compare`.
 
         Raises:
-            HwqError: if the old commit cannot be measured, which is GOOD, or was good before.
-            HwqError: likewise; or, in the opening, if either measures nothing.
+            HwqError: if the old commit cannot be measured, which is GOOD, or was good before; or,
+                in the opening, if either measures nothing.
 
         """
         requests = (
@@ -298,7 +304,9 @@ class CommitComparison:
             with self.open_sides(requests, self.here, self.setup, folder, self.say) as sides:
                 judging = self._judging(old, new, pairs, tracked, folder.name)
                 measure = self.measuring(folder, earlier)
-                judgement = self._measured(sides, judging, tracked, measure)
+                only = None if tracked is None else [tracked.node]
+                with measure.described(sides):
+                    judgement = interleave(sides, judging, measure, self.say, only)
         except HwqError as error:
             # Whose fault it is stands first. GOOD worked in the opening: if it no longer does,
             # neither would any other commit.
@@ -327,22 +335,6 @@ class CommitComparison:
             allow_environment=self.allow_environment,
         )  # fmt: skip
 
-    def _measured(
-        self,
-        sides: tuple[Side, Side],
-        judging: InterleavedJudging,
-        tracked: Tracked | None,
-        measure: ProcessRuns,
-    ) -> Judgement:
-        only = None if tracked is None else [tracked.node]
-        interrupted = True
-        try:
-            judgement = interleave(sides, judging, measure, self.say, only)
-            interrupted = False
-        finally:
-            measure.describe(sides, interrupted=interrupted)
-        return judgement
-
 
 def judged(judgement: Judgement, tracked: Tracked | None) -> CellVerdict | None:
     """Return the verdict that counts: of what is followed, or the clearest regression in time.
@@ -367,12 +359,10 @@ def _change(judged: CellVerdict) -> tuple[float, tuple[float, float], float] | N
     companion = verdict.companion
     if companion is not None and verdict.by == ITERATION_TIME.name != verdict.quantity.name:
         return companion.ratio, companion.interval, companion.sd
-    if verdict.by == "failures" or None in (verdict.ratio, verdict.interval, verdict.sd):
+    ratio, interval, sd = verdict.ratio, verdict.interval, verdict.sd
+    if verdict.by == "failures" or ratio is None or interval is None or sd is None:
         return None
-    assert verdict.ratio is not None
-    assert verdict.interval is not None
-    assert verdict.sd is not None
-    return verdict.ratio, verdict.interval, verdict.sd
+    return ratio, interval, sd
 
 
 def _clarity(judged: CellVerdict) -> float:
@@ -399,23 +389,17 @@ def _tracked(judged: CellVerdict, node: str) -> Tracked:
 def _compared(
     old: str, new: str, pairs: int, found: CellVerdict | None, opened: Tracked | None
 ) -> Compared:
-    if found is None:
-        return Compared(
-            old=old, new=new, outcome=None, pairs=pairs, ratio=None, interval=None,
-            reason="no cell of it got worse",
-        )  # fmt: skip
-    verdict = found.verdict
     outcomes: dict[str, Outcome] = {
         "regression": "bad", "pass": "good", "improvement": "good", "incomparable": "skip",
     }  # fmt: skip
-    change = _change(found)
+    change = found and _change(found)
     return Compared(
         old=old,
         new=new,
-        outcome=outcomes.get(verdict.state),
+        outcome=found and outcomes.get(found.verdict.state),
         pairs=pairs,
         ratio=change and change[0],
         interval=change and change[1],
-        reason=verdict.line,
+        reason="no cell of it got worse" if found is None else found.verdict.line,
         tracked=opened,
     )

@@ -12,7 +12,7 @@ import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -418,18 +418,23 @@ def match(
     """
     pairs, left = [], []
     for name in sorted({cell.name for cell in (*old.values(), *new.values())}):
-        ours = {key: cell for key, cell in old.items() if cell.name == name}
-        theirs = {key: cell for key, cell in new.items() if cell.name == name}
+        ours, theirs = (
+            {cell_id: cell for cell_id, cell in side.items() if cell.name == name}
+            for side in (old, new)
+        )
         parts = [
             part
             for part in _PARTS
             if f"cell.{part}" not in varied or _values(ours, part) & _values(theirs, part)
         ]
-        by_key = [_by_key(side, parts) for side in (ours, theirs)]
-        for key in sorted({*by_key[0], *by_key[1]}, key=str):
-            a, b = (side.get(key, []) for side in by_key)
+        alike: dict[tuple[object, ...], tuple[list[str], list[str]]] = {}
+        for at, side in enumerate((ours, theirs)):
+            for cell_id, cell in side.items():
+                key = tuple(getattr(cell, part) for part in parts)
+                alike.setdefault(key, ([], []))[at].append(cell_id)
+        for _, (a, b) in sorted(alike.items(), key=lambda each: str(each[0])):
             if len(a) == len(b) == 1:
-                pairs.append(Pair(a[0], b[0], _label(ours[a[0]], theirs[b[0]])))
+                pairs.append(Pair(a[0], b[0], _label(old[a[0]], new[b[0]])))
                 continue
             reason = f"measured by {'A' if a else 'B'} only"
             if a and b:
@@ -440,14 +445,6 @@ def match(
 
 def _values(cells: Mapping[str, Cell], part: str) -> set[object]:
     return {getattr(cell, part) for cell in cells.values()}
-
-
-def _by_key(cells: Mapping[str, Cell], parts: Iterable[str]) -> dict[tuple[object, ...], list[str]]:
-    found: dict[tuple[object, ...], list[str]] = {}
-    names = tuple(parts)
-    for cell_id, cell in cells.items():
-        found.setdefault(tuple(getattr(cell, name) for name in names), []).append(cell_id)
-    return found
 
 
 def _label(old: Cell, new: Cell) -> str:

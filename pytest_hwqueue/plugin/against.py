@@ -119,9 +119,8 @@ class Against:
             measure = ProcessRuns(folder)
             with signals_interrupt(), open_sides(
                 requests, self._here, None, folder, self._say
-            ) as sides:  # fmt: skip
+            ) as sides, measure.described(sides):  # fmt: skip
                 judgement = interleave(sides, judging, measure, self._say, only=nodeids)
-                measure.describe(sides, interrupted=False)
         return judgement, judging.nodes("new")
 
     def _own_basetemp(self, folder: Path) -> list[str]:

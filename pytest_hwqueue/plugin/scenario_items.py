@@ -18,8 +18,8 @@ from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
-from pytest_hwqueue.scenarios.runs import Decides, ScenarioRuns
+from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
+from pytest_hwqueue.scenarios.runs import ScenarioRuns
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.isolation import Isolation
@@ -45,13 +45,10 @@ class ScenarioFile(pytest.File):
             raise self.CollectError(str(error)) from None
         session = scenario_session(self.config)
         folder = self.path.parent
-        self._runs = runs = ScenarioRuns(partial(session.measure, scenario, folder, self._decider))
+        self._runs = runs = ScenarioRuns(partial(session.measure, scenario, folder))
         trace = partial(session.trace, scenario, folder)
         for case in cases(scenario):
             yield ScenarioItem.from_parent(self, name=case.id, case=case, runs=runs, trace=trace)
-
-    def _decider(self, run: PlannedRun) -> Decides | None:
-        return self._runs.decider(run)
 
     def teardown(self) -> None:
         """Forget the records, which are on disk: no test of this file follows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,7 +18,7 @@ from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario, wrong_us
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.scenarios.own_functions import check_functions
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases
-from pytest_hwqueue.scenarios.runs import Decides
+from pytest_hwqueue.scenarios.runs import Decided, Stored
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.tenancy import TENANTS
 
@@ -62,31 +62,28 @@ class ScenarioSession:
         self._under_noise: list[RunRecord] = []
 
     def measure(
-        self, scenario: Scenario, folder: Path, decider: Callable[[PlannedRun], Decides | None],
-        run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
-    ) -> ColocationRecord:  # fmt: skip
+        self, scenario: Scenario, folder: Path, run: PlannedRun, peaks_per_s: Mapping[str, float],
+        share: float, number: int, decided: Decided | None,
+    ) -> Stored:  # fmt: skip
         """Measure one run, as `scenarios.runs.Measure`, of a scenario whose file is in ``folder``.
 
         Args:
             scenario: of the file.
             folder: to which its paths are relative.
-            decider: returns what ends a run's window early, or None.
             run: the run.
             peaks_per_s: requests that tenants with a share of it serve at most, by tenant.
             share: of the scenario's duration.
             number: of the round, from 1.
+            decided: ends the window early; None measures it to its end.
 
         """
-        decides = decider(run)
         with self._measurer(scenario, folder) as measurer:
-            if decides is not None:
-                measurer.decided = lambda _run, record, _path: decides(record)
-            record, _ = measurer(run, peaks_per_s, share, number)
+            record, path = measurer(run, peaks_per_s, share, number, decided)
         if record.noise is not None:
             from pytest_hwqueue.tenancy.cells import tenant_records
 
             self._under_noise += tenant_records(record, "", {})
-        return record
+        return record, path
 
     def trace(
         self, scenario: Scenario, folder: Path, run: PlannedRun, peaks_per_s: Mapping[str, float],

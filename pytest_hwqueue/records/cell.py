@@ -1,7 +1,7 @@
 """The schema of records: what happened in one cell, with every sample. Plain data, no torch.
 
 A record is one JSON file, written as soon as its cell is measured; a session is one JSON file
-with all its records. Both carry the schema's version; `json_schema` publishes them.
+with all its records. Both carry the schema's version, and are published as JSON Schemas.
 """
 
 from __future__ import annotations
@@ -474,8 +474,3 @@ def _as_listed(record: RunRecord) -> Json:
     data = record.model_dump(mode="json")
     data["setting"] = data.pop("cell")
     return {"cell": data.pop("cell_id"), **data}
-
-
-def json_schema() -> Json:
-    """Return the JSON Schema of a record file."""
-    return RunRecord.model_json_schema()

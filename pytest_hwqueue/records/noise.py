@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,11 +16,11 @@ from pydantic import Field
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.metrics.attribution import Attribution, TailAttribution
+from pytest_hwqueue.metrics.attribution import TailAttribution
 from pytest_hwqueue.metrics.cpu_events import InterruptTime, LaunchPairs
 from pytest_hwqueue.metrics.critical_path import in_words
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData
-from pytest_hwqueue.tracing.perf_events import ClockPair, Level, Refusal
+from pytest_hwqueue.tracing.perf_events import Level, Refusal
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
@@ -131,7 +130,7 @@ class NoiseRound(PlainData):
 
 
 # A git hook is run with these; they would name the hook's repository wherever git is asked.
-OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+_OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 _DIRTY = "-dirty"
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -199,17 +198,21 @@ def provenance_of(folder: Path, stated: str = "") -> Provenance:
     return Provenance(git_commit=commit, git_dirty=described.endswith(_DIRTY), unknown="")
 
 
-def _describe(folder: Path) -> tuple[str | None, str]:
-    """Return the commit, marked if it is dirty; or None, and what git says instead."""
-    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git in a folder; OSError if it cannot be run there."""
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     # Refreshing the index must not take its lock from who works in the tree.
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def _describe(folder: Path) -> tuple[str | None, str]:
+    """Return the commit, marked if it is dirty; or None, and what git says instead."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*"],
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = git(folder, "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*")
     except OSError as error:
         return None, f"git cannot be run: {error.strerror or error}"
     text = done.stdout.strip()
@@ -221,14 +224,6 @@ def _describe(folder: Path) -> tuple[str | None, str]:
 _NS_PER_MS = 1e6
 _MOST_NAMED = 3
 _SLOWEST = {"p99": "1 %", "p95": "5 %"}
-
-
-class RefusedLevel(PlainData):
-    """A better tracing level, or a part of this one, that was not available."""
-
-    level: Level
-    errno: int | None = Field(description="of the system call; null if it was another reason")
-    reason: str
 
 
 class Named(PlainData):
@@ -268,7 +263,7 @@ class Causes(PlainData):
         "wake-ups and interrupts (perf-system and perf-self in older records: with tracepoints and "
         "without); rusage only how long threads waited for a core; none nothing"
     )
-    refused_levels: list[RefusedLevel] = Field(description="what would have seen more, best first")
+    refused_levels: list[Refusal] = Field(description="what would have seen more, best first")
     requests: int = Field(description="that were traced")
     lost: int | None = Field(
         description="records of the CPU's trace that did not fit; null without such a trace"
@@ -290,63 +285,6 @@ class Causes(PlainData):
     )
 
 
-@dataclass(frozen=True)
-class TracedWith:
-    """How requests were traced.
-
-    Attributes:
-        level: of the CPU's trace.
-        refused: what would have seen more.
-        lost: records that did not fit; None without a trace.
-        clocks: of the device against the host, in order; empty where they are one clock.
-
-    """
-
-    level: Level
-    refused: Sequence[Refusal]
-    lost: int | None
-    clocks: Sequence[ClockPair] = ()
-
-
-def describe_causes(
-    attribution: Attribution,
-    requests: int,
-    traced: TracedWith,
-    *,
-    limits: Iterable[str] = (),
-    pairs: LaunchPairs | None = None,
-    interrupts: Sequence[InterruptTime] | None = None,
-) -> Causes:
-    """Return the causes that a record keeps.
-
-    Args:
-        attribution: of the requests.
-        requests: how many there were.
-        traced: by what means.
-        limits: what could not be seen.
-        pairs: of launches; None if switches could not be seen.
-        interrupts: by type; None if they could not be seen.
-
-    """
-    clocks = traced.clocks
-    return Causes(
-        level=traced.level,
-        refused_levels=[
-            RefusedLevel(level=one.level, errno=one.errno, reason=one.reason)
-            for one in traced.refused
-        ],
-        requests=requests,
-        lost=traced.lost,
-        clock_offset_ns=clocks[0].before.offset_ns if clocks else None,
-        clock_uncertainty_ns=max(one.uncertainty_ns for one in clocks) if clocks else None,
-        tails={name: _tail(tail) for name, tail in attribution.tails.items()},
-        refused=dict(attribution.refused),
-        limits=list(limits),
-        launch_pairs=pairs,
-        interrupts=None if interrupts is None else list(interrupts),
-    )
-
-
 def causes_line(causes: Causes, where: str = "a traced run of its own") -> str:
     """Return in one line the causes of the highest percentile, and ``where`` they occurred.
 
@@ -361,7 +299,8 @@ def causes_line(causes: Causes, where: str = "a traced run of its own") -> str:
     return f"causes of the slowest requests are not known: {run}, {reasons}"
 
 
-def _tail(tail: TailAttribution) -> TailCauses:
+def tail_causes(tail: TailAttribution) -> TailCauses:
+    """Return the causes of a tail that a record keeps."""
     return TailCauses(
         threshold_ms=tail.threshold_ns / _NS_PER_MS,
         median_ms=tail.median_ns / _NS_PER_MS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any, NamedTuple, get_args
 
 from pytest_hwqueue.errors import BadInput, nearest
@@ -43,7 +44,7 @@ class _Stated(NamedTuple):
 def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     """Find duplicate and unknown names, and fields that exclude each other."""
     tenants = _tables(data.get("tenants"))
-    names = [tenant["name"] for _, tenant in tenants if isinstance(tenant.get("name"), str)]
+    named = {each["name"]: each for _, each in tenants if isinstance(each.get("name"), str)}
     yield from _twice("tenants", tenants)
     for index, tenant in tenants:
         yield from _check_work(("tenants", index), tenant, tenant)
@@ -55,16 +56,16 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     variants = _tables(data.get("variants"))
     yield from _twice("variants", variants)
     own = _goals(data, ())
-    yield from _check_goals(own, names, "")
-    yield from _check_tokens(own, dict(_named(tenants)))
+    yield from _check_goals(own, named, "")
+    yield from _check_tokens(own, named)
     placed = [_placements(data, variant) for _, variant in variants] or [_placements(data, {})]
     yield from _check_judged((), data, {place for places in placed for place in places})
     for (index, variant), places in zip(variants, placed, strict=False):
         path = ("variants", index)
         yield from _check_judged(path, variant, places)
-        yield from _check_variant(path, variant, dict(_named(tenants)), own, places)
+        yield from _check_variant(path, variant, named, own, places)
     if not variants:
-        yield from _check_attainment(own, dict(_named(tenants)), placed[0])
+        yield from _check_attainment(own, named, placed[0])
 
 
 def _check_variant(
@@ -155,20 +156,13 @@ def _check_shape(path: Path, tenant: Mapping[str, Any], parameters: object) -> I
 
 
 def _check_modes(path: Path, fields: Mapping[str, Any]) -> Iterator[Findings]:
-    schedulers = fields.get("schedulers")
-    table = schedulers if isinstance(schedulers, dict) else {None: schedulers}
-    for placement, modes in table.items():
-        inner = (*path, "schedulers") if placement is None else (*path, "schedulers", placement)
-        seen: set[str] = set()
-        for index, text in enumerate(modes if isinstance(modes, list) else ()):
-            try:
-                modes_meant = [str(mode) for mode in parse_entry(str(text))]
-            except BadInput:
-                continue  # reported by the check of the field
-            for mode in modes_meant:
-                if mode in seen:
-                    yield (*inner, index), f"{mode} stands here twice"
-                seen.add(mode)
+    seen = set()
+    for at, placement, text in _entries(fields, "schedulers", path):
+        with suppress(BadInput):  # reported by the check of the field
+            for mode in map(str, parse_entry(text)):
+                if (placement, mode) in seen:
+                    yield at, f"{mode} stands here twice"
+                seen.add((placement, mode))
 
 
 def _check_noises(data: Mapping[str, Any]) -> Iterator[Findings]:
@@ -252,18 +246,21 @@ def _check_attainment(
 
 def _goals(fields: Mapping[str, Any], path: Path) -> list[_Stated]:
     """Return the goals that can be read."""
-    given = fields.get("goals")
-    table = given if isinstance(given, dict) else {None: given}
     goals = []
-    for place, texts in table.items():
-        inner = (*path, "goals") if place is None else (*path, "goals", place)
-        placements = _PLACEMENTS if place in (None, "all") else (place,)
-        for index, text in enumerate(texts if isinstance(texts, list) else ()):
-            try:
-                goals.append(_Stated((*inner, index), parse_goal(str(text)), placements))
-            except BadInput:
-                continue  # reported by the check of the field
+    for at, place, text in _entries(fields, "goals", path):
+        placements = _PLACEMENTS if place in ("", "all") else (place,)
+        with suppress(BadInput):  # reported by the check of the field
+            goals.append(_Stated(at, parse_goal(text), placements))
     return goals
+
+
+def _entries(fields: Mapping[str, Any], name: str, path: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield path, placement and text of what a list holds, or a table with one per placement."""
+    given = fields.get(name)
+    table = given if isinstance(given, dict) else {"": given}
+    for place, listed in table.items():
+        for index, text in enumerate(listed if isinstance(listed, list) else ()):
+            yield (*path, name, *filter(None, [place]), index), place, str(text)
 
 
 def _meant(goal: Goal) -> set[str]:
@@ -279,12 +276,6 @@ def _no_tenant(name: object, known: Iterable[str]) -> str:
 def _tables(value: Any) -> list[tuple[int, dict[str, Any]]]:
     entries = enumerate(value) if isinstance(value, list) else ()
     return [(index, each) for index, each in entries if isinstance(each, dict)]
-
-
-def _named(tables: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for _, table in tables:
-        if isinstance(table.get("name"), str):
-            yield table["name"], table
 
 
 def _twice(field: str, tables: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[Findings]:

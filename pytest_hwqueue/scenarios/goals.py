@@ -21,7 +21,7 @@ from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.scenarios.deciding import decided_by_s
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.tenancy.figures import Estimator, Served
+    from pytest_hwqueue.tenancy.figures import Estimator, Served, TimesOf
 
 GoalVerdict = Literal["met", "missed", "undecided"]
 
@@ -253,11 +253,9 @@ def evaluate(
         figure = Estimate(unit=goal.unit, refused=reason)
         return GoalResult(goal=str(goal), verdict="undecided", figure=figure, reason=reason)
     verdict = _verdict(goal, estimate)
-    reason = ""
+    reason, longer, rate = "", None, None
     if verdict == "undecided":
         reason = estimate.refused or "the interval reaches to both sides of the bound"
-    longer = rate = None
-    if verdict == "undecided":
         longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
         rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9
     figure = estimate.scaled(1 / goal.factor, goal.unit)
@@ -301,15 +299,11 @@ def estimator_of(goal: Goal, within_ns: float | None) -> Estimator:
     """Return what estimates a goal's figure; ``within_ns`` as `evaluate` takes it."""
     from pytest_hwqueue.tenancy import figures
 
+    times: dict[str, TimesOf] = {"": "latency_ns", "ttft": "ttft_ns", "tbt": "tbt_ns"}
     figure = goal.figure
-    if figure in _PERCENTILES:
-        return figures.percentile(_PERCENTILES[figure])
-    if figure.startswith("ttft_"):
-        of_first = _PERCENTILES[figure.removeprefix("ttft_")]
-        return figures.percentile(of_first, "ttft_ns")
-    if figure.startswith("tbt_"):
-        of_next = _PERCENTILES[figure.removeprefix("tbt_")]
-        return figures.percentile(of_next, "tbt_ns")
+    of, _, name = figure.rpartition("_")
+    if name in _PERCENTILES:
+        return figures.percentile(_PERCENTILES[name], times[of])
     if figure == "attainment":
         if within_ns is None:
             raise ValueError("attainment needs the latency within which a request counts")

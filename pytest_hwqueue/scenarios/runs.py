@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import HwqError
@@ -59,9 +60,17 @@ class PeakUnknown(HwqError):
     """A rate is a share of a tenant's peak, and the peak could not be measured."""
 
 
-# Measures a run: peaks by tenant, share of the scenario's duration, number of the round.
-Measure = Callable[[PlannedRun, Mapping[str, float], float, int], "ColocationRecord"]
-Decides = Callable[["ColocationRecord"], bool]
+class NotMeasured(PeakUnknown):
+    """The session ended before a run had its turn; a goal that needs it is undecided."""
+
+
+# A record and its file.
+Stored = tuple["ColocationRecord", Path]
+# Whether a look at a run decides all that is asked of it, by its record and the file it will have.
+Decided = Callable[["ColocationRecord", Path], bool]
+# Measures a run: peaks by tenant, share of the scenario's duration, number of the round, and what
+# ends its window early; None measures it to its end.
+Measure = Callable[[PlannedRun, Mapping[str, float], float, int, Decided | None], Stored]
 # Of a figure by which others are divided: how far its interval may reach from its middle.
 _SHARP = 0.05
 
@@ -71,10 +80,10 @@ class ScenarioRuns:
 
     def __init__(self, measure: Measure) -> None:
         self._attempt = measure
-        self._records: dict[str, list[ColocationRecord]] = {}
+        self._stored: dict[str, list[Stored]] = {}
         self._run: int | None = None
-        # The tests whose goals end windows early; none measures all windows to their end.
-        self._asked: Sequence[Case] = ()
+        # The tests whose goals end windows early; None measures all windows to their end.
+        self._asked: Sequence[Case] | None = None
         # How many windows share a run's time; 0 where nobody has planned that.
         self._rounds = 0
 
@@ -86,66 +95,86 @@ class ScenarioRuns:
 
     def forget(self) -> None:
         """Forget all measurements: whoever needs one again measures it anew."""
-        self._records.clear()
+        self._stored.clear()
 
     def measure_run(self, case: Case) -> None:
         """Measure what a test and its interference ratios need in this run, each once."""
         assert self._run is not None
-        needed = once([*runs_with_references(case), *runs_needed(case)])
-        for run in needed:
-            if run.key not in self._records:
-                self._measure_once(run, self._run)
+        for run in once([*runs_with_references(case), *runs_needed(case)]):
+            self.measure_window(run, self._run, first=self._run)
 
     def measure(self, wanted: Sequence[Case], *, early: bool = False) -> None:
         """Measure what these tests still need.
 
-        A run that failed is not measured in further rounds.
-
         Args:
             wanted: the tests.
-            early: likewise leave runs that have decided all that is asked of them, and let
-                `decider` say so while they run; not under noise, whose cost is asked, too.
+            early: likewise leave runs that have decided all that is asked of them, also while they
+                run; not under noise, whose cost is asked, too.
 
         """
         runs = once(run for case in wanted for run in runs_needed(case))
         rounds = ROUNDS if self.compares(wanted) else 1
         quiet = all(case.noise == NONE for case in wanted)
-        self._take_turns(runs, rounds, wanted if early and quiet else ())
+        self.take_turns(runs, rounds, wanted if early and quiet else None)
 
-    def _take_turns(
+    def take_turns(
         self,
         runs: Sequence[PlannedRun],
         rounds: int,
-        asked: Sequence[Case],
-        begins: Callable[[int, int], None] | None = None,
+        asked: Sequence[Case] | None,
+        begins: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
+        """Measure runs in this many rounds of mirrored order.
+
+        A run that failed is not measured in further rounds.
+
+        Args:
+            runs: each once.
+            rounds: into how many windows the scenario's duration is cut.
+            asked: the tests whose goals end windows, and leave runs out; None to measure all.
+            begins: receives the number of finished windows and of all, before each.
+
+        """
         from pytest_hwqueue.gate.statistics import turns
 
         self._asked, self._rounds = asked, rounds
         order = turns(runs, rounds)
         for done, (number, run) in enumerate(order):
-            if begins is not None:
-                begins(done, len(order))
-            if asked and self._is_decided(run, asked):
-                continue
-            for peak in peak_runs(run).values():
-                self._once_more(peak, {}, 1 / rounds, 1)
-            known = self._known_peaks(run)
-            if known is not None:
-                self._once_more(run, known, 1 / rounds, number)
+            begins(done, len(order))
+            if asked is None or not self._is_decided(run, asked):
+                self.measure_window(run, number, 1 / rounds)
 
-    def decider(self, run: PlannedRun) -> Decides | None:
-        """Return what ends a window of a run early, given a look's record; None measures all."""
-        return partial(self.decides, self._asked, run) if self._asked else None
+    def measure_window(
+        self, run: PlannedRun, number: int, share: float = 1.0, first: int = 1
+    ) -> None:
+        """Measure a window of a run, after what its rates need; not if it has it, or one failed.
 
-    def decides(self, cases: Sequence[Case], run: PlannedRun, record: ColocationRecord) -> bool:
+        Args:
+            run: the run.
+            number: of the window.
+            share: of the scenario's duration.
+            first: number of the run's first window.
+
+        """
+        for peak in peak_runs(run).values():
+            self.measure_window(peak, first, share, first)
+        peaks = self._known_peaks(run)
+        if peaks is None:
+            return
+        stored = self._stored.setdefault(run.key, [])
+        if len(stored) <= number - first and all(record.status == "ok" for record, _ in stored):
+            stored.append(self._measure(run, peaks, share, number))
+
+    def _decides(
+        self, cases: Sequence[Case], run: PlannedRun, record: ColocationRecord, path: Path
+    ) -> bool:
         """Return whether all that cases ask of a run is decided, were this its last record."""
-        records = self._records.setdefault(run.key, [])
-        records.append(record)
+        stored = self._stored.setdefault(run.key, [])
+        stored.append((record, path))
         try:
             return self._is_decided(run, cases)
         finally:
-            records.pop()
+            stored.pop()
 
     def _is_decided(self, run: PlannedRun, cases: Sequence[Case]) -> bool:
         """Return whether a run has decided all that is asked of it.
@@ -154,8 +183,8 @@ class ScenarioRuns:
         left. Of a tenant alone whose requests arrive: a bound on their P99, if the time is long
         enough. Of others: the figures that goals are divided by, or else throughput, within 5 %.
         """
-        records = self._records.get(run.key)
-        if not records or any(record.status != "ok" for record in records):
+        stored = self._stored.get(run.key)
+        if not stored or any(record.status != "ok" for record, _ in stored):
             return False
         own = [case for case in cases if own_run(case).key == run.key]
         if not all(map(self.settled, own)):
@@ -253,7 +282,7 @@ class ScenarioRuns:
                     runs[NATIVE] = native
                 found = {name: self._latencies_ns(run, tenant.name) for name, run in runs.items()}
                 references[tenant.name] = {name: each for name, each in found.items() if each}
-        return [(record, references) for record in self._records.get(own.key, ())]
+        return [(record, references) for record, _ in self._stored.get(own.key, ())]
 
     def compares(self, wanted: Sequence[Case]) -> bool:
         """Whether these tests compare runs: for a goal, or a noise with the quiet."""
@@ -261,22 +290,27 @@ class ScenarioRuns:
         return noisy or any(len(runs_needed(case)) > 1 for case in wanted)
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:
-        """Return the records of a run, one for each round.
+        """Return the records of a run, one for each round; raises what `stored` does."""
+        return [record for record, _ in self.stored(run)]
+
+    def stored(self, run: PlannedRun) -> list[Stored]:
+        """Return the records of a run, one for each round, and their files.
 
         Raises:
             PeakUnknown: if there are none because a rate they need could not be found.
+            NotMeasured: if there are none yet.
 
         """
-        if run.key in self._records:
-            return self._records[run.key]
+        if run.key in self._stored:
+            return self._stored[run.key]
         for name, peak in peak_runs(run).items():
-            for record in self._records.get(peak.key, ()):
+            for record, _ in self._stored.get(peak.key, ()):
                 if self.peak_per_s(peak) is None:
                     raise PeakUnknown(
                         f"tenant {name} arrives at a share of its peak, which could not be "
                         f"measured: {record.reason or 'no request was completed'}"
                     )
-        raise KeyError(run.name)
+        raise NotMeasured(f"{run.name} under {run.scheduler} was not measured")
 
     def sessions(self, run: PlannedRun) -> list[Session]:
         """Return the session of each of `records`: all were measured in one, on one device."""
@@ -355,32 +389,18 @@ class ScenarioRuns:
 
     def _measure(
         self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int
-    ) -> ColocationRecord:
+    ) -> Stored:
         """Measure a window, and an invalid one again with the same arrivals.
 
         What made it invalid is the generator or the scheduler, never a latency: no result is
         chosen.
         """
-        for _ in range(ATTEMPTS - 1):
-            record = self._attempt(run, peaks, share, number)
+        decided = None if self._asked is None else partial(self._decides, self._asked, run)
+        for _ in range(ATTEMPTS):
+            record, path = self._attempt(run, peaks, share, number, decided)
             if record.status != "invalid":
-                return record
-        return self._attempt(run, peaks, share, number)
-
-    def _once_more(
-        self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int
-    ) -> None:
-        records = self._records.setdefault(run.key, [])
-        if len(records) < number and all(record.status == "ok" for record in records):
-            records.append(self._measure(run, peaks, share, number))
-
-    def _measure_once(self, run: PlannedRun, number: int) -> None:
-        for peak in peak_runs(run).values():
-            if peak.key not in self._records:
-                self._records[peak.key] = [self._measure(peak, {}, 1.0, number)]
-        known = self._known_peaks(run)
-        if known is not None:
-            self._records[run.key] = [self._measure(run, known, 1.0, number)]
+                break
+        return record, path
 
     def _known_peaks(self, run: PlannedRun) -> dict[str, float] | None:
         """Return the peaks that a run needs, by tenant; None if one failed."""
@@ -389,13 +409,16 @@ class ScenarioRuns:
         return known if len(known) == len(peaks) else None
 
     def _latencies_ns(self, run: PlannedRun, tenant: str) -> list[int]:
-        records = self._records.get(run.key, ())
-        good = (record for record in records if record.status == "ok")
-        return [latency for record in good for latency in record.tenant(tenant).latency_ns]
+        return [
+            latency
+            for record, _ in self._stored.get(run.key, ())
+            if record.status == "ok"
+            for latency in record.tenant(tenant).latency_ns
+        ]
 
     def peak_per_s(self, run: PlannedRun) -> float | None:
         """Return a measured peak in requests per second; None if it failed."""
-        (record,) = self._records[run.key][:1]
+        record, _ = self._stored[run.key][0]
         throughput = record.tenants[0].throughput if record.status == "ok" else None
         rate = 0.0 if throughput is None else throughput.requests_per_s
         return rate or None

@@ -332,13 +332,9 @@ Level = Literal["perf", "rusage", "none", "perf-system", "perf-self"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a level, or a part of it, is not available.
+    """Why a better tracing level, or a part of it, was not available.
 
-    Attributes:
-        level: the one tried.
-        errno: of the failed system call; None for another reason.
-        reason: as text.
-
+    ``errno`` is that of the failed system call; None if it was another reason.
     """
 
     level: Level

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -329,9 +329,6 @@ def _rows(name: str, measured: list[tuple[str, WhichCase]]) -> dict[str, dict[st
     return rows
 
 
-Throughput = Callable[[WhichCase, str], Estimate]
-
-
 def choices(cases: Sequence[WhichCase], *, sessions: int = 1) -> list[WhichChoice]:
     """Return each variant's choice; only requested cases are candidates.
 
@@ -339,20 +336,22 @@ def choices(cases: Sequence[WhichCase], *, sessions: int = 1) -> list[WhichChoic
     """
     asked = [case for case in cases if case.role == "case"]
     variants = dict.fromkeys(case.variant for case in asked)
-    of = _throughput if sessions < 2 else _over_solo
+    of = "throughput_items_per_s" if sessions < 2 else "throughput_over_solo"
     return [
         _choice(name, [case for case in asked if case.variant == name], of) for name in variants
     ]
 
 
-def _choice(variant: str | None, cases: Sequence[WhichCase], of: Throughput) -> WhichChoice:
+def _choice(variant: str | None, cases: Sequence[WhichCase], of: str) -> WhichChoice:
     measured = [case for case in cases if case.status == "ok"]
     met = [case for case in measured if case.met_all]
     missed = [case for case in measured if any(goal.verdict == "missed" for goal in case.goals)]
     goals = any(case.goals for case in measured)
     undecided = [case for case in measured if goals and case not in met and case not in missed]
     less_urgent = _less_urgent(measured[0]) if measured else []
-    comparable = all(of(case, name).value is not None for case in met for name in less_urgent)
+    comparable = all(
+        _figure(case, name, of).value is not None for case in met for name in less_urgent
+    )
     best = None
     if met and less_urgent and comparable:
         best = max(met, key=lambda case: _kept(case, met, less_urgent, of))
@@ -382,29 +381,25 @@ def _less_urgent(case: WhichCase) -> list[str]:
 
 
 def _kept(
-    case: WhichCase, others: Sequence[WhichCase], less_urgent: Sequence[str], of: Throughput
+    case: WhichCase, others: Sequence[WhichCase], less_urgent: Sequence[str], of: str
 ) -> float:
     """Return the smallest share of its best throughput that a less urgent tenant keeps."""
     shares = []
     for name in less_urgent:
-        most = max(of(other, name).value or 0.0 for other in others)
-        shares.append((of(case, name).value or 0.0) / most if most else 0.0)
+        most = max(_figure(other, name, of).value or 0.0 for other in others)
+        shares.append((_figure(case, name, of).value or 0.0) / most if most else 0.0)
     return min(shares)
 
 
-def _alike(case: WhichCase, best: WhichCase, less_urgent: Sequence[str], of: Throughput) -> bool:
+def _alike(case: WhichCase, best: WhichCase, less_urgent: Sequence[str], of: str) -> bool:
     """Whether the intervals of the less urgent tenants' throughputs all overlap."""
     for name in less_urgent:
-        a, b = of(case, name), of(best, name)
+        a, b = _figure(case, name, of), _figure(best, name, of)
         if a.high < b.low or b.high < a.low:
             return False
     return True
 
 
-def _throughput(case: WhichCase, name: str) -> Estimate:
-    return case.tenant(name).throughput_items_per_s
-
-
-def _over_solo(case: WhichCase, name: str) -> Estimate:
-    ratio = case.tenant(name).throughput_over_solo
-    return Estimate() if ratio is None else ratio
+def _figure(case: WhichCase, name: str, of: str) -> Estimate:
+    found: Estimate | None = getattr(case.tenant(name), of)
+    return Estimate() if found is None else found

@@ -5,8 +5,9 @@ They are measured, or read from stored records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from pytest_hwqueue.errors import INTERRUPTED, RecordError
@@ -23,7 +24,7 @@ from pytest_hwqueue.scenarios.planned_runs import (
     runs_needed,
     solo_run,
 )
-from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
+from pytest_hwqueue.scenarios.runs import NotMeasured, ScenarioRuns, Stored
 from pytest_hwqueue.tenancy.figures import Session
 from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.which.file import Role
@@ -62,150 +63,49 @@ def entries(wanted: Sequence[Case]) -> list[Entry]:
     return list({entry.id: entry for entry in found}.values())
 
 
-# Measures a run as `Measure` does, and says where its record is.
-MeasureToFile = Callable[
-    [PlannedRun, Mapping[str, float], float, int], tuple["ColocationRecord", Path]
-]
-
-
-class NotMeasured(PeakUnknown):
-    """The session ended before a run had its turn; a goal that needs it is undecided."""
-
-
 class WhichRuns(ScenarioRuns):
-    """The runs of a scenario's table, and their records' files, by run.
-
-    A session is what one folder holds of one GPU.
-    """
-
-    def __init__(self, measure: MeasureToFile) -> None:
-        super().__init__(self._measure_and_note)
-        self._measure_to_file = measure
-        self.files: dict[str, list[Path]] = {}
-
-    def measure_all(
-        self,
-        wanted: Sequence[Case],
-        rounds: int,
-        begins: Callable[[int, int], None],
-        *,
-        early: bool = False,
-    ) -> None:
-        """Measure everything a table of these cases needs, in this many rounds of mirrored order.
-
-        A run that failed is not measured in further rounds.
-
-        Args:
-            wanted: the cases.
-            rounds: into how many runs the scenario's duration is cut.
-            begins: receives the number of finished runs and of all runs, before each.
-            early: likewise leave runs that have decided all that is asked of them.
-
-        """
-        runs = all_runs(wanted)
-        self._take_turns(runs, rounds, wanted if early else (), begins)
-
-    def decided(
-        self, wanted: Sequence[Case], run: PlannedRun, record: ColocationRecord, path: Path
-    ) -> bool:
-        """Return whether all that cases ask of a run is decided, were this its last record."""
-        files = self.files.setdefault(run.key, [])
-        files.append(path)
-        try:
-            return self.decides(wanted, run, record)
-        finally:
-            files.pop()
-
-    def measure_window(self, case: Case, number: int) -> None:
-        """Measure the numbered window of a case and of what its goals compare it with."""
-        for run in runs_needed(case):
-            self.measure_up_to(run, number)
-
-    def measure_up_to(self, run: PlannedRun, number: int) -> None:
-        """Measure one more window of a run, unless it has as many."""
-        for peak in peak_runs(run).values():
-            self._once_more(peak, {}, 1.0, 1)
-        peaks = self._known_peaks(run)
-        if peaks is not None:
-            self._once_more(run, peaks, 1.0, number)
+    """The runs of a scenario's table; a session is what one folder holds of one GPU."""
 
     def add(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         """Add a record measured earlier."""
-        self._records.setdefault(run.key, []).append(record)
-        self.files.setdefault(run.key, []).append(path)
+        self._stored.setdefault(run.key, []).append((record, path))
 
     def sessions(self, run: PlannedRun) -> list[Session]:
         """Return the session of each of `records`."""
-        records = self.records(run)
-        return [
-            self._session(record, path)
-            for record, path in zip(records, self.files.get(run.key, ()), strict=True)
-        ]
+        return [self._session(*each) for each in self.stored(run)]
 
     def all_sessions(self) -> dict[Session, ColocationRecord]:
         """Return the sessions that measured something, oldest first, with the first record."""
-        found = [
-            (record.started, self._session(record, path), record)
-            for key, records in self._records.items()
-            for record, path in zip(records, self.files.get(key, ()), strict=True)
-        ]
         sessions: dict[Session, ColocationRecord] = {}
-        for _, session, record in sorted(found, key=lambda each: each[0]):
-            sessions.setdefault(session, record)
+        for record, path in sorted(self._all(), key=lambda each: each[0].started):
+            sessions.setdefault(self._session(record, path), record)
         return sessions
 
     def within(self, session: Session) -> WhichRuns:
         """Return the runs of one session alone."""
-        runs = WhichRuns(self._measure_to_file)
-        for key, records in self._records.items():
-            for record, path in zip(records, self.files.get(key, ()), strict=True):
-                if self._session(record, path) == session:
-                    runs._records.setdefault(key, []).append(record)
-                    runs.files.setdefault(key, []).append(path)
+        runs = WhichRuns(self._attempt)
+        for key, stored in self._stored.items():
+            if those := [each for each in stored if self._session(*each) == session]:
+                runs._stored[key] = those
         return runs
+
+    def _all(self) -> Iterable[Stored]:
+        return chain.from_iterable(self._stored.values())
 
     def _session(self, record: ColocationRecord, path: Path) -> Session:
         device = _device_uuid(record)
         if not device:
             # A run that failed early has no fingerprint: it was on its folder's first GPU.
-            pairs = (
-                (each, file)
-                for key, records in self._records.items()
-                for each, file in zip(records, self.files.get(key, ()), strict=True)
-            )
-            known = (_device_uuid(each) for each, file in pairs if file.parent == path.parent)
-            device = next(filter(None, known), "")
+            here = (_device_uuid(each) for each, at in self._all() if at.parent == path.parent)
+            device = next(filter(None, here), "")
         return Session(device, str(path.parent))
 
-    def records(self, run: PlannedRun) -> list[ColocationRecord]:
-        """Return the records of a run.
-
-        Raises:
-            NotMeasured: if it has none yet.
-            PeakUnknown: if it can have none, since a rate that it needs could not be found.
-
-        """
+    def found(self, run: PlannedRun) -> list[Stored]:
+        """Return what is `stored` of a run, which may be nothing yet."""
         try:
-            return super().records(run)
-        except KeyError:
-            raise NotMeasured(f"{run.name} under {run.scheduler} was not measured") from None
-
-    def found(self, run: PlannedRun) -> list[ColocationRecord]:
-        """Return the records of a run, which may be none yet; PeakUnknown as `records` says."""
-        try:
-            return self.records(run)
+            return self.stored(run)
         except NotMeasured:
             return []
-
-    def _measure_and_note(
-        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
-    ) -> ColocationRecord:
-        files = self.files.setdefault(run.key, [])
-        # That of an invalid window, which this one replaces.
-        del files[len(self._records.get(run.key, ())) :]
-        record, path = self._measure_to_file(run, peaks_per_s, share, number)
-        files.append(path)
-        return record
 
 
 def _device_uuid(record: ColocationRecord) -> str:
@@ -331,5 +231,5 @@ def check_device(
             )
 
 
-def _refuse_to_measure(*_: object) -> tuple[ColocationRecord, Path]:
+def _refuse_to_measure(*_: object) -> Stored:
     raise AssertionError("records that were read are not measured again")

@@ -14,6 +14,7 @@ from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
+from pytest_hwqueue.scenarios.runs import Decided, Stored
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
@@ -73,15 +74,10 @@ def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
     return tenant_server(device, workloads, models)
 
 
-# Whether a look at a run decides all that is asked of it, by its record and the file it will have.
-Decided = Callable[[PlannedRun, ColocationRecord, Path], bool]
-
-
 class Measurer:
     """Measures one run after another; each record is on disk when its run is over.
 
     Attributes:
-        decided: ends windows early; None to measure all to their end.
         running: id of what is being measured.
 
     """
@@ -94,7 +90,6 @@ class Measurer:
         ended: Callable[[ColocationRecord], None],
         server: ForkServer | None = None,
     ) -> None:
-        self.decided: Decided | None = None
         self.running = ""
         self._scenario = scenario
         self._settings = settings
@@ -103,18 +98,19 @@ class Measurer:
         self._server = server
 
     def __call__(
-        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
-    ) -> tuple[ColocationRecord, Path]:
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
+        decided: Decided | None,
+    ) -> Stored:  # fmt: skip
         """Measure a run; the arguments are those of `scenarios.runs.Measure`."""
         duration_s = share * self._settings.duration_s
         planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
-        return self.window(run, peaks_per_s, duration_s, number, planned)
+        return self.window(run, peaks_per_s, duration_s, number, planned, decided)
 
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
     ) -> ColocationRecord:
         """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
-        return self.window(run, peaks_per_s, duration_s, 1, (), traced=True)[0]
+        return self.window(run, peaks_per_s, duration_s, 1, (), None, traced=True)[0]
 
     def plan(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
@@ -147,19 +143,20 @@ class Measurer:
         duration_s: float,
         number: int,
         planned: Sequence[Look],
+        decided: Decided | None,
         *,
         traced: bool = False,
-    ) -> tuple[ColocationRecord, Path]:
-        """Measure a run in a window of so many seconds, looked at as planned."""
+    ) -> Stored:
+        """Measure a run in a window of so many seconds, looked at as planned until it is decided.
+
+        Without ``decided`` it is measured to its end.
+        """
         settings = self._settings
         plan = self.plan(run, peaks_per_s, duration_s, number)
         folder = settings.folder / "traced" if traced else settings.folder
         self.running = plan.id
         path = record_path(folder, plan.id)
-        looks = None
-        if self.decided is not None and planned:
-            decided = self.decided
-            looks = Looks(planned, lambda record: decided(run, record, path))
+        looks = None if decided is None else Looks(planned, lambda seen: decided(seen, path))
         noise = None
         if plan.noise is not None:
             from pytest_hwqueue.noise.neighbours import open_noise

@@ -45,7 +45,7 @@ def table(entries: Sequence[Entry], runs: WhichRuns, *, complete: bool = True) -
     scenario = entries[0].case.scenario
     cases = [_case(entry, runs) for entry in entries]
     sessions = _sessions(entries, runs)
-    records = [record for entry in entries for record in _records(runs, entry.run)]
+    records = [record for entry in entries for record in records_of(runs, entry.run)]
     return WhichFile(
         **origin_of(records),
         scenario=scenario.name,
@@ -81,10 +81,11 @@ def _cases_of(entries: Sequence[Entry], runs: WhichRuns) -> list[WhichCase]:
 
 def _case(entry: Entry, runs: WhichRuns) -> WhichCase:
     try:
-        records = runs.found(entry.run)
+        stored = runs.found(entry.run)
+        records = [record for record, _ in stored]
         status, reason = _status(records)
     except PeakUnknown as error:
-        records, status, reason = [], "failed", str(error)
+        stored, records, status, reason = [], [], "failed", str(error)
     known = WhichCase(
         id=entry.id,
         role=entry.role,
@@ -93,7 +94,7 @@ def _case(entry: Entry, runs: WhichRuns) -> WhichCase:
         scheduler=entry.run.scheduler,
         status=status,
         reason=reason,
-        records=[path.name for path in runs.files.get(entry.run.key, [])],
+        records=[path.name for _, path in stored],
         sessions=len(set(runs.sessions(entry.run))) if records else 0,
     )
     if status != "ok":
@@ -141,9 +142,11 @@ def _tenant(
     solo = solo_run(entry.case, tenant)
     rates = [result.throughput for result in results if result.throughput is not None]
     items = [rate.items_per_s / rate.requests_per_s for rate in rates if rate.requests_per_s > 0]
-    kept = None
-    if entry.role != "solo":
-        kept = _ratio(figures.throughput, entry.run, native, tenant.name, windows, runs)
+
+    def over(estimator: Estimator, reference: PlannedRun) -> Estimate | None:
+        return _ratio(estimator, entry.run, reference, tenant.name, runs)
+
+    kept = None if entry.role == "solo" else over(figures.throughput, native)
     return WhichTenant(
         name=tenant.name,
         work=_work(tenant, results),
@@ -164,11 +167,9 @@ def _tenant(
         unit=rates[0].unit if rates else "",
         throughput_items_per_s=_throughput(windows, items, f"{rates[0].unit}/s" if rates else ""),
         throughput_loss=None if kept is None else loss_of(kept),
-        p50_over_solo=_ratio(_P50, entry.run, solo, tenant.name, windows, runs),
-        p99_over_solo=_ratio(_P99, entry.run, solo, tenant.name, windows, runs),
-        throughput_over_solo=_ratio(
-            figures.throughput, entry.run, solo, tenant.name, windows, runs
-        ),
+        p50_over_solo=over(_P50, solo),
+        p99_over_solo=over(_P99, solo),
+        throughput_over_solo=over(figures.throughput, solo),
     )
 
 
@@ -209,17 +210,13 @@ def _throughput(windows: Sequence[Served], items: Sequence[float], unit: str) ->
 
 
 def _ratio(
-    estimator: Estimator,
-    own: PlannedRun,
-    reference: PlannedRun,
-    tenant: str,
-    windows: Sequence[Served],
-    runs: WhichRuns,
+    estimator: Estimator, own: PlannedRun, reference: PlannedRun, tenant: str, runs: WhichRuns
 ) -> Estimate | None:
     if own.key == reference.key:
         return None
+    windows = runs.windows(own, tenant)
     what = reference.name if len(reference.tenants) == 1 else reference.scheduler
-    records = _records(runs, reference)
+    records = records_of(runs, reference)
     shared = set(runs.sessions(reference)) if records else set()
     bad = runs.unusable(own, reference) if records else None
     status, reason = _status(records if bad is None else [bad])
@@ -263,8 +260,9 @@ def told(estimate: Estimate, factor: float = 1.0, unit: str = "") -> Estimate:
     return scaled
 
 
-def _records(runs: WhichRuns, run: PlannedRun) -> list[ColocationRecord]:
+def records_of(runs: WhichRuns, run: PlannedRun) -> list[ColocationRecord]:
+    """Return the records of a run, which may be none, yet or for good."""
     try:
-        return runs.found(run)
+        return runs.records(run)
     except PeakUnknown:
         return []

@@ -23,7 +23,6 @@ from pytest_hwqueue.records.cell import (
     SessionFile,
     SessionInfo,
     SweepScaling,
-    json_schema,
     now,
     session_text,
 )
@@ -33,7 +32,7 @@ from tests.conftest import make_record
 SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"
 Json = dict[str, Any]
 OF_THE_CODE: dict[str, Callable[[], Json]] = {
-    "record": json_schema,
+    "record": RunRecord.model_json_schema,
     "session": SessionFile.model_json_schema,
     "session_files": SessionFiles.model_json_schema,
     "baseline": cell_file.json_schema,

@@ -158,7 +158,7 @@ def test_one_interrupted_while_it_judges_has_a_table(
         return verdict(*arguments)
 
     # It judges too, while a window is measured.
-    monkeypatch.setattr(RateRuns, "decided", lambda *_: False)
+    monkeypatch.setattr(RateRuns, "_decides", lambda *_: False)
     monkeypatch.setattr(RateRuns, "verdict", interrupted)
     _, result = search(tmp_path, SCENARIO, status=2)
     assert "INCOMPLETE: interrupted; the same command continues." in result.stdout

@@ -19,13 +19,12 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import FoundOfCell
 from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.metrics.attribution import Attribution
 from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
 from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.session_reports import lines_of
 from pytest_hwqueue.records.cell import RunRecord, Samples
-from pytest_hwqueue.records.noise import TracedWith, causes_line, describe_causes
+from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.tracing.perf_events import Refusal
 from pytest_hwqueue.workloads.own_function import FunctionWorkload, on_every_stream
@@ -48,8 +47,11 @@ def report(longrepr: str | None = None, record: RunRecord | None = None) -> pyte
 
 def test_a_run_says_the_causes_that_it_has_found(make_record: MakeRecord) -> None:
     refused = dict.fromkeys(("p95", "p99"), "needs at least 72 requests, has 9 (63 missing)")
-    traced = TracedWith("perf", (Refusal("perf", 13, "no right"),), 0)
-    causes = describe_causes(Attribution({}, refused), 9, traced)
+    causes = Causes(
+        level="perf", refused_levels=[Refusal("perf", 13, "no right")], requests=9, lost=0,
+        clock_offset_ns=None, clock_uncertainty_ns=None, tails={}, refused=refused, limits=[],
+        launch_pairs=None, interrupts=None,
+    )  # fmt: skip
     record = make_record(causes=causes)
     # A test that fails after measuring is no loss.
     for one in (report(record=record), report("E  assert 2 < 1", record)):

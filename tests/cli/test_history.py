@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from pytest_hwqueue.history.series import json_schema
+from pytest_hwqueue.history.series import HistoryFile
 from pytest_hwqueue.reports.history import sparkline
 from tests.cli.conftest import ROOT, assert_schema_is_the_codes, hwq
 from tests.cli.stored import put
@@ -77,7 +77,7 @@ def test_without_otava_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
-    assert_schema_is_the_codes("history.schema.json", json_schema())
+    assert_schema_is_the_codes("history.schema.json", HistoryFile.model_json_schema())
 
 
 @pytest.mark.parametrize(

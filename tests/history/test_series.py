@@ -13,7 +13,8 @@ from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.history.analysis import analyse
-from pytest_hwqueue.history.series import CommitLine, Series, SeriesHistory, arrange
+from pytest_hwqueue.history.series import Series, SeriesHistory, arrange
+from pytest_hwqueue.interleaved.bisection import CommitLine
 from pytest_hwqueue.records.cell import RunRecord
 
 MakeRecord = Callable[..., RunRecord]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from pytest_hwqueue.interleaved.bisection import (
     SCHEMA,
     BisectState,
     Finding,
-    Listed,
     Outcome,
     bisect,
     bracket,
@@ -65,8 +64,7 @@ def new_state(repository: Path) -> BisectState:
     between = commits_between(repository, good or "", "main", first_parent=True)
     assert good is not None
     assert between is not None
-    commits = [Listed(commit=each.hash, subject=each.subject) for each in between]
-    return BisectState(schema=SCHEMA, name="b", good=good, commits=commits, rate=0.01)
+    return BisectState(schema=SCHEMA, name="b", good=good, commits=between, rate=0.01)
 
 
 class Toy:
@@ -89,7 +87,7 @@ class Toy:
         self._noise, self._seeds = np.random.default_rng(seed), count()
         self._compare = CommitComparison(
             repository, folder, SideVariant(), None, ("p99", "p50"), GateSettings(pairs=pairs),
-            False, lambda _: None, open_sides=self._sides, measuring=self._measuring,
+            False, lambda _: None, open_sides=self._sides, measuring=lambda *_: cast("Any", self),
         )  # fmt: skip
 
     def run(self, state: BisectState | None = None) -> Finding:
@@ -117,15 +115,12 @@ class Toy:
         )  # fmt: skip
         yield a, b
 
-    def _measuring(self, *_: object) -> Any:
-        return self
-
     def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
         self.runs += 1
-        return Measured(list(self._records(self._numbers[side.commit or ""], nodes)), "", 0)
+        return Measured(list(self._records(self._numbers[side.commit or ""], nodes)), "")
 
-    def describe(self, sides: Sequence[Side], *, interrupted: bool) -> None:
-        pass
+    def described(self, sides: Sequence[Side]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _records(self, number: int, nodes: Sequence[str] | None) -> Iterator[RunRecord]:
         failing: dict[str, Any] = {"status": "failed", "reason": "Boom", "samples": None}

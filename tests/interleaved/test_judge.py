@@ -42,7 +42,7 @@ class Session:
         self.asked.append((side.name, nodes))
         records = self._run(side.name, number)
         kept = [record for record in records if nodes is None or record.nodeid in nodes]
-        return Measured(kept, "" if kept else f"run {number}: pytest was ended by SIGKILL", 0)
+        return Measured(kept, "" if kept else f"run {number}: pytest was ended by SIGKILL")
 
 
 def run_of(scale: float = 1.0, sd: float = 0.02, seed: int = 0, **changed: Any) -> MakeRun:

@@ -42,15 +42,16 @@ def test_a_run_keeps_its_records_and_says_what_it_was(tmp_path: Path) -> None:
     assert [record.cell.name for record in measured.records] == ["b", "a"]
     # A damaged record costs only itself.
     assert "damaged.json is not a record" in measured.problem
-    assert measured.status == 0
     printed = (folder / "01-a.log").read_text()
     assert "'--hwq-runs=1'" in printed
     assert f"--hwq-dir={folder / '01-a'}" in printed
     assert printed.endswith("'tests']\n")
     assert measure(mine, 2, ["test_x.py::test[a b]"]).problem == ""
     assert f"{tmp_path}/test_x.py::test[a b]" in (folder / "02-a.log").read_text()
-    measure.describe([mine], interrupted=False)
+    with measure.described([mine]):
+        pass
     described = json.loads((folder / "ab.json").read_text())
+    assert not described["interrupted"]
     assert [run["number"] for run in described["runs"]] == [1, 2]
     assert described["sides"][0]["label"] == "label A"
 

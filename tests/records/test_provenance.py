@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,9 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.devices.fingerprint import Fingerprint, differences
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.records.noise import Provenance, is_commit, provenance_of
+from tests.interleaved.repositories import git
 
 SHA = "0" * 40
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
-    return subprocess.check_output(command, cwd=folder, text=True).strip()
 
 
 @pytest.fixture

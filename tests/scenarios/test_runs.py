@@ -17,7 +17,7 @@ from pytest_hwqueue.records.tenants import (
 )
 from pytest_hwqueue.scenarios.file import parse_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
-from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns
+from pytest_hwqueue.scenarios.runs import Decided, PeakUnknown, ScenarioRuns, Stored
 
 SUITE = Path(__file__).parents[2] / "benchmarks" / "scenarios"
 TEXT = """\
@@ -60,8 +60,9 @@ class Session:
         return {each.goal: (each.verdict, each.reason) for each in results}
 
     def _measure(
-        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
-    ) -> ColocationRecord:
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
+        decided: Decided | None,
+    ) -> Stored:  # fmt: skip
         words = [run.name.removeprefix("mine").removeprefix("."), run.placement, run.scheduler]
         words += [] if run.noise in (None, "none") else [f"beside {run.noise}"]
         self.measured.append((" ".join(filter(None, words)), share, number))
@@ -87,12 +88,14 @@ class Session:
             started="", duration_s=1, autogroup_enabled=None, measured=None, remedy=None,
             measured_on_cpu_s=None, measured_run_delay_s=None, neighbours=[], machine=machine,
         )  # fmt: skip
-        return ColocationRecord(
+        assert decided is None
+        record = ColocationRecord(
             id=run.name, plan={}, status=status, reason="" if status == "ok" else "it broke",
             device="cpu", scheduler=run.scheduler, tenants=tenants if status == "ok" else [],
             seed=0, placement=run.placement, duration_s=10 * share, elapsed_s=1, started="",
             command="", simulated=False, noise=noise,
         )  # fmt: skip
+        return record, Path(f"{run.name}.json")
 
 
 def forth_and_back(*names: str) -> list[tuple[str, float, int]]:

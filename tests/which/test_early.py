@@ -11,8 +11,9 @@ import pytest
 from pytest_hwqueue.records.tenants import LOOK_ERROR, ColocationRecord
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases
+from pytest_hwqueue.scenarios.runs import Decided, Stored
 from pytest_hwqueue.tenancy.looks import Look, planned_looks
-from pytest_hwqueue.which.runs import WhichRuns, entries
+from pytest_hwqueue.which.runs import WhichRuns, all_runs, entries
 from pytest_hwqueue.which.table import table
 from tests.which.conftest import SCENARIO, TRUTH, WINDOW_S, case, hwq, record, served
 
@@ -26,20 +27,20 @@ class Session:
         self.scenario = read_scenario(file)
         self.cases = cases(self.scenario)
         self.runs = WhichRuns(self.measure)
-        self.early = early
         # Seconds of each window, by run.
         self.windows: dict[str, list[float]] = {}
-        self.runs.measure_all(self.cases, ROUNDS, lambda done, planned: None, early=early)
+        self.runs.take_turns(all_runs(self.cases), ROUNDS, self.cases if early else None)
         self.found = table(entries(self.cases), self.runs)
 
     def measure(
-        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int
-    ) -> tuple[ColocationRecord, Path]:
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
+        decided: Decided | None,
+    ) -> Stored:  # fmt: skip
         path = Path("records") / f"{run.name}-{run.placement}-{run.scheduler}-{number}.json"
         looks = planned_looks(round(WINDOW_S * share * 1e9), number, ROUNDS)
         for look in looks:
             seen = _seen(run, number, look)
-            if self.early and self.runs.decided(self.cases, run, seen, path):
+            if decided is not None and decided(seen, path):
                 break
         self.windows.setdefault(f"{run.name} {run.placement} {run.scheduler}", []).append(
             seen.duration_s
