@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -36,15 +35,6 @@ class MachineReading:
     interrupts: dict[str, int]
     steal_s: float | None
     missing: dict[str, str] = field(default_factory=dict)
-
-
-class ProcessReading(NamedTuple):
-    """Running totals of a process; None where the kernel does not report them."""
-
-    on_cpu_ns: int | None
-    waiting_ns: int | None
-    handed_over_bytes: int | None
-    disk_written_bytes: int | None
 
 
 def read_machine() -> MachineReading:
@@ -116,8 +106,8 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
-    """Read the totals of processes; leave out those that have ended."""
+def read_processes(pids: Iterable[int]) -> dict[int, Done]:
+    """Read what processes have done since they began; leave out those that have ended."""
     readings = {}
     for pid in pids:
         with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
@@ -125,25 +115,23 @@ def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
     return readings
 
 
-def done_between(before: Mapping[int, ProcessReading], after: Mapping[int, ProcessReading]) -> Done:
+# What one that came later had done before.
+_NOTHING = Done(on_cpu_s=0, waiting_s=0, handed_over_bytes=0, disk_written_bytes=0)
+
+
+def done_between(before: Mapping[int, Done], after: Mapping[int, Done]) -> Done:
     """Return what the later reading's processes did since the earlier reading."""
-    # One that came later did all that it has done in between.
-    nothing = ProcessReading(0, 0, 0, 0)
-    risen: list[int | None] = []
-    for total in range(len(nothing)):
-        pairs = [(before.get(pid, nothing)[total], now[total]) for pid, now in after.items()]
-        known = [last - first for first, last in pairs if first is not None and last is not None]
-        risen.append(sum(known) if known and len(known) == len(pairs) else None)
-    on_cpu_ns, waiting_ns, handed_over, written = risen
-    return Done(
-        on_cpu_s=None if on_cpu_ns is None else on_cpu_ns / _NS_PER_S,
-        waiting_s=None if waiting_ns is None else waiting_ns / _NS_PER_S,
-        handed_over_bytes=handed_over,
-        disk_written_bytes=written,
-    )
+
+    def risen(total: str) -> float | None:
+        pairs = [(getattr(before.get(p, _NOTHING), total), getattr(after[p], total)) for p in after]
+        known = [last - first for first, last in pairs if None not in (first, last)]
+        # To the nanosecond, as the kernel counts.
+        return round(sum(known), 9) if known and len(known) == len(pairs) else None
+
+    return Done.model_validate({total: risen(total) for total in Done.model_fields})
 
 
-def _read_process(pid: int) -> ProcessReading:
+def _read_process(pid: int) -> Done:
     times = [
         [int(part) for part in task.read_text(encoding="ascii").split()]
         for task in Path(f"/proc/{pid}/task").glob("*/schedstat")
@@ -154,9 +142,9 @@ def _read_process(pid: int) -> ProcessReading:
         io = psutil.Process(pid).io_counters()
     except psutil.AccessDenied:
         io = None
-    return ProcessReading(
-        on_cpu_ns=sum(each[0] for each in times) if known else None,
-        waiting_ns=sum(each[1] for each in times) if known else None,
+    return Done(
+        on_cpu_s=sum(each[0] for each in times) / _NS_PER_S if known else None,
+        waiting_s=sum(each[1] for each in times) / _NS_PER_S if known else None,
         handed_over_bytes=io and io.write_chars,
         disk_written_bytes=io and io.write_bytes,
     )

@@ -16,6 +16,7 @@ from pytest_hwqueue.schedulers.syntax import (
     Scheduler,
     SchedulerPaths,
     TenantRequest,
+    seen_priorities,
 )
 
 # How a single test names its streams: those whose work it declares most urgent, and all (others).
@@ -77,16 +78,9 @@ class GreenContext(Scheduler):
                 f"{self.mode} would change nothing: nobody has multiprocessors of their own; name "
                 f"a tenant and how many, such as green-context:{names[0]}=32"
             )
-        unknown = [name for name in self._groups if name not in names]
-        if unknown and cell is not None:
-            return (
-                f"{self.mode}: in a single test nobody is called {', '.join(unknown)}; there are "
-                f"{URGENT} (its most urgent streams) and {CELL} (all others)"
-            )
-        if unknown:
-            return f"{self.mode}: no tenant is called {', '.join(unknown)}; there are " + ", ".join(
-                names
-            )
+        if unknown := self.unknown(names):
+            alone = f" ({URGENT}: a single test's most urgent streams; {CELL}: all others)"
+            return unknown + (alone if cell is not None else "")
         if cell is not None and URGENT in self._groups and len(set(cell.urgency)) == 1:
             return (
                 f"{self.mode}: no stream's work is more urgent than another's; {CELL}=N limits all "
@@ -146,7 +140,7 @@ class GreenContext(Scheduler):
         return Proof(
             self.mode,
             f"multiprocessors that kernels ran on, as many as each context has: {said}",
-            tuple(number for each in inside.values() for number in each.stream_priorities),
+            seen_priorities(inside),
             counts={f"multiprocessors seen by {name}": len(each) for name, each in by_name.items()},
         )
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from pytest_hwqueue.noise import evidence
 from pytest_hwqueue.noise.evidence import (
     MachineReading,
-    ProcessReading,
     core_speed,
     counts,
     done_between,
@@ -27,7 +26,7 @@ from pytest_hwqueue.noise.evidence import (
     read_machine,
     read_processes,
 )
-from pytest_hwqueue.records.noise import Placement
+from pytest_hwqueue.records.noise import Done, Placement
 
 _INTERRUPTS = """\
            CPU0       CPU1
@@ -101,22 +100,22 @@ def test_a_process_that_computes_and_writes_is_read_until_it_has_ended() -> None
 
 
 COUNTS = st.integers(0, 2**40)
-READING = st.builds(ProcessReading, COUNTS, COUNTS, COUNTS, COUNTS)
+READING = st.builds(
+    Done, on_cpu_s=COUNTS, waiting_s=COUNTS, handed_over_bytes=COUNTS, disk_written_bytes=COUNTS
+)
 
 
 @given(st.dictionaries(st.integers(1, 9), READING, min_size=1), READING, READING)
-def test_only_what_came_in_between_counts(
-    before: dict[int, ProcessReading], more: ProcessReading, new: ProcessReading
-) -> None:
+def test_only_what_came_in_between_counts(before: dict[int, Done], more: Done, new: Done) -> None:
+    def added(one: Done, two: Done) -> Done:
+        return Done(**{name: value + getattr(two, name) for name, value in one})
+
     pid = min(before)
-    now = ProcessReading(*(one + two for one, two in zip(before[pid], more, strict=True)))  # type: ignore[operator]
+    now = added(before[pid], more)
     # The others have ended, and one has come.
-    done = done_between(before, {pid: now, 10: new})
-    expected = [one + two for one, two in zip(more, new, strict=True)]  # type: ignore[operator]
-    assert [done.handed_over_bytes, done.disk_written_bytes] == expected[2:]
-    assert [done.on_cpu_s, done.waiting_s] == pytest.approx([ns / 1e9 for ns in expected[:2]])
+    assert done_between(before, {pid: now, 10: new}) == added(more, new)
     # What one process hides is unknown of all.
-    hidden = now._replace(handed_over_bytes=None, disk_written_bytes=None)
+    hidden = now.model_copy(update={"handed_over_bytes": None, "disk_written_bytes": None})
     done = done_between({1: now, 2: hidden}, {1: now, 2: hidden})
     assert (done.on_cpu_s, done.waiting_s) == (0.0, 0.0)
     assert (done.handed_over_bytes, done.disk_written_bytes) == (None, None)
