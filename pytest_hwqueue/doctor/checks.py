@@ -9,23 +9,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.errors import HwqError, speaks_for_itself
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.devices.kinds import DeviceChoice
-    from pytest_hwqueue.devices.protocol import Device
-    from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
+from pytest_hwqueue.devices.fingerprint import CUDA_QUEUE_SETTINGS, HIP_QUEUE_SETTINGS
+from pytest_hwqueue.devices.kinds import (
+    CPU,
+    DeviceChoice,
+    choose_devices,
+    loaded_driver,
+    open_device,
+    visible_accelerators,
+)
+from pytest_hwqueue.devices.protocol import Device
+from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample, Unavailable
+from pytest_hwqueue.errors import DeviceError, HwqError, speaks_for_itself
+from pytest_hwqueue.schedulers import mps_daemons
+from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES
 
 
 def describe_machine() -> dict[str, dict[str, str]]:
     """Return values by name of the software, the host, and every visible accelerator, by title."""
-    import torch
-
-    from pytest_hwqueue.devices.kinds import CPU, choose_devices, visible_accelerators
-
     software = {
         "pytest-hwqueue": __version__, "pytest": metadata.version("pytest"),
         "torch": torch.__version__, "runtime of torch": _runtime() or "none: a CPU build of torch",
@@ -38,18 +44,12 @@ def describe_machine() -> dict[str, dict[str, str]]:
 
 def _runtime() -> str:
     """Return what torch is built for, with its version; empty for a CPU build."""
-    import torch
-
     if torch.version.hip:
         return f"HIP {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else ""
 
 
 def _described(label: str) -> dict[str, str]:
-    import torch
-
-    from pytest_hwqueue.devices.kinds import open_device
-
     try:
         device = open_device(label)
     except RuntimeError as error:  # torch's, or our DeviceError
@@ -134,10 +134,6 @@ def ask(name: str, machine: CheckedMachine) -> Check:
 
 def _torch(machine: CheckedMachine) -> Answer:
     """Is torch built for the accelerator whose driver is loaded here?"""
-    import torch
-
-    from pytest_hwqueue.devices.kinds import loaded_driver
-
     runtime = _runtime()
     found = f"torch {torch.__version__}, {f'built for {runtime}' if runtime else 'a CPU build'}"
     driver = loaded_driver(machine.root)
@@ -149,8 +145,6 @@ def _torch(machine: CheckedMachine) -> Answer:
 
 def _device(machine: CheckedMachine) -> Answer:
     """Can the device be opened, and is it the one a user would expect?"""
-    from pytest_hwqueue.devices.kinds import loaded_driver
-
     label = machine.choice.label
     if machine.device is None:
         advice = (
@@ -170,8 +164,6 @@ def _device(machine: CheckedMachine) -> Answer:
 
 def _vendor_library(machine: CheckedMachine) -> Answer:
     """Is the library installed that reads clocks, throttling and other processes?"""
-    from pytest_hwqueue.devices.telemetry import Unavailable
-
     reader = machine.opened.open_telemetry()
     if isinstance(reader, Unavailable):
         advice = (
@@ -231,8 +223,6 @@ def _other_processes(machine: CheckedMachine) -> Answer:
 
 def _queue_settings(machine: CheckedMachine) -> Answer:
     """Do environment variables change how the runtime queues work?"""
-    from pytest_hwqueue.devices.fingerprint import CUDA_QUEUE_SETTINGS, HIP_QUEUE_SETTINGS
-
     names = CUDA_QUEUE_SETTINGS if machine.choice.kind == "cuda" else HIP_QUEUE_SETTINGS
     values = {name: machine.environment[name] for name in names if name in machine.environment}
     found = ", ".join(f"{name}={value}" for name, value in values.items())
@@ -249,19 +239,10 @@ def _queue_settings(machine: CheckedMachine) -> Answer:
 
 def _mps(machine: CheckedMachine) -> Answer:
     """Is NVIDIA's Multi-Process Service running, which shares the device between processes?"""
-    import psutil
-
-    given = machine.environment.get("CUDA_MPS_PIPE_DIRECTORY")
-    folder = Path(given) if given else machine.root / "tmp/nvidia-mps"
-    daemons = [
-        process.pid
-        for process in psutil.process_iter(["name"])
-        # The kernel cuts a process's name to 15 signs.
-        if (process.info["name"] or "").startswith("nvidia-cuda-mps")
-    ]
-    if daemons:
-        advice = "unless MPS is what you measure, stop it: echo quit | nvidia-cuda-mps-control"
-        return "warning", f"running (process {daemons[0]}), pipes in {folder}", advice
+    folder = Path(machine.environment.get(PIPES) or machine.root / "tmp/nvidia-mps")
+    if daemons := mps_daemons.running():
+        advice = f"unless MPS is what you measure, stop it: echo quit | {CONTROL}"
+        return "warning", f"running (process {daemons[0].pid}), pipes in {folder}", advice
     if (folder / "control").exists():
         advice = "it may run outside this container; ask the machine's administrator"
         return "unknown", f"{folder} has a control pipe, but no daemon is visible from here", advice
@@ -270,8 +251,6 @@ def _mps(machine: CheckedMachine) -> Answer:
 
 def _kernel_times(machine: CheckedMachine) -> Answer:
     """Can single kernels' times be seen, which timelines and dispatch delays need?"""
-    from pytest_hwqueue.errors import DeviceError
-
     device = machine.opened
     with device.open_streams(1) as pool:
         kernel = device.kernel_of(10_000)
@@ -375,8 +354,6 @@ _OF_ACCELERATORS = frozenset(
 
 def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | str:
     """Read the device once, or return why it cannot be read."""
-    from pytest_hwqueue.devices.telemetry import Unavailable
-
     reader = machine.opened.open_telemetry()
     if isinstance(reader, Unavailable):
         return reader.reason

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -26,29 +25,21 @@ _ROUNDS = 1000
 _CPU_TIME_NS = 100_000_000
 
 
-@dataclass(frozen=True)
-class MachineReading:
-    """Running totals of the machine since its start."""
+def read_machine() -> Machine:
+    """Read pressure, interrupts and stolen time since the machine's start, as `machine_between`.
 
-    pressure_us: dict[str, int]
-    softirqs: dict[str, int]
-    interrupts: dict[str, int]
-    steal_s: float | None
-    missing: dict[str, str] = field(default_factory=dict)
-
-
-def read_machine() -> MachineReading:
-    """Read pressure, interrupts and stolen time; ``missing`` holds the reasons for gaps."""
+    Pressures are in s; ``missing`` holds the reasons for gaps.
+    """
     missing: dict[str, str] = {}
-    pressure_us = {}
+    pressure_s = {}
     for resource in _PRESSURES:
         text = _read(Path("/proc/pressure") / resource, f"pressure.{resource}", missing)
         if text:
-            pressure_us[resource] = int(text.split("total=", 1)[1].split()[0])
+            pressure_s[resource] = int(text.split("total=", 1)[1].split()[0]) / _US_PER_S
     softirqs = _read(Path("/proc/softirqs"), "softirqs", missing)
     interrupts = _read(Path("/proc/interrupts"), "interrupts", missing)
-    return MachineReading(
-        pressure_us=pressure_us,
+    return Machine(
+        pressure_share=pressure_s,
         softirqs=counts(softirqs),
         interrupts=counts(interrupts),
         steal_s=getattr(psutil.cpu_times(), "steal", None),
@@ -56,16 +47,16 @@ def read_machine() -> MachineReading:
     )
 
 
-def machine_between(before: MachineReading, after: MachineReading, duration_s: float) -> Machine:
+def machine_between(before: Machine, after: Machine, duration_s: float) -> Machine:
     """Return what happened between two readings, ``duration_s`` apart."""
     steal_s = None
     if before.steal_s is not None and after.steal_s is not None:
         steal_s = max(0.0, after.steal_s - before.steal_s)
     return Machine(
         pressure_share={
-            resource: (after.pressure_us[resource] - us) / _US_PER_S / duration_s
-            for resource, us in before.pressure_us.items()
-            if resource in after.pressure_us
+            resource: (after.pressure_share[resource] - began_s) / duration_s
+            for resource, began_s in before.pressure_share.items()
+            if resource in after.pressure_share
         },
         softirqs=_risen(before.softirqs, after.softirqs),
         interrupts=_risen(before.interrupts, after.interrupts),

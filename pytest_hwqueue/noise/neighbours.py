@@ -37,10 +37,8 @@ from pytest_hwqueue.processes.services import (
 from pytest_hwqueue.records.noise import Done, Machine
 from pytest_hwqueue.schedulers.preload import (
     ServiceDescription,
-    described_in,
     filled,
-    find_description,
-    read_description,
+    read_described,
     wait_until_ready,
 )
 
@@ -453,13 +451,8 @@ def described(name: str, folders: Sequence[Path]) -> Neighbour:
         BadInput: if there is none, or if it is wrong, naming the file and the field.
 
     """
-    file = find_description(name, folders)
-    if file is None:
-        there_are = ", ".join([*NOISES, *described_in(folders)])
-        raise BadInput(
-            f"there is no noise {name!r}; there are {there_are}, or give the path of a description"
-        )
-    read = read_description(file, NoiseDescription)
+    missing = f"there is no noise {name!r}"
+    file, read = read_described(name, folders, NoiseDescription, missing, NOISES)
     folder = file.parent.resolve()
     program, *arguments = read.command_from(folder)
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -134,7 +133,8 @@ def unavailable(*, isolated: bool = False) -> str | None:
     return _why_not_raised()
 
 
-class Remedy(NamedTuple):
+@dataclass(frozen=True)
+class Remedy:
     """A pinned process with raised priority; ``record`` is as read back when it was applied."""
 
     pid: int

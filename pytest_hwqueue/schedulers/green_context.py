@@ -16,7 +16,6 @@ from pytest_hwqueue.schedulers.syntax import (
     Scheduler,
     SchedulerPaths,
     TenantRequest,
-    seen_priorities,
 )
 
 # How a single test names its streams: those whose work it declares most urgent, and all (others).
@@ -35,19 +34,6 @@ def partition_of(groups: Mapping[str, int], name: str) -> Partition:
     names = list(groups)
     group = names.index(name) if name in groups else len(names)
     return Partition(tuple(groups.values()), group)
-
-
-def name_of_stream(groups: Mapping[str, int], urgency: Sequence[int], mine: int) -> str:
-    """Return under which name a single test's stream is looked up.
-
-    Args:
-        groups: as for `partition_of`.
-        urgency: of the work of all the test's streams.
-        mine: of this stream's.
-
-    """
-    urgent = min(urgency) < mine == max(urgency)
-    return URGENT if urgent and URGENT in groups else CELL
 
 
 def name_of_group(groups: Mapping[str, int], group: int) -> str:
@@ -105,7 +91,8 @@ class GreenContext(Scheduler):
         """Return the tenant's group, or that of a single test's stream."""
         name = tenant.name
         if tenant.urgency:
-            name = name_of_stream(self._groups, tenant.urgency, urgency)
+            urgent = min(tenant.urgency) < urgency == max(tenant.urgency)
+            name = URGENT if urgent and URGENT in self._groups else CELL
         return partition_of(self._groups, name)
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
@@ -140,7 +127,7 @@ class GreenContext(Scheduler):
         return Proof(
             self.mode,
             f"multiprocessors that kernels ran on, as many as each context has: {said}",
-            seen_priorities(inside),
+            self.seen_priorities(inside),
             counts={f"multiprocessors seen by {name}": len(each) for name, each in by_name.items()},
         )
 

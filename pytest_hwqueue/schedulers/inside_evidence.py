@@ -70,7 +70,7 @@ class InsideEvidence:
 def gather(pool: StreamPool) -> InsideEvidence:
     """Gather this process's evidence; its streams must be open and have run work."""
     capability, multiprocessors = _accelerator()
-    said = "which libraries this process has loaded cannot be read"
+    said = "which libraries this process has loaded cannot be read from /proc/self/maps"
     remedy = "without it no mode is proven: mount /proc here"
     with translated(NotProven, said, OSError, remedy=remedy):
         maps = loaded_files()

@@ -23,13 +23,7 @@ from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
-from pytest_hwqueue.schedulers.syntax import (
-    Proof,
-    Scheduler,
-    SchedulerPaths,
-    TenantRequest,
-    seen_priorities,
-)
+from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
 
 _ANSWER_S = 10
 
@@ -140,7 +134,7 @@ class Mps(Scheduler):
         evidence = f"processes {sorted(pids.values())} are clients of MPS server {servers}"
         seen = {f"multiprocessors seen by {name}": each.multiprocessors
                 for name, each in inside.items() if each.multiprocessors is not None}  # fmt: skip
-        return Proof(self.mode, evidence, seen_priorities(inside), counts=seen)
+        return Proof(self.mode, evidence, self.seen_priorities(inside), counts=seen)
 
     def _share(self, tenant: TenantRequest) -> float | None:
         return self._shares.get(tenant.name, tenant.share) if self._by_share else None

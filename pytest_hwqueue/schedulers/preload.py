@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -29,7 +29,6 @@ from pytest_hwqueue.schedulers.syntax import (
     Scheduler,
     SchedulerPaths,
     TenantRequest,
-    seen_priorities,
 )
 
 _ENDINGS = (".yaml", ".yml")
@@ -37,28 +36,36 @@ _ENDINGS = (".yaml", ".yml")
 Described = TypeVar("Described", bound=BaseModel)
 
 
-def find_description(name: str, folders: Sequence[Path]) -> Path | None:
-    """Return ``name`` if it is a path, or the file of that name in ``folders``, or None."""
-    if "/" in name or name.endswith(_ENDINGS):
-        return Path(name)
-    files = (folder / f"{name}{ending}" for folder in folders for ending in _ENDINGS)
-    return next((file for file in files if file.is_file()), None)
+def read_described(
+    name: str,
+    folders: Sequence[Path],
+    model: type[Described],
+    missing: str,
+    known: Iterable[str] = (),
+) -> tuple[Path, Described]:
+    """Find a description by name in ``folders``, or by its path, and read it.
 
-
-def described_in(folders: Sequence[Path]) -> list[str]:
-    """Return the names described in folders."""
-    return sorted(file.stem for folder in folders for file in folder.glob("*.y*ml"))
-
-
-def read_description(file: Path, model: type[Described]) -> Described:
-    """Read a description.
+    Args:
+        name: or path.
+        folders: where it is looked for.
+        model: of its fields.
+        missing: what is said if it is not there.
+        known: names of what needs no description.
 
     Raises:
-        BadInput: naming the file and the wrong field.
+        BadInput: if there is none, or if it is wrong, naming the file and the field.
 
     """
+    file: Path | None = Path(name)
+    if "/" not in name and not name.endswith(_ENDINGS):
+        files = (folder / f"{name}{ending}" for folder in folders for ending in _ENDINGS)
+        file = next((each for each in files if each.is_file()), None)
+    if file is None:
+        there = sorted(each.stem for folder in folders for each in folder.glob("*.y*ml"))
+        names = ", ".join([*known, *there]) or "no descriptions"
+        raise BadInput(f"{missing}; there are {names}; or give the file's path")
     with translated(BadInput, str(file), OSError, ValueError, yaml.YAMLError):
-        return model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return file, model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def _pattern(text: str) -> str:
@@ -157,25 +164,6 @@ class Description(_Strict):
         return self
 
 
-def load(name: str, folders: Sequence[Path]) -> tuple[Path, Description]:
-    """Find a description by name in ``folders``, or by its path, and read it.
-
-    Raises:
-        BadInput: if there is none, or if it is wrong, naming the file and the field.
-
-    """
-    file = find_description(name, folders)
-    if file is None:
-        searched = ", ".join(map(str, folders)) or "none"
-        there_are = ", ".join(described_in(folders)) or "no descriptions"
-        raise BadInput(
-            f"preload:{name}: there is no {name}.yaml in the folders of --hwq-preloads "
-            f"({searched}); there are {there_are}; or give the file's path"
-        )
-    with within(f"preload:{name}"):
-        return file, read_description(file, Description)
-
-
 _OF_TENANT = re.compile(r"\{(name|priority|share)\}")
 _LOADER_COMPLAINTS = ("cannot be preloaded", "undefined symbol", "wrong ELF class")
 
@@ -185,7 +173,12 @@ class Preload(Scheduler):
 
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
         super().__init__(spec, paths)
-        self._file, self._description = load(spec.argument, paths.preloads)
+        searched = ", ".join(map(str, paths.preloads)) or "none"
+        missing = f"there is no {spec.argument}.yaml in the folders of --hwq-preloads ({searched})"
+        with within(self.mode):
+            self._file, self._description = read_described(
+                spec.argument, paths.preloads, Description, missing
+            )
         self._folder = self._file.parent.resolve()
         self._services: list[Service] = []
 
@@ -280,7 +273,7 @@ class Preload(Scheduler):
         seen = [f"{what} {pattern!r}" for what, pattern in
                 (("mapped", proof.maps), ("written", proof.output)) if pattern]  # fmt: skip
         found = f"seen in {', '.join(inside)}: {', '.join(seen)}"
-        return Proof(self.mode, found, seen_priorities(inside))
+        return Proof(self.mode, found, self.seen_priorities(inside))
 
     def _libraries(self) -> list[Path]:
         """Return the preloads: paths relative to the description, bare names for the loader."""

@@ -102,11 +102,6 @@ class Proof:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def seen_priorities(inside: Mapping[str, InsideEvidence]) -> tuple[int, ...]:
-    """Return the priorities of all tenants' streams, in the device's own numbers."""
-    return tuple(number for each in inside.values() for number in each.stream_priorities)
-
-
 class Scheduler(ABC):
     """Base class of scheduler modes. A mode that cannot prove that it is active fails the run.
 
@@ -222,6 +217,10 @@ class Scheduler(ABC):
 
         """
         return None
+
+    def seen_priorities(self, inside: Mapping[str, InsideEvidence]) -> tuple[int, ...]:
+        """Return the priorities of all tenants' streams, for a `Proof`."""
+        return tuple(number for each in inside.values() for number in each.stream_priorities)
 
     def check(self) -> None:  # noqa: B027 - a mode without services has nothing to check
         """Check that the mode's services are alive; called from the tenants' start to their end.
@@ -382,14 +381,12 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
 
 def _checked(mode: SchedulerDeclaration, given: Mapping[str, str]) -> dict[str, str]:
     known = {each.name: each for each in mode.parameters}
-    for name in given:
-        if name not in known and mode.per_tenant is None:
-            valid = ", ".join(known) or "none"
-            raise BadInput(f"{mode.name} has no parameter {name!r}; it has {valid}")
     read = {}
     for name in [*(name for name in known if name in given), *(n for n in given if n not in known)]:
         parameter = known.get(name, mode.per_tenant)
-        assert parameter is not None
+        if parameter is None:
+            valid = ", ".join(known) or "none"
+            raise BadInput(f"{mode.name} has no parameter {name!r}; it has {valid}")
         with refused_as(f"{mode.name}: {name}", given[name]):
             read[name] = parameter.read(given[name])
     return read

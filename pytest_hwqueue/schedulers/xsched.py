@@ -17,13 +17,7 @@ from pytest_hwqueue.processes.services import ServiceFailed, prepended
 from pytest_hwqueue.schedulers import inside_evidence
 from pytest_hwqueue.schedulers.declaration import BATCH, THRESHOLD, SchedulerSpec, in_flight
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, why_not_loaded
-from pytest_hwqueue.schedulers.syntax import (
-    Proof,
-    Scheduler,
-    SchedulerPaths,
-    TenantRequest,
-    seen_priorities,
-)
+from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.xsched_server import Report, Watch, XQueueSettings, XServer, serve
 
 # Tell a process that runs under the mode what it was started with.
@@ -41,23 +35,16 @@ _DEFAULT = XQueueSettings(1, THRESHOLD, BATCH)
 
 @dataclass(frozen=True)
 class _Platform:
-    """How a platform's processes are intercepted: which shim, before which library."""
+    """How a platform's processes are intercepted: which shim, before which library, with what."""
 
     name: str
     shim: str
     real: str
-    files: tuple[str, ...]
+    more: tuple[str, ...]
 
 
-_CUDA = _Platform(
-    "CUDA", "libshimcuda.so", "libcuda.so",
-    ("bin/xserver", "lib/libshimcuda.so", "lib/libcuda.so.1", "lib/libhalcuda.so",
-     "lib/libpreempt.so"),
-)  # fmt: skip
-_HIP = _Platform(
-    "HIP", "libshimhip.so", "libamdhip64.so",
-    ("bin/xserver", "lib/libshimhip.so", "lib/libhalhip.so", "lib/libpreempt.so"),
-)  # fmt: skip
+_CUDA = _Platform("CUDA", "libshimcuda.so", "libcuda.so", ("libcuda.so.1", "libhalcuda.so"))
+_HIP = _Platform("HIP", "libshimhip.so", "libamdhip64.so", ("libhalhip.so",))
 
 
 class XSched(Scheduler):
@@ -169,7 +156,7 @@ class XSched(Scheduler):
         return Proof(
             self.mode,
             f"shim and real driver mapped in all tenants; XQueues: {queues}{never}",
-            seen_priorities(inside),
+            self.seen_priorities(inside),
             effective,
             self._watch.counts(pids),
         )
@@ -248,7 +235,9 @@ class XSched(Scheduler):
                 f"{self.mode}: say where XSched is installed, by --hwq-xsched-root or {_ROOT} (the "
                 "folder of bin/xserver and lib/ that its README's build makes)"
             )
-        missing = [file for file in platform.files if not (self._root / file).exists()]
+        libraries = (f"lib/{name}" for name in (platform.shim, *platform.more, "libpreempt.so"))
+        files = ("bin/xserver", *libraries)
+        missing = [file for file in files if not (self._root / file).exists()]
         if missing:
             return (
                 f"{self.mode}: {self._root} has no {', '.join(missing)}; build and install XSched "

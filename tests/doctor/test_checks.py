@@ -16,6 +16,8 @@ from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unav
 from pytest_hwqueue.doctor import checks
 from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, ask, run_checks
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.schedulers import mps_daemons
+from pytest_hwqueue.schedulers.mps_daemons import Daemon
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
 HIP = DeviceChoice("hip", "hip", 0)
@@ -130,25 +132,22 @@ def test_a_check_that_fails_is_unknown_and_costs_no_other(
     assert found["disk"].status == "ok"
 
 
-def test_a_cpu_build_of_torch_beside_a_gpu_is_a_problem(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "device_file", "status", "vendor"),
+    [("torch", "dev/nvidia0", "problem", "NVIDIA"), ("device", "dev/kfd", "warning", "AMD")],
+)
+def test_the_cpu_beside_a_gpu_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, device_file: str, status: str,
+    vendor: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert ask("torch", machine(root)).status == "ok"
-    place(root / "dev/nvidia0")
-    found = ask("torch", machine(root))
-    assert found.status == "problem"
-    assert "NVIDIA" in found.found
-    assert "install" in found.advice
-
-
-def test_falling_back_to_the_cpu_beside_a_gpu_is_told(root: Path) -> None:
-    assert ask("device", machine(root)).status == "ok"
-    place(root / "dev/kfd")
-    found = ask("device", machine(root))
-    assert found.status == "warning"
-    assert "AMD" in found.found
+    assert ask(name, machine(root)).status == "ok"
+    place(root / device_file)
+    found = ask(name, machine(root))
+    assert found.status == status
+    assert f"though the {vendor} driver is loaded" in found.found
+    assert found.advice
 
 
 def test_a_device_that_cannot_be_opened_is_a_problem_and_the_rest_is_unknown(root: Path) -> None:
@@ -162,33 +161,29 @@ def test_a_device_that_cannot_be_opened_is_a_problem_and_the_rest_is_unknown(roo
         assert found[name] == Check(name, "unknown", "the device cannot be opened")
 
 
-@pytest.mark.parametrize(("choice", "name"), [
-    (CUDA, "CUDA_LAUNCH_BLOCKING"), (HIP, "HIP_LAUNCH_BLOCKING"), (HIP, "AMD_SERIALIZE_KERNEL"),
+@pytest.mark.parametrize(("choice", "given", "status"), [
+    *((choice, f"{name}={value}", status)
+      for choice, name in ((CUDA, "CUDA_LAUNCH_BLOCKING"), (HIP, "HIP_LAUNCH_BLOCKING"),
+                           (HIP, "AMD_SERIALIZE_KERNEL"))
+      for value, status in (("1", "problem"), ("0", "warning"))),
+    (CUDA, "CUDA_DEVICE_MAX_CONNECTIONS=4", "warning"),
+    (HIP, "GPU_MAX_HW_QUEUES=4", "warning"),
+    (CUDA, "GPU_MAX_HW_QUEUES=4", "ok"),
+    (CUDA, "PATH=4", "ok"),
 ])  # fmt: skip
-def test_launches_that_block_are_a_problem(root: Path, choice: DeviceChoice, name: str) -> None:
-    found = ask("queue settings", machine(root, choice, {name: "1"}))
-    assert found.status == "problem"
-    assert f"{name}=1" in found.found
-    assert f"unset {name}" in found.advice
-
-    assert ask("queue settings", machine(root, choice, {name: "0"})).status == "warning"
-
-
-@pytest.mark.parametrize(("choice", "name", "status"), [
-    (CUDA, "CUDA_DEVICE_MAX_CONNECTIONS", "warning"),
-    (HIP, "GPU_MAX_HW_QUEUES", "warning"),
-    (CUDA, "GPU_MAX_HW_QUEUES", "ok"),
-    (CUDA, "PATH", "ok"),
-])  # fmt: skip
-def test_queue_settings_of_the_runtime_in_use_are_told(
-    root: Path, choice: DeviceChoice, name: str, status: str
+def test_launches_that_block_are_a_problem_and_other_queue_settings_are_told(
+    root: Path, choice: DeviceChoice, given: str, status: str
 ) -> None:
-    assert ask("queue settings", machine(root, choice, {name: "4"})).status == status
+    name, _, value = given.partition("=")
+    found = ask("queue settings", machine(root, choice, {name: value}))
+    assert found.status == status
+    assert (given in found.found) == (status != "ok")
+    assert (f"unset {name}:" in found.advice) == (status == "problem")
 
 
 def test_mps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running: list[Any] = []
-    monkeypatch.setattr("psutil.process_iter", lambda attributes: running)
+    running: list[Daemon] = []
+    monkeypatch.setattr(mps_daemons, "running", lambda: running)
     assert ask("MPS", machine(root, CUDA)).status == "ok"
 
     place(root / "tmp/nvidia-mps/control")
@@ -197,16 +192,10 @@ def test_mps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = {"CUDA_MPS_PIPE_DIRECTORY": str(root / "pipes")}
     assert ask("MPS", machine(root, CUDA, elsewhere)).status == "ok"
 
-    class Daemon:
-        pid = 77
-
-        def __init__(self) -> None:
-            self.info = {"name": "nvidia-cuda-mps"}
-
-    running.append(Daemon())
+    running.append(Daemon("nvidia-cuda-mps-server", 77, None))
     found = ask("MPS", machine(root, CUDA, elsewhere))
     assert found.status == "warning"
-    assert str(root / "pipes") in found.found
+    assert found.found == f"running (process 77), pipes in {root}/pipes"
 
 
 def test_other_processes_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,33 +210,22 @@ def test_other_processes_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ask("other processes", machine(root, CUDA)).status == "ok"
 
 
-def test_without_the_vendors_library_nothing_is_claimed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_by(monkeypatch, Unavailable("no pynvml here"))
-
-    library = ask("vendor library", machine(root, CUDA))
-    assert (library.status, library.found) == ("warning", "no pynvml here")
-    others = ask("other processes", machine(root, CUDA))
-    assert others.status == "unknown"
-    assert "no pynvml here" in others.found
-
-
-def test_throttling_now_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_by(monkeypatch, FakeReader(sm_clock_mhz=345.0, throttle_reasons=("power_cap",)))
-
-    found = ask("clocks", machine(root, CUDA))
-
-    assert found.status == "warning"
-    assert "345.0 MHz" in found.found
-    assert "power_cap" in found.found
-
-
-def test_no_right_to_trace_costs_timelines_only(root: Path) -> None:
-    found = ask("kernel times", machine(root, CUDA))
-
-    assert found.status == "warning"
-    assert found.found == "no right to trace this GPU"
+@pytest.mark.parametrize(("reader", "name", "status", "said"), [
+    (Unavailable("no pynvml here"), "vendor library", "warning", "no pynvml here"),
+    (Unavailable("no pynvml here"), "other processes", "unknown", "no pynvml here"),
+    (FakeReader(sm_clock_mhz=345.0, throttle_reasons=("power_cap",)), "clocks", "warning",
+     "now 345.0 MHz, slowed down by power_cap"),
+    # No right to trace costs timelines only.
+    (FakeReader(), "kernel times", "warning", "no right to trace this GPU"),
+])  # fmt: skip
+def test_what_a_gpu_hides_or_is_slowed_down_by_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch, reader: FakeReader | Unavailable, name: str,
+    status: str, said: str,
+) -> None:  # fmt: skip
+    read_by(monkeypatch, reader)
+    found = ask(name, machine(root, CUDA))
+    assert found.status == status
+    assert said in found.found
 
 
 def test_a_preloaded_library_is_told(root: Path) -> None:
