@@ -6,14 +6,18 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytest_hwqueue.doctor.checks import Check
-    from pytest_hwqueue.doctor.limits import DeviceLimits
-    from pytest_hwqueue.metrics.estimate import Estimate
+from pydantic_core import to_jsonable_python
+
+from pytest_hwqueue import __version__
+from pytest_hwqueue.devices.kinds import KINDS, choose_devices, open_device
+from pytest_hwqueue.devices.lease import lease
+from pytest_hwqueue.doctor.checks import Check, CheckedMachine, run_checks
+from pytest_hwqueue.doctor.limits import DeviceLimits, measure_limits
+from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.records.cell import now
 
 SCHEMA = "pytest-hwqueue/doctor/3"
 
@@ -52,14 +56,6 @@ def diagnose(
         LeaseError: if the device's lease cannot be taken.
 
     """
-    from pytest_hwqueue import __version__
-    from pytest_hwqueue.devices.kinds import KINDS, choose_devices, open_device
-    from pytest_hwqueue.devices.lease import lease
-    from pytest_hwqueue.doctor.checks import CheckedMachine, run_checks
-    from pytest_hwqueue.doctor.limits import measure_limits
-    from pytest_hwqueue.errors import BadOption
-    from pytest_hwqueue.records.cell import now
-
     if device == "all":
         raise BadOption("--hwq-device", device, "doctor looks at one device at a time")
     choice = choose_devices(device)[0]
@@ -72,32 +68,17 @@ def diagnose(
     except RuntimeError as error:  # torch's, or our DeviceError: a finding like others
         reason = str(error)
     machine = CheckedMachine(choice, opened, reason, os.environ, folder)
-    limits = None
-    if opened is None:
+    limits, key = None, None if opened is None else opened.lease_key
+    with nullcontext() if key is None else lease(key, on_wait=progress):
+        progress("checking the machine")
         checks = run_checks(machine)
-    else:
-        key = opened.lease_key
-        with nullcontext() if key is None else lease(key, on_wait=progress):
-            progress("checking the machine")
-            checks = run_checks(machine)
+        if opened is not None:
             limits = measure_limits(opened, quick=quick, progress=progress)
-    return Diagnosis(
-        device=choice.label,
-        device_name="" if opened is None else opened.name,
-        started=started,
-        version=__version__,
-        quick=quick,
-        checks=checks,
-        limits=limits,
-    )
+    name = "" if opened is None else opened.name
+    return Diagnosis(choice.label, name, started, __version__, quick, checks, limits)
 
 
 def as_json(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as JSON text."""
-    content = {"schema": SCHEMA, **asdict(diagnosis)}
-    return json.dumps(content, indent=2, ensure_ascii=False, default=_of_estimate)
-
-
-def _of_estimate(given: Estimate) -> object:
-    """Return what is no data class."""
-    return given.model_dump(mode="json")
+    content = to_jsonable_python({"schema": SCHEMA, **vars(diagnosis)})
+    return json.dumps(content, indent=2, ensure_ascii=False)

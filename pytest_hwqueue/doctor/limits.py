@@ -7,14 +7,14 @@ floors and ceilings for reading other results.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import torch
 
-from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.attempt import describe_failure
 from pytest_hwqueue.harness.timeline_pass import probe_queue_switch
@@ -86,23 +86,21 @@ class DeviceLimits:
 def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceLimits:
     """Measure all limits of a device; the caller holds its lease."""
     blocks, rounds = (8, 3) if quick else (30, 9)
-    refused: dict[str, str] = {}
-    launching, streams = [], []
-    for name, measure in (
-        ("launch, one kernel each", launch_floor),
-        ("launch, many kernels in one", burst_floor),
-        ("launch and synchronise", round_trip_floor),
-        ("kernel in a replayed graph", graph_floor),
-    ):
+    launching = []
+    for name, (prepare, launches) in _FLOORS.items():
         progress(f"timing: {name}")
-        launching.append(_limit(name, partial(measure, device, blocks)))
+        measure = partial(_launch_floor, device, blocks, prepare, launches)
+        launching.append(Limit(name, _tried("us", measure)))
     progress("counting distinct streams")
-    for name, count in (
-        (f"opened by pytest-hwqueue, {_MOST_STREAMS} requested", distinct_streams),
-        (f"torch.cuda.Stream(), {_MOST_STREAMS} requested", distinct_torch_streams),
-    ):
-        streams.append(_count(name, partial(count, device)))
+    streams = [
+        Limit(f"{who}, {_MOST_STREAMS} requested", _tried("distinct", partial(count, device)))
+        for who, count in (
+            ("opened by pytest-hwqueue", distinct_streams),
+            ("torch.cuda.Stream()", distinct_torch_streams),
+        )
+    ]
     queues: list[QueuesAtOnce] = []
+    refused: dict[str, str] = {}
     progress("counting queues that run at once")
     try:
         queues = queues_at_once(device, rounds)
@@ -115,70 +113,100 @@ def measure_limits(device: Device, *, quick: bool, progress: SayNext) -> DeviceL
     return DeviceLimits(launching, streams, queues, dispatch, refused)
 
 
-def launch_floor(device: Device, blocks: int) -> list[float]:
-    """Return µs per small kernel, each launched separately, as workloads do."""
-    kernel = _small_kernel(device)
+Prepare = Callable[[StreamPool, Callable[[], object]], Callable[[], None]]
+
+
+def _one_each(pool: StreamPool, kernel: Callable[[], object]) -> Callable[[], None]:
+    """Launch each kernel separately, as workloads do."""
+    stream = pool.streams[0]
+
+    def block() -> None:
+        for _ in range(_LAUNCHES):
+            stream.launch(kernel)
+
+    return block
+
+
+def _many_in_one(pool: StreamPool, kernel: Callable[[], object]) -> Callable[[], None]:
+    """Let one launch enqueue many kernels: torch's own floor."""
+    stream, burst = pool.streams[0], _burst(kernel)
+    return lambda: stream.launch(burst)
+
+
+def _each_awaited(pool: StreamPool, kernel: Callable[[], object]) -> Callable[[], None]:
+    """Launch a kernel and wait for its end."""
+    stream = pool.streams[0]
+
+    def block() -> None:
+        for _ in range(_LAUNCHES):
+            stream.launch(kernel)
+            stream.synchronize()
+
+    return block
+
+
+def _replayed(pool: StreamPool, kernel: Callable[[], object]) -> Callable[[], None]:
+    """Replay a graph of several hundred kernels; DeviceError if the device has no graphs."""
+    stream, burst = pool.streams[0], _burst(kernel)
+    # What a capture cannot do for the first time (load the kernel) is done now.
+    stream.launch(burst)
+    stream.synchronize()
+    replay = pool.capture(stream.index, burst)
+
+    def block() -> None:
+        for _ in range(_REPLAYS):
+            stream.launch(replay)
+
+    return block
+
+
+# By name: what is repeated, and how many small kernels that is.
+_FLOORS: dict[str, tuple[Prepare, int]] = {
+    "launch, one kernel each": (_one_each, _LAUNCHES),
+    "launch, many kernels in one": (_many_in_one, _LAUNCHES),
+    "launch and synchronise": (_each_awaited, _LAUNCHES),
+    "kernel in a replayed graph": (_replayed, _REPLAYS * _LAUNCHES),
+}
+
+
+def _launch_floor(device: Device, blocks: int, prepare: Prepare, launches: int) -> Estimate:
+    """Return µs per small kernel, of blocks with one wait at their ends."""
+    data = torch.zeros(_ELEMENTS, device=device.torch_device)
     with device.open_streams(1) as pool:
-        stream = pool.streams[0]
-
-        def block() -> None:
-            for _ in range(_LAUNCHES):
-                stream.launch(kernel)
-
-        return _per_launch_us(block, stream, blocks, _LAUNCHES)
-
-
-def burst_floor(device: Device, blocks: int) -> list[float]:
-    """Return µs per small kernel where one launch enqueues many: torch's own floor."""
-    burst = _burst(device)
-    with device.open_streams(1) as pool:
-        stream = pool.streams[0]
-        return _per_launch_us(lambda: stream.launch(burst), stream, blocks, _LAUNCHES)
+        block = prepare(pool, lambda: data.add_(1.0))
+        times = []
+        for index in range(blocks + 1):
+            started = _clock_ns()
+            block()
+            pool.streams[0].synchronize()
+            if index:  # the first one warms up
+                times.append((_clock_ns() - started) / launches / 1000)
+    return _median(times, "us")
 
 
-def round_trip_floor(device: Device, blocks: int) -> list[float]:
-    """Return µs from the launch of one small kernel to the end of the wait for it."""
-    kernel = _small_kernel(device)
-    with device.open_streams(1) as pool:
-        stream = pool.streams[0]
+def _burst(kernel: Callable[[], object]) -> Callable[[], None]:
+    def burst() -> None:
+        for _ in range(_LAUNCHES):
+            kernel()
 
-        def block() -> None:
-            for _ in range(_LAUNCHES):
-                stream.launch(kernel)
-                stream.synchronize()
-
-        return _per_launch_us(block, stream, blocks, _LAUNCHES)
+    return burst
 
 
-def graph_floor(device: Device, blocks: int) -> list[float]:
-    """Return µs per small kernel in a graph of several hundred, replayed on one stream.
-
-    Raises:
-        DeviceError: if the device has no graphs.
-
-    """
-    burst = _burst(device)
-    with device.open_streams(1) as pool:
-        stream = pool.streams[0]
-        # What a capture cannot do for the first time (load the kernel) is done now.
-        stream.launch(burst)
-        stream.synchronize()
-        replay = pool.capture(stream.index, burst)
-
-        def block() -> None:
-            for _ in range(_REPLAYS):
-                stream.launch(replay)
-
-        return _per_launch_us(block, stream, blocks, _REPLAYS * _LAUNCHES)
+def _tried(unit: str, measure: Callable[[], Estimate]) -> Estimate:
+    """Return a figure, or why it is missing, as of a device without graphs: the others stand."""
+    try:
+        return measure()
+    except Exception as error:
+        return Estimate(unit=unit, refused=failure_reason(error))
 
 
-def distinct_streams(device: Device) -> int:
+def distinct_streams(device: Device) -> Estimate:
     """Count the distinct handles of the streams that this package opens."""
     with device.open_streams(_MOST_STREAMS) as pool:
-        return len({stream.handle for stream in pool.streams})
+        return _counted({stream.handle for stream in pool.streams})
 
 
-def distinct_torch_streams(device: Device) -> int:
+def distinct_torch_streams(device: Device) -> Estimate:
     """Count the distinct handles that torch returns for as many streams.
 
     Raises:
@@ -188,7 +216,11 @@ def distinct_torch_streams(device: Device) -> int:
     if device.capabilities.host:
         raise DeviceError("torch has no streams on the CPU")
     made = [torch.cuda.Stream(device.torch_device) for _ in range(_MOST_STREAMS)]
-    return len({stream.cuda_stream for stream in made})
+    return _counted({stream.cuda_stream for stream in made})
+
+
+def _counted(handles: Set[int]) -> Estimate:
+    return Estimate(value=float(len(handles)), n=1, unit="distinct", refused="counted, not sampled")
 
 
 def queues_at_once(device: Device, rounds: int) -> list[QueuesAtOnce]:
@@ -239,35 +271,6 @@ def failure_reason(error: Exception) -> str:
     return describe_failure(error, DeviceError).reason
 
 
-def _small_kernel(device: Device) -> Callable[[], object]:
-    data = torch.zeros(_ELEMENTS, device=device.torch_device)
-    return lambda: data.add_(1.0)
-
-
-def _burst(device: Device) -> Callable[[], None]:
-    kernel = _small_kernel(device)
-
-    def burst() -> None:
-        for _ in range(_LAUNCHES):
-            kernel()
-
-    return burst
-
-
-def _per_launch_us(
-    block: Callable[[], None], stream: Stream, blocks: int, launches: int
-) -> list[float]:
-    """Time blocks of launches, each with one wait at its end."""
-    times = []
-    for index in range(blocks + 1):
-        started = _clock_ns()
-        block()
-        stream.synchronize()
-        if index:  # the first one warms up
-            times.append((_clock_ns() - started) / launches / 1000)
-    return times
-
-
 def _held_together(
     device: Device, pool: StreamPool, count: int, kernel: Callable[[], None], events: bool
 ) -> int:
@@ -316,21 +319,6 @@ def _at_once(
         effective=_median(each, ""),
         effective_with_events=count * median(alone) / median(with_events),
     )
-
-
-def _limit(name: str, measure: Callable[[], Sequence[float]]) -> Limit:
-    try:
-        return Limit(name, _median(measure(), "us"))
-    except Exception as error:  # a device without graphs, or one that failed: the others stand
-        return Limit(name, Estimate(unit="us", refused=failure_reason(error)))
-
-
-def _count(name: str, count: Callable[[], int]) -> Limit:
-    try:
-        counted = Estimate(value=float(count()), n=1, refused="counted, not sampled")
-    except Exception as error:  # as above
-        counted = Estimate(refused=failure_reason(error))
-    return Limit(name, counted.model_copy(update={"unit": "distinct"}))
 
 
 def _median(values: Sequence[float], unit: str) -> Estimate:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -150,16 +151,14 @@ def check_devices(
     node = platform.node()
     sessions: list[_Session] = []
     accelerators = [label for _, label in devices if capabilities_of(label).visible_by]
-    try:
+    with ExitStack() as stack:
         for name, label in devices:
             own = seeded(options, name)
             if label in accelerators and len(accelerators) > 1:
                 own.append("--hwq-param=copy_engines.peer=true")
-            sessions.append(_start(name, label, folder / node / name, own))
+            session = _session(name, label, folder / node / name, own)
+            sessions.append(stack.enter_context(session))
         return [_ended(session, node) for session in sessions]
-    finally:
-        for session in sessions:
-            _end(session.process)
 
 
 def seeded(options: Sequence[str], name: str) -> list[str]:
@@ -185,16 +184,13 @@ def follow(
         RecordError: if a record cannot be written.
 
     """
-    session = _start(name, label, folder / name, options)
     seen: dict[Path, int] = {}
-    try:
+    with _session(name, label, folder / name, options) as session:
         while session.process.poll() is None and time.monotonic() < session.began_s + LIMIT_S:
             time.sleep(_LOOK_S)
             yield from _new_files(session.folder, seen)
         _ended(session, node)
         yield from _new_files(session.folder, seen)
-    finally:
-        _end(session.process)
 
 
 def _new_files(folder: Path, seen: dict[Path, int]) -> Iterator[Path]:
@@ -207,7 +203,9 @@ def _new_files(folder: Path, seen: dict[Path, int]) -> Iterator[Path]:
                 yield path
 
 
-def _start(name: str, label: str, folder: Path, options: Sequence[str]) -> _Session:
+@contextmanager
+def _session(name: str, label: str, folder: Path, options: Sequence[str]) -> Iterator[_Session]:
+    """Run a session; it ends with the ``with`` block."""
     folder.mkdir(parents=True, exist_ok=True)
     command = pytest_command(
         [*_ALWAYS, *options, f"--hwq-device={label}", f"--hwq-dir={folder.absolute()}"],
@@ -220,7 +218,16 @@ def _start(name: str, label: str, folder: Path, options: Sequence[str]) -> _Sess
             # Killed, this process can ask nobody to end; the session would measure on.
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has no threads
         )  # fmt: skip
-    return _Session(name, label, folder, time.monotonic(), process)
+    try:
+        yield _Session(name, label, folder, time.monotonic(), process)
+    finally:
+        # Of one that has ended this does nothing.
+        process.terminate()
+        try:
+            process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _ended(session: _Session, node: str) -> CheckRecord:
@@ -236,17 +243,6 @@ def _ended(session: _Session, node: str) -> CheckRecord:
     )
     print(f"hwq fleet check: {session.name}: {record.status}", file=sys.stderr)
     return record
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(_ENDING_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def checked_gpus(folder: Path) -> frozenset[tuple[str, str]]:

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.devices.kinds import capabilities_of, choose_devices
+from pytest_hwqueue.devices.kinds import choose_devices
 from pytest_hwqueue.errors import BadOption, HwqError, complaint
 from pytest_hwqueue.fleet.check import (
     AGAIN,
@@ -131,8 +131,10 @@ class Cluster:
 
         """
         simulated = [label for label in devices if label != _GPUS]
-        for label in simulated:
-            _refuse_real(label)
+        for choice in (each for label in simulated for each in choose_devices(label)):
+            if not choice.capabilities.simulated:
+                valid = f"a cluster's are {_GPUS}, or simulated ones: sim:h200"
+                raise BadOption("--device", choice.label, valid)
         if find_spec("ray") is None:
             raise HwqError(_EXTRA)
         # It would send reports on its use from the cluster that we start.
@@ -197,7 +199,21 @@ class Cluster:
 
         left = [target for target in targets if not (target.simulated and target.key in done)]
         running = {self._ask(target, options, done): target for target in left}
-        progress = _Progress(len(left))
+        began_s = time.monotonic()
+
+        def end(answers: Any, lost: str = "") -> None:
+            target = running.pop(answers)
+            place, ended = folder / target.node / target.name, len(left) - len(running)
+            if lost:
+                wall_s = time.monotonic() - target.asked_s
+                write_check(place, target.node, target.name, target.label, wall_s, lost)
+            left_s = (time.monotonic() - began_s) / ended * len(running)
+            print(
+                f"hwq fleet run: {ended}/{len(left)} {target.node}/{target.name} "
+                f"{read_check(place / CHECK_FILE).status}, about {left_s:.0f} s left",
+                file=sys.stderr,
+            )
+
         while running:
             ready, _ = ray.wait(list(running), num_returns=1, timeout=1, fetch_local=True)
             # Without it all GPUs would seem unreachable.
@@ -207,19 +223,13 @@ class Cluster:
                 try:
                     path, content = ray.get(next(answers))
                 except StopIteration:
-                    del running[answers]
-                    check = folder / target.node / target.name / CHECK_FILE
-                    progress.ended(target, read_check(check).status)
+                    end(answers)
                 except RayError as error:
-                    del running[answers]
-                    _lose(target, folder, _why(error))
-                    progress.ended(target, "unreachable")
+                    end(answers, _why(error))
                 else:
                     self._take(target, folder, path, content)
             for answers, reason in _late(running):
-                target = running.pop(answers)
-                _lose(target, folder, reason)
-                progress.ended(target, "unreachable")
+                end(answers, reason)
 
     def _ask(
         self,
@@ -299,28 +309,6 @@ def _require(head: str) -> None:
             time.sleep(1)
 
 
-class _Progress:
-    def __init__(self, number: int) -> None:
-        self._number, self._ended, self._began_s = number, 0, time.monotonic()
-
-    def ended(self, target: _Target, status: str) -> None:
-        self._ended += 1
-        gone_s = time.monotonic() - self._began_s
-        left_s = gone_s / self._ended * (self._number - self._ended)
-        print(
-            f"hwq fleet run: {self._ended}/{self._number} {target.node}/{target.name} {status}, "
-            f"about {left_s:.0f} s left",
-            file=sys.stderr,
-        )
-
-
-def _refuse_real(label: str) -> None:
-    """Raise BadOption of a device that a cluster cannot be asked for by name."""
-    (choice,) = choose_devices(label)
-    if not capabilities_of(choice.label).simulated:
-        raise BadOption("--device", label, f"a cluster's are {_GPUS}, or simulated ones: sim:h200")
-
-
 def _node_name(node: Mapping[str, Any]) -> str:
     """Return the name that `ray start --node-name` gave, or else the machine's."""
     given = str(node["NodeName"])
@@ -343,12 +331,6 @@ def _late(running: Mapping[Any, _Target]) -> Iterator[tuple[Any, str]]:
                 yield answers, f"no answer for {LIMIT_S + _SILENCE_S:g} s"
         elif not target.simulated and now_s - target.asked_s > START_S:
             yield answers, f"another job holds it: Ray gave no process on it in {START_S:g} s"
-
-
-def _lose(target: _Target, folder: Path, reason: str) -> None:
-    place = folder / target.node / target.name
-    wall_s = time.monotonic() - target.asked_s
-    write_check(place, target.node, target.name, target.label, wall_s, reason)
 
 
 def _why(error: Exception) -> str:

@@ -18,16 +18,14 @@ Bonferroni's correction divides the rate among figures and questions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 LEAST = 5
 """Fewer are not compared."""
@@ -76,8 +74,6 @@ def compare(log_times: Floats, groups: Sequence[int], alpha: float) -> Compared 
         ValueError: if there are fewer than `LEAST_REPEATS`, or a time is not finite.
 
     """
-    import numpy as np
-
     if log_times.shape[1] < LEAST_REPEATS:
         raise ValueError(f"{log_times.shape[1]} repeats: at least {LEAST_REPEATS} are needed")
     if not np.isfinite(log_times).all():
@@ -89,7 +85,7 @@ def compare(log_times: Floats, groups: Sequence[int], alpha: float) -> Compared 
     sizes = tuple(sorted(map(len, with_others)))
     least = math.log1p(LEAST_EFFECT)
     limits, slow = [], np.full(len(log_times), True)
-    for half in (log_times[:, 0::2], log_times[:, 1::2]):
+    for half in _halves(log_times):
         deviations = _deviations(half, with_others)
         spread = float(_robust_spread(deviations[np.isfinite(deviations)]))
         limit = max(location_threshold(sizes, alpha) * max(spread, _LEAST_SPREAD), least)
@@ -99,8 +95,6 @@ def compare(log_times: Floats, groups: Sequence[int], alpha: float) -> Compared 
 
 
 def _deviations(log_times: Floats, groups: Sequence[NDArray[np.intp]]) -> Floats:
-    import numpy as np
-
     medians = np.median(log_times, axis=1)
     deviations = np.full(len(medians), math.nan)
     for members in groups:
@@ -110,8 +104,6 @@ def _deviations(log_times: Floats, groups: Sequence[NDArray[np.intp]]) -> Floats
 
 def _beside_others(values: Floats) -> Floats:
     """Return each value less the median of the others; along the last axis, two or more."""
-    import numpy as np
-
     count = values.shape[-1]
     ordered = np.sort(values, axis=-1)
     rank = values.argsort(axis=-1).argsort(axis=-1)
@@ -125,8 +117,6 @@ def _beside_others(values: Floats) -> Floats:
 
 def _robust_spread(deviations: Floats) -> Floats:
     """Return the spread of the three quarters nearest to zero, along the last axis."""
-    import numpy as np
-
     kept = math.ceil(_NEAREST * deviations.shape[-1])
     nearest = np.sort(np.abs(deviations), axis=-1)[..., :kept]
     return np.asarray(np.sqrt((nearest**2).mean(axis=-1)))
@@ -141,16 +131,14 @@ def location_threshold(sizes: tuple[int, ...], alpha: float) -> float:
         alpha: how often the largest exceeds it.
 
     """
-    import numpy as np
 
-    random = np.random.default_rng(_SEED)
-    largest = []
-    for _ in range(_FLEETS // _BATCH):
+    def largest(random: np.random.Generator) -> Floats:
         deviations = np.concatenate(
             [_beside_others(random.standard_normal((_BATCH, size))) for size in sizes], axis=1
         )
-        largest.append(deviations.max(axis=1) / _robust_spread(deviations))
-    return float(np.quantile(np.concatenate(largest), 1 - alpha))
+        return np.asarray(deviations.max(axis=1) / _robust_spread(deviations))
+
+    return _healthy_quantile(largest, alpha)
 
 
 def unsteady(log_times: Floats, alpha: float) -> NDArray[np.bool_]:
@@ -161,10 +149,8 @@ def unsteady(log_times: Floats, alpha: float) -> NDArray[np.bool_]:
         alpha: how many healthy fleets may have one named.
 
     """
-    import numpy as np
-
     found = np.full(len(log_times), True)
-    for half in (log_times[:, 0::2], log_times[:, 1::2]):
+    for half in _halves(log_times):
         spreads = half.std(axis=1, ddof=1)
         usual = max(float(np.median(spreads)), _LEAST_SPREAD)
         found &= spreads > max(spread_threshold(*half.shape, alpha) * usual, LEAST_EFFECT)
@@ -174,12 +160,22 @@ def unsteady(log_times: Floats, alpha: float) -> NDArray[np.bool_]:
 @lru_cache(maxsize=64)
 def spread_threshold(gpus: int, repeats: int, alpha: float) -> float:
     """Return the 1 - alpha quantile of a healthy fleet's largest spread over the median one."""
-    import numpy as np
 
-    random = np.random.default_rng(_SEED)
-    largest = []
-    for _ in range(_FLEETS // _BATCH):
+    def largest(random: np.random.Generator) -> Floats:
         # The variance of normal repeats: chi-squared over its degrees of freedom.
         spreads = np.sqrt(random.chisquare(repeats - 1, (_BATCH, gpus)))
-        largest.append(spreads.max(axis=1) / np.median(spreads, axis=1))
-    return float(np.quantile(np.concatenate(largest), 1 - alpha))
+        return np.asarray(spreads.max(axis=1) / np.median(spreads, axis=1))
+
+    return _healthy_quantile(largest, alpha)
+
+
+def _healthy_quantile(largest: Callable[[np.random.Generator], Floats], alpha: float) -> float:
+    """Return the 1 - alpha quantile of what ``largest`` finds in simulated healthy fleets."""
+    random = np.random.default_rng(_SEED)
+    found = [largest(random) for _ in range(_FLEETS // _BATCH)]
+    return float(np.quantile(np.concatenate(found), 1 - alpha))
+
+
+def _halves(log_times: Floats) -> tuple[Floats, Floats]:
+    """Return the repeats that raise suspicion, and those that confirm it."""
+    return log_times[:, 0::2], log_times[:, 1::2]

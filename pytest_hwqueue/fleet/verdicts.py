@@ -6,7 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.fleet.outliers import (
@@ -15,16 +18,11 @@ from pytest_hwqueue.fleet.outliers import (
     LEAST_REPEATS,
     RATE,
     Compared,
+    Floats,
     compare,
     unsteady,
 )
 from pytest_hwqueue.metrics.numbers import counted
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 Verdict = Literal["ok", "slow", "unstable", "different", "faulty", "unreachable", "not judged"]
 NAMED: tuple[Verdict, ...] = ("unreachable", "faulty", "different", "unstable", "slow")
@@ -113,20 +111,20 @@ def judge_fleet(gpus: Sequence[Gpu], reference: Sequence[Gpu] = ()) -> FleetVerd
     their model. It gets no verdicts.
     """
     compared = 0
-    found: list[GpuVerdict] = []
+    found = [
+        GpuVerdict(gpu.node, gpu.device, gpu.model, "unreachable", (gpu.unreachable,))
+        for gpu in gpus
+        if gpu.unreachable
+    ]
     smallest: dict[str, dict[str, float]] = {}
     of_nodes: dict[str, dict[str, float]] = {}
-    for gpu in gpus:
-        if gpu.unreachable:
-            verdict = GpuVerdict(gpu.node, gpu.device, gpu.model, "unreachable", (gpu.unreachable,))
-            found.append(verdict)
     reached = [gpu for gpu in gpus if not gpu.unreachable]
     for model in sorted({gpu.model for gpu in reached}):
         of_model = [gpu for gpu in reached if gpu.model == model]
         usual = _most([repr(gpu.conditions) for gpu in of_model], "")
         known = [
-            gpu for gpu in reference if gpu.model == model and repr(gpu.conditions) == usual
-        ]  # fmt: skip
+            each for each in reference if (each.model, repr(each.conditions)) == (model, usual)
+        ]
         verdicts, judged = _judge_model([*of_model, *known])
         of_reference = zip(known, verdicts[len(of_model) :], strict=True)
         before = {(gpu.node, gpu.device): (gpu.day, each) for gpu, each in of_reference}
@@ -224,8 +222,6 @@ def _is_slow_again(
 
 def _log_median(gpus: Sequence[Gpu], figure: str) -> float:
     """Return the median of the GPUs' medians in a figure; not a number if none has it."""
-    import numpy as np
-
     medians = []
     for gpu in gpus:
         if figure == ALL_FIGURES:
@@ -236,8 +232,6 @@ def _log_median(gpus: Sequence[Gpu], figure: str) -> float:
 
 
 def _spread(gpu: Gpu) -> float:
-    import numpy as np
-
     return max(float(np.std(each, ddof=1)) for each in gpu.log_times.values())
 
 
@@ -301,8 +295,6 @@ def _most(values: Sequence[T], otherwise: T) -> T:
 
 
 def _judge_figures(gpus: Sequence[Gpu], figures: Sequence[str], repeats: int) -> dict[str, _Judged]:
-    import numpy as np
-
     tables = {name: np.array([gpu.log_times[name][:repeats] for gpu in gpus]) for name in figures}
     if len(tables) > 1:
         tables[ALL_FIGURES] = np.mean(list(tables.values()), axis=0)
@@ -344,8 +336,6 @@ def _without_figures(gpu: Gpu, unlike: Sequence[str], reason: str) -> GpuVerdict
 def _verdict(
     gpu: Gpu, unlike: Sequence[str], at: int, judged: Mapping[str, _Judged], beside: str
 ) -> GpuVerdict:
-    import numpy as np
-
     slow = _slow({name: each.gpu for name, each in judged.items()}, at)
     slow_node = _slow({name: each.node for name, each in judged.items()}, at)
     unsteady = [

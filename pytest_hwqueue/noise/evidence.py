@@ -11,9 +11,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -27,38 +25,21 @@ _ROUNDS = 1000
 _CPU_TIME_NS = 100_000_000
 
 
-@dataclass(frozen=True)
-class MachineReading:
-    """Running totals of the machine since its start."""
+def read_machine() -> Machine:
+    """Read pressure, interrupts and stolen time since the machine's start, as `machine_between`.
 
-    pressure_us: dict[str, int]
-    softirqs: dict[str, int]
-    interrupts: dict[str, int]
-    steal_s: float | None
-    missing: dict[str, str] = field(default_factory=dict)
-
-
-class ProcessReading(NamedTuple):
-    """Running totals of a process; None where the kernel does not report them."""
-
-    on_cpu_ns: int | None
-    waiting_ns: int | None
-    handed_over_bytes: int | None
-    disk_written_bytes: int | None
-
-
-def read_machine() -> MachineReading:
-    """Read pressure, interrupts and stolen time; ``missing`` holds the reasons for gaps."""
+    Pressures are in s; ``missing`` holds the reasons for gaps.
+    """
     missing: dict[str, str] = {}
-    pressure_us = {}
+    pressure_s = {}
     for resource in _PRESSURES:
         text = _read(Path("/proc/pressure") / resource, f"pressure.{resource}", missing)
         if text:
-            pressure_us[resource] = int(text.split("total=", 1)[1].split()[0])
+            pressure_s[resource] = int(text.split("total=", 1)[1].split()[0]) / _US_PER_S
     softirqs = _read(Path("/proc/softirqs"), "softirqs", missing)
     interrupts = _read(Path("/proc/interrupts"), "interrupts", missing)
-    return MachineReading(
-        pressure_us=pressure_us,
+    return Machine(
+        pressure_share=pressure_s,
         softirqs=counts(softirqs),
         interrupts=counts(interrupts),
         steal_s=getattr(psutil.cpu_times(), "steal", None),
@@ -66,16 +47,16 @@ def read_machine() -> MachineReading:
     )
 
 
-def machine_between(before: MachineReading, after: MachineReading, duration_s: float) -> Machine:
+def machine_between(before: Machine, after: Machine, duration_s: float) -> Machine:
     """Return what happened between two readings, ``duration_s`` apart."""
     steal_s = None
     if before.steal_s is not None and after.steal_s is not None:
         steal_s = max(0.0, after.steal_s - before.steal_s)
     return Machine(
         pressure_share={
-            resource: (after.pressure_us[resource] - us) / _US_PER_S / duration_s
-            for resource, us in before.pressure_us.items()
-            if resource in after.pressure_us
+            resource: (after.pressure_share[resource] - began_s) / duration_s
+            for resource, began_s in before.pressure_share.items()
+            if resource in after.pressure_share
         },
         softirqs=_risen(before.softirqs, after.softirqs),
         interrupts=_risen(before.interrupts, after.interrupts),
@@ -116,8 +97,8 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
-    """Read the totals of processes; leave out those that have ended."""
+def read_processes(pids: Iterable[int]) -> dict[int, Done]:
+    """Read what processes have done since they began; leave out those that have ended."""
     readings = {}
     for pid in pids:
         with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
@@ -125,25 +106,23 @@ def read_processes(pids: Iterable[int]) -> dict[int, ProcessReading]:
     return readings
 
 
-def done_between(before: Mapping[int, ProcessReading], after: Mapping[int, ProcessReading]) -> Done:
+# What one that came later had done before.
+_NOTHING = Done(on_cpu_s=0, waiting_s=0, handed_over_bytes=0, disk_written_bytes=0)
+
+
+def done_between(before: Mapping[int, Done], after: Mapping[int, Done]) -> Done:
     """Return what the later reading's processes did since the earlier reading."""
-    # One that came later did all that it has done in between.
-    nothing = ProcessReading(0, 0, 0, 0)
-    risen: list[int | None] = []
-    for total in range(len(nothing)):
-        pairs = [(before.get(pid, nothing)[total], now[total]) for pid, now in after.items()]
-        known = [last - first for first, last in pairs if first is not None and last is not None]
-        risen.append(sum(known) if known and len(known) == len(pairs) else None)
-    on_cpu_ns, waiting_ns, handed_over, written = risen
-    return Done(
-        on_cpu_s=None if on_cpu_ns is None else on_cpu_ns / _NS_PER_S,
-        waiting_s=None if waiting_ns is None else waiting_ns / _NS_PER_S,
-        handed_over_bytes=handed_over,
-        disk_written_bytes=written,
-    )
+
+    def risen(total: str) -> float | None:
+        pairs = [(getattr(before.get(p, _NOTHING), total), getattr(after[p], total)) for p in after]
+        known = [last - first for first, last in pairs if None not in (first, last)]
+        # To the nanosecond, as the kernel counts.
+        return round(sum(known), 9) if known and len(known) == len(pairs) else None
+
+    return Done.model_validate({total: risen(total) for total in Done.model_fields})
 
 
-def _read_process(pid: int) -> ProcessReading:
+def _read_process(pid: int) -> Done:
     times = [
         [int(part) for part in task.read_text(encoding="ascii").split()]
         for task in Path(f"/proc/{pid}/task").glob("*/schedstat")
@@ -154,9 +133,9 @@ def _read_process(pid: int) -> ProcessReading:
         io = psutil.Process(pid).io_counters()
     except psutil.AccessDenied:
         io = None
-    return ProcessReading(
-        on_cpu_ns=sum(each[0] for each in times) if known else None,
-        waiting_ns=sum(each[1] for each in times) if known else None,
+    return Done(
+        on_cpu_s=sum(each[0] for each in times) / _NS_PER_S if known else None,
+        waiting_s=sum(each[1] for each in times) / _NS_PER_S if known else None,
         handed_over_bytes=io and io.write_chars,
         disk_written_bytes=io and io.write_bytes,
     )

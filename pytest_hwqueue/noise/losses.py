@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from pytest_hwqueue.gate.statistics import compare_pairs
@@ -33,16 +34,14 @@ def by_run(
     runs = sorted({record.run for records in by_noise.values() for record in records})
     found: dict[Key, list[float | None]] = {}
     for noise, records in by_noise.items():
-        of_run = {record.run: record for record in records}
-        found[noise] = [_counting(of_run.get(run), figure) for run in runs]
+        of_run = {each.run: figure(each) if _counts(each) else None for each in records}
+        found[noise] = [of_run.get(run) for run in runs]
     return found
 
 
-def _counting(record: RunRecord | None, figure: RecordFigure) -> float | None:
-    """Return the figure of a successful run in which the noise was felt."""
-    if record is None or record.status != "ok" or record.noise is None:
-        return None
-    return None if record.noise.status == "not applied" else figure(record)
+def _counts(record: RunRecord) -> bool:
+    felt = record.noise is not None and record.noise.status != "not applied"
+    return felt and record.status == "ok"
 
 
 def throughput(record: RunRecord) -> float | None:
@@ -58,14 +57,14 @@ def core_speed(record: RunRecord) -> float | None:
 def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, RecordFigure]:
     """Return the highest percentile available in all runs."""
 
-    def p99(record: RunRecord) -> float | None:
-        return None if record.metrics.latency is None else record.metrics.latency.p99.value
-
-    def p50(record: RunRecord) -> float | None:
-        return None if record.metrics.latency is None else record.metrics.latency.p50.value
+    def at(percentile: str, record: RunRecord) -> float | None:
+        latency = record.metrics.latency
+        value: float | None = None if latency is None else getattr(latency, percentile).value
+        return value
 
     records = [record for each in by_noise.values() for record in each if record.status == "ok"]
-    return ("P99", p99) if all(p99(record) is not None for record in records) else ("P50", p50)
+    name = "P99" if all(at("p99", record) is not None for record in records) else "P50"
+    return name, partial(at, name.lower())
 
 
 def paired_losses(
@@ -78,23 +77,11 @@ def paired_losses(
     noisy) / quiet, for a latency (noisy - quiet) / quiet.
 
     Args:
-        figures: by noise, each round's figure (a rate or a latency, above 0); None where the
-            noise was not applied or the round failed. ``none`` must be among them.
+        figures: by noise, each round's figure (a rate or a latency, finite and above 0); None
+            where the noise was not applied or the round failed. ``none`` must be among them.
         higher_is_worse: True for latencies, False for rates.
 
-    Raises:
-        ValueError: if ``none`` is missing, the numbers of rounds differ, or a figure is not finite
-            and above 0.
-
     """
-    if NONE not in figures:
-        raise ValueError(f"there are no figures of {NONE!r} to compare with")
-    for noise, of_rounds in figures.items():
-        if len(of_rounds) != len(figures[NONE]):
-            raise ValueError(f"{noise} has {len(of_rounds)} rounds, {NONE} {len(figures[NONE])}")
-        bad = [each for each in of_rounds if each is not None and not 0 < each < math.inf]
-        if bad:
-            raise ValueError(f"a figure of {noise} is not finite and above 0: {bad[0]}")
     return {
         noise: _loss(figures[NONE], of_rounds, higher_is_worse)
         for noise, of_rounds in figures.items()
@@ -152,8 +139,7 @@ def won_back(
         if base is not None and noisy is not None and remedied is not None
     ]
     bases, noisy, remedied = ([each[side] for each in rounds] for side in range(3))
-    sides = {NONE: bases, "noise": noisy, "remedy": remedied}
-    lost = paired_losses(sides, higher_is_worse=higher_is_worse)["noise"]
+    lost = _loss(bases, noisy, higher_is_worse)
     if not rounds:
         return lost, lost
     logs = [

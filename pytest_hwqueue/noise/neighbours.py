@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -38,9 +37,9 @@ from pytest_hwqueue.processes.services import (
 from pytest_hwqueue.records.noise import Done, Machine
 from pytest_hwqueue.schedulers.preload import (
     ServiceDescription,
-    described_in,
-    find_description,
-    read_description,
+    filled,
+    read_described,
+    wait_until_ready,
 )
 
 # Programs end by their own limit; beyond it and this they are ended.
@@ -53,8 +52,6 @@ _TRIES, _TAKEN = 3, "Address already in use"
 LEAST_SIZE_BYTES = 1 << 20
 _JOBS = 4
 _IN_MEMORY = ("tmpfs", "ramfs")
-
-_PLACEHOLDER = re.compile(r"\{(seconds|cores|scratch|folder)\}")
 
 
 @dataclass(frozen=True)
@@ -271,20 +268,17 @@ def started(
 
 
 def _start(program: NeighbourProgram, order: NeighbourOrder, stack: ExitStack) -> Service:
-    log, ready = order.logs / f"{program.name}.log", program.ready
+    running = run_service(
+        program.name,
+        program.command,
+        order.logs / f"{program.name}.log",
+        Stop(program.stop),
+        service_environment(program.environment),
+        Contending(order.seconds + _GRACE_S, program.folder),
+    )
     with _starting_on(order.cores):
-        service = stack.enter_context(
-            run_service(
-                program.name, program.command, log, Stop(program.stop),
-                service_environment(program.environment),
-                Contending(order.seconds + _GRACE_S, program.folder),
-            )
-        )  # fmt: skip
-    if ready is not None:
-        service.wait_until(
-            lambda: re.search(ready, log.read_text("utf-8", "replace"), re.MULTILINE) is not None,
-            f"wrote nothing that matches {ready!r}",
-        )
+        service = stack.enter_context(running)
+    wait_until_ready(service, program.ready)
     return service
 
 
@@ -457,15 +451,10 @@ def described(name: str, folders: Sequence[Path]) -> Neighbour:
         BadInput: if there is none, or if it is wrong, naming the file and the field.
 
     """
-    file = find_description(name, folders)
-    if file is None:
-        there_are = ", ".join([*NOISES, *described_in(folders)])
-        raise BadInput(
-            f"there is no noise {name!r}; there are {there_are}, or give the path of a description"
-        )
-    read = read_description(file, NoiseDescription)
-    folder, (first, *arguments) = file.parent.resolve(), read.command
-    program = str(folder / first) if "/" in first else first
+    missing = f"there is no noise {name!r}"
+    file, read = read_described(name, folders, NoiseDescription, missing, NOISES)
+    folder = file.parent.resolve()
+    program, *arguments = read.command_from(folder)
 
     def programs(order: NeighbourOrder) -> Sequence[NeighbourProgram]:
         scratch = order.logs.resolve() / f"scratch-{uuid.uuid4().hex}"
@@ -473,15 +462,15 @@ def described(name: str, folders: Sequence[Path]) -> Neighbour:
             "seconds": str(order.seconds), "cores": str(len(order.cores)),
             "scratch": str(scratch), "folder": str(folder),
         }  # fmt: skip
-
-        def filled(text: str) -> str:
-            return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
-
-        environment = {name: filled(text) for name, text in read.environment.items()}
-        command = [program, *map(filled, arguments)]
-        stop = signal.Signals[f"SIG{read.stop}"]
         return [
-            NeighbourProgram(Path(program).name, command, scratch, environment, stop, read.ready)
+            NeighbourProgram(
+                Path(program).name,
+                [program, *(filled(each, values) for each in arguments)],
+                scratch,
+                {name: filled(text, values) for name, text in read.environment.items()},
+                read.stopped_by,
+                read.ready,
+            )
         ]
 
     # What it loads is unknown; less than this is what a sleeping program uses.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,21 +133,16 @@ def unavailable(*, isolated: bool = False) -> str | None:
     return _why_not_raised()
 
 
+@dataclass(frozen=True)
 class Remedy:
-    """A pinned process with raised priority.
+    """A pinned process with raised priority; ``record`` is as read back when it was applied."""
 
-    Attributes:
-        record: as read back when it was applied.
-
-    """
-
-    def __init__(self, pid: int, record: RemedyRecord) -> None:
-        self.record = record
-        self._pid = pid
+    pid: int
+    record: RemedyRecord
 
     def undone(self) -> str | None:
         """Return which thread is no longer as set, or None."""
-        for thread in _threads(self._pid):
+        for thread in _threads(self.pid):
             with suppress(psutil.NoSuchProcess):
                 if (reason := _differs(thread, self.record)) is not None:
                     return f"{reason}: something in the measured process has set it since"
@@ -237,23 +233,19 @@ def _raised(nice: int) -> int:
 
 def _why_not_raised() -> str | None:
     """Return why raising fails, by trying it on a short-lived thread."""
-    reasons: list[str] = []
 
-    def attempt() -> None:
+    def attempt() -> str | None:
         thread = psutil.Process(threading.get_native_id())
         nice = _raised(thread.nice())
         try:
             thread.nice(nice)
         except psutil.AccessDenied:
-            reasons.append(_refused(nice))
-            return
-        if thread.nice() != nice:
-            reasons.append(f"nice {nice} was set, and nice {thread.nice()} read back")
+            return _refused(nice)
+        back = thread.nice()
+        return None if back == nice else f"nice {nice} was set, and nice {back} read back"
 
-    trying = threading.Thread(target=attempt)
-    trying.start()
-    trying.join()
-    return reasons[0] if reasons else None
+    with ThreadPoolExecutor(1) as trying:
+        return trying.submit(attempt).result()
 
 
 def _refused(nice: int) -> str:

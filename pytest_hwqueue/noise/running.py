@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_hwqueue.noise import evidence
@@ -20,7 +21,7 @@ from pytest_hwqueue.noise.neighbours import (
 from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
 from pytest_hwqueue.processes.services import Service, ServiceFailed
 from pytest_hwqueue.records.cell import now
-from pytest_hwqueue.records.noise import NeighbourRecord, NoiseRound
+from pytest_hwqueue.records.noise import Done, NeighbourRecord, NoiseRound
 
 SETTLE_S = 1.0
 """How long neighbours run before a round begins."""
@@ -28,24 +29,22 @@ SETTLE_S = 1.0
 _NOTICED_WITHIN_S = 10.0
 
 
+@dataclass
 class _Running:
     """A neighbour that has settled, during one round."""
 
-    def __init__(
-        self,
-        neighbour: Neighbour,
-        version: str | None,
-        programs: Sequence[tuple[Service, NeighbourProgram]],
-    ) -> None:
-        self.given = (neighbour, version, programs)
-        self._neighbour, self._version, self._programs = self.given
+    neighbour: Neighbour
+    version: str | None
+    programs: Sequence[tuple[Service, NeighbourProgram]]
+
+    def __post_init__(self) -> None:
         self._pids = self._processes()
         self._places = {pid: evidence.placement(pid) for pid in self._pids}
-        self.before: dict[int, evidence.ProcessReading] = {}
+        self._before: dict[int, Done] = {}
 
     def begin(self) -> None:
         """Read its processes' totals."""
-        self.before = evidence.read_processes(self._pids)
+        self._before = evidence.read_processes(self._pids)
 
     def record(self) -> NeighbourRecord:
         """Return what it has done in the round so far."""
@@ -53,78 +52,77 @@ class _Running:
         after = evidence.read_processes(self._pids)
         after |= evidence.read_processes(set(self._processes()) - set(self._pids))
         return NeighbourRecord(
-            name=self._neighbour.name,
-            commands=[list(program.command) for _, program in self._programs],
-            version=self._version,
-            notes=list(self._neighbour.notes),
-            placement=self._places.get(self._programs[0][0].pid),
-            done=evidence.done_between(self.before, after),
+            name=self.neighbour.name,
+            commands=[list(program.command) for _, program in self.programs],
+            version=self.version,
+            notes=list(self.neighbour.notes),
+            placement=self._places.get(self.programs[0][0].pid),
+            done=evidence.done_between(self._before, after),
         )
 
     def why_not_applied(self, round_: NoiseRound, did: NeighbourRound) -> str | None:
         """Return that it ended, ran in the wrong place, or did too little; else None."""
         try:
-            for service, _ in self._programs:
+            for service, _ in self.programs:
                 # Its guardian learns of its end a moment later than the kernel's tables show it.
                 service.check(_NOTICED_WITHIN_S if evidence.has_ended(service.pid) else 0)
         except ServiceFailed as failed:
             return str(failed)
-        reason = self._neighbour.shortfall(did)
+        reason = self.neighbour.shortfall(did)
         autogroup = round_.autogroup_enabled
         kept_free = round_.remedy.kept_free if round_.remedy else ()
         for place in self._places.values():
             if round_.measured is not None and place is not None:
                 reason = evidence.misplaced(round_.measured, place, autogroup, kept_free) or reason
-        return f"{self._neighbour.name}: {reason}" if reason else None
+        return f"{self.neighbour.name}: {reason}" if reason else None
 
     def _processes(self) -> list[int]:
-        guardians = [service.guardian_pid for service, _ in self._programs]
+        guardians = [service.guardian_pid for service, _ in self.programs]
         return [pid for each in guardians for pid in evidence.processes_under(each)]
 
 
+@dataclass
 class RunningNoise:
-    """A running noise, with the ids of the ``measured`` processes; made by `running`."""
+    """A round of a running noise, with the ids of the ``measured`` processes; made by `running`.
 
-    def __init__(
-        self,
-        noise: Noise,
-        measured: Sequence[int],
-        order: NeighbourOrder,
-        neighbours: Sequence[_Running],
-        remedies: Sequence[Remedy],
-        until: float,
-    ) -> None:
-        self._noise, self._measured, self._order = noise, measured, order
-        self._neighbours, self._remedies, self._until = neighbours, remedies, until
+    Neighbours end at ``until``, in s of `time.monotonic`.
+    """
+
+    noise: Noise
+    measured: Sequence[int]
+    order: NeighbourOrder
+    neighbours: Sequence[_Running]
+    remedies: Sequence[Remedy]
+    until: float
+
+    def __post_init__(self) -> None:
         self._autogroup = evidence.autogroup_enabled()
-        self._own_place = evidence.placement(measured[0])
+        self._own_place = evidence.placement(self.measured[0])
         self._started = now()
-        for neighbour in neighbours:
+        for neighbour in self.neighbours:
             neighbour.begin()
-        self._own = evidence.read_processes(measured)
+        self._own = evidence.read_processes(self.measured)
         self._machine = evidence.read_machine()
         self._when = time.monotonic()
 
     def another_round(self) -> RunningNoise:
         """Begin another round with the same programs; this one goes on."""
-        again = [_Running(*each.given) for each in self._neighbours]
-        given = (self._noise, self._measured, self._order, again, self._remedies, self._until)
-        return RunningNoise(*given)
+        return replace(self, neighbours=[replace(each) for each in self.neighbours])
 
     def end_round(self) -> NoiseRound:
         """Return what happened since the noise settled; call it while the noise still runs."""
         end, machine_then = time.monotonic(), evidence.read_machine()
         duration_s = end - self._when
         machine = evidence.machine_between(self._machine, machine_then, duration_s)
-        own = evidence.done_between(self._own, evidence.read_processes(self._measured))
+        own = evidence.done_between(self._own, evidence.read_processes(self.measured))
         remedy = None
-        if self._remedies:
+        if self.remedies:
             # Of several processes that of the first, with the threads of all.
-            threads = sum(each.record.threads for each in self._remedies)
-            remedy = self._remedies[0].record.model_copy(update={"threads": threads})
+            threads = sum(each.record.threads for each in self.remedies)
+            remedy = self.remedies[0].record.model_copy(update={"threads": threads})
         round_ = NoiseRound(
-            noise=self._noise.name,
-            status="applied" if self._neighbours else "quiet",
+            noise=self.noise.name,
+            status="applied" if self.neighbours else "quiet",
             started=self._started,
             duration_s=duration_s,
             autogroup_enabled=self._autogroup,
@@ -132,18 +130,18 @@ class RunningNoise:
             measured_on_cpu_s=own.on_cpu_s,
             measured_run_delay_s=own.waiting_s,
             remedy=remedy,
-            neighbours=[neighbour.record() for neighbour in self._neighbours],
+            neighbours=[neighbour.record() for neighbour in self.neighbours],
             machine=machine,
         )
         reasons: list[str | None] = []
-        if self._neighbours and end > self._until:
-            outlasted = f"the round outlasted the neighbours, which had {self._order.seconds} s"
+        if self.neighbours and end > self.until:
+            outlasted = f"the round outlasted the neighbours, which had {self.order.seconds} s"
             reasons.append(outlasted)
-        cores = len(self._order.cores)
-        for neighbour, record in zip(self._neighbours, round_.neighbours, strict=True):
+        cores = len(self.order.cores)
+        for neighbour, record in zip(self.neighbours, round_.neighbours, strict=True):
             did = NeighbourRound(duration_s, cores, record.done, machine)
             reasons.append(neighbour.why_not_applied(round_, did))
-        reasons += [each.undone() for each in self._remedies]
+        reasons += [each.undone() for each in self.remedies]
         if reason := "; ".join(filter(None, reasons)):
             return round_.model_copy(update={"status": "not applied", "reason": reason})
         return round_

@@ -50,23 +50,13 @@ class GitHub:
         url: of the REST interface, such as ``https://api.github.com``.
         token: of the job, an app or a person.
         graphql_url: of the GraphQL interface; by default at ``url``'s host.
-        answer_s: how long an answer may take, whole.
-        clock: Unix time in s.
 
     Raises:
         BadOption: if a URL is not https, or the token is empty.
 
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        graphql_url: str = "",
-        *,
-        answer_s: float = _ANSWER_S,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, url: str, token: str, graphql_url: str = "") -> None:
         if not token:
             raise BadOption(
                 "GITHUB_TOKEN", "", "give the job's token: env: {GITHUB_TOKEN: ${{ github.token }}}"
@@ -75,7 +65,7 @@ class GitHub:
         # GitHub Enterprise has /api/v3 and /api/graphql.
         default = f"{self._url.removesuffix('/v3')}/graphql"
         self._graphql_url = _checked("GITHUB_GRAPHQL_URL", graphql_url or default)
-        self._token, self._answer_s, self._clock = token, answer_s, clock
+        self._token = token
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def viewer(self) -> str:
@@ -118,9 +108,9 @@ class GitHub:
                 "X-GitHub-Api-Version": "2022-11-28",
             },
         )
-        deadline = time.monotonic() + self._answer_s
+        deadline = time.monotonic() + _ANSWER_S
         try:
-            with self._opener.open(request, timeout=self._answer_s) as answer:
+            with self._opener.open(request, timeout=_ANSWER_S) as answer:
                 return _decoded(_read(answer, deadline)), answer.headers
         except HTTPError as error:
             with error:
@@ -141,9 +131,9 @@ class GitHub:
             message = ""
         status = error.code
         text = f"{what}: HTTP {status}, {shortened(message) or error.reason}"
-        wait_s = self._wait_s(error.headers, message) if status in (403, 429) else None
+        wait_s = _wait_s(error.headers, message) if status in (403, 429) else None
         if wait_s is not None:
-            until = datetime.fromtimestamp(self._clock() + wait_s, timezone.utc)
+            until = datetime.fromtimestamp(time.time() + wait_s, timezone.utc)
             return GitHubError(
                 f"{text}; the token's rate limit is used up until {until:%H:%M:%S} UTC",
                 status=status, retry_s=wait_s,
@@ -153,15 +143,16 @@ class GitHub:
         cure = _CURES.get(status, "")
         return GitHubError(f"{text}; {cure}" if cure else text, status=status, retry_s=retry_s)
 
-    def _wait_s(self, headers: Message, message: str) -> float | None:
-        """Return how long to wait, as GitHub's page on rate limits says; None if it is no limit."""
-        after, reset = headers.get("Retry-After", ""), headers.get("X-RateLimit-Reset", "")
-        used_up = headers.get("X-RateLimit-Remaining") == "0"
-        if after.isdecimal():
-            return float(after)
-        if used_up and reset.isdecimal():
-            return max(1.0, float(reset) - self._clock())
-        return _RATE_LIMIT_S if used_up or after or "rate limit" in message.lower() else None
+
+def _wait_s(headers: Message, message: str) -> float | None:
+    """Return how long to wait, as GitHub's page on rate limits says; None if it is no limit."""
+    after, reset = headers.get("Retry-After", ""), headers.get("X-RateLimit-Reset", "")
+    used_up = headers.get("X-RateLimit-Remaining") == "0"
+    if after.isdecimal():
+        return float(after)
+    if used_up and reset.isdecimal():
+        return max(1.0, float(reset) - time.time())
+    return _RATE_LIMIT_S if used_up or after or "rate limit" in message.lower() else None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -288,8 +279,8 @@ def _number(event: Mapping[str, Any]) -> int:
 
 def _run_url(environment: Mapping[str, str]) -> str:
     names = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
-    server, repository, run = (environment.get(name, "") for name in names)
-    return f"{server}/{repository}/actions/runs/{run}" if server and repository and run else ""
+    given = [environment.get(name) for name in names]
+    return "{}/{}/actions/runs/{}".format(*given) if all(given) else ""
 
 
 MOST_BYTES = 65_536

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,18 +12,17 @@ from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph
 
 if TYPE_CHECKING:
     from pytest_hwqueue.doctor import Diagnosis
-    from pytest_hwqueue.doctor.checks import Section
     from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, Limit, QueuesAtOnce
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "unknown": "cyan"}
 
 
-def machine_document(sections: Sequence[Section]) -> Document:
-    """Return names and values under their headings."""
+def machine_document(sections: Mapping[str, Mapping[str, str]]) -> Document:
+    """Return values by name under their headings."""
     parts: list[Part] = []
-    for section in sections:
-        rows = [Row({"name": name, "value": value}) for name, value in section.rows]
-        parts += [Heading(section.title), Table((Column("name", ""), Column("value", "")), rows)]
+    for title, said in sections.items():
+        rows = [Row({"name": name, "value": value}) for name, value in said.items()]
+        parts += [Heading(title), Table((Column("name", ""), Column("value", "")), rows)]
     return Document(parts)
 
 

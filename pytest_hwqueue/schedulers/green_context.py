@@ -36,19 +36,6 @@ def partition_of(groups: Mapping[str, int], name: str) -> Partition:
     return Partition(tuple(groups.values()), group)
 
 
-def name_of_stream(groups: Mapping[str, int], urgency: Sequence[int], mine: int) -> str:
-    """Return under which name a single test's stream is looked up.
-
-    Args:
-        groups: as for `partition_of`.
-        urgency: of the work of all the test's streams.
-        mine: of this stream's.
-
-    """
-    urgent = min(urgency) < mine == max(urgency)
-    return URGENT if urgent and URGENT in groups else CELL
-
-
 def name_of_group(groups: Mapping[str, int], group: int) -> str:
     """Return the name of a group, for messages."""
     names = list(groups)
@@ -77,16 +64,9 @@ class GreenContext(Scheduler):
                 f"{self.mode} would change nothing: nobody has multiprocessors of their own; name "
                 f"a tenant and how many, such as green-context:{names[0]}=32"
             )
-        unknown = [name for name in self._groups if name not in names]
-        if unknown and cell is not None:
-            return (
-                f"{self.mode}: in a single test nobody is called {', '.join(unknown)}; there are "
-                f"{URGENT} (its most urgent streams) and {CELL} (all others)"
-            )
-        if unknown:
-            return f"{self.mode}: no tenant is called {', '.join(unknown)}; there are " + ", ".join(
-                names
-            )
+        if unknown := self.unknown(names):
+            alone = f" ({URGENT}: a single test's most urgent streams; {CELL}: all others)"
+            return unknown + (alone if cell is not None else "")
         if cell is not None and URGENT in self._groups and len(set(cell.urgency)) == 1:
             return (
                 f"{self.mode}: no stream's work is more urgent than another's; {CELL}=N limits all "
@@ -111,7 +91,8 @@ class GreenContext(Scheduler):
         """Return the tenant's group, or that of a single test's stream."""
         name = tenant.name
         if tenant.urgency:
-            name = name_of_stream(self._groups, tenant.urgency, urgency)
+            urgent = min(tenant.urgency) < urgency == max(tenant.urgency)
+            name = URGENT if urgent and URGENT in self._groups else CELL
         return partition_of(self._groups, name)
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
@@ -146,7 +127,7 @@ class GreenContext(Scheduler):
         return Proof(
             self.mode,
             f"multiprocessors that kernels ran on, as many as each context has: {said}",
-            tuple(number for each in inside.values() for number in each.stream_priorities),
+            self.seen_priorities(inside),
             counts={f"multiprocessors seen by {name}": len(each) for name, each in by_name.items()},
         )
 

@@ -60,17 +60,20 @@ class InsideEvidence:
         """Return the mapped files whose name begins with ``stem``."""
         return [path for path in self.maps if path.rpartition("/")[2].startswith(stem)]
 
+    def has_mapped(self, library: Path) -> bool:
+        """Whether a library is mapped, under any link; one without a path, by its name."""
+        if library.is_absolute():
+            return os.path.realpath(library) in self.maps
+        return bool(self.mapped(str(library)))
+
 
 def gather(pool: StreamPool) -> InsideEvidence:
     """Gather this process's evidence; its streams must be open and have run work."""
     capability, multiprocessors = _accelerator()
-    try:
+    said = "which libraries this process has loaded cannot be read from /proc/self/maps"
+    remedy = "without it no mode is proven: mount /proc here"
+    with translated(NotProven, said, OSError, remedy=remedy):
         maps = loaded_files()
-    except OSError as error:
-        raise NotProven(
-            "which libraries this process has loaded cannot be read from /proc/self/maps "
-            f"({error.strerror}), and without it no mode is proven: mount /proc here"
-        ) from error
     return InsideEvidence(
         maps=maps,
         stream_priorities=pool.device_priorities(),
@@ -135,13 +138,10 @@ def loaded_files(process: str = "self") -> list[str]:
     return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))
 
 
-def is_mapped(maps: list[str], library: Path) -> bool:
-    """Whether a library is mapped, under any link."""
-    return os.path.realpath(library) in maps
-
-
 def why_not_loaded(library: Path) -> str:
     """Return why the loader cannot load a library, as far as the file shows."""
+    if not library.is_absolute():
+        return "the loader did not find it"
     try:
         with open(library, "rb") as file:
             theirs = file.read(_ELF_MACHINE_OFFSET + 2)
@@ -153,17 +153,8 @@ def why_not_loaded(library: Path) -> str:
         return f"{library} is no shared library (no ELF file)"
     # Class (32 or 64 bits), byte order, and the machine.
     if (theirs[4:6], theirs[18:20]) != (ours[4:6], ours[18:20]):
-        return (
-            f"{library} is built for another architecture ({_architecture(theirs)}) than this "
-            f"Python ({_architecture(ours)})"
-        )
+        return f"{library} is built for another architecture than this Python"
     return f"the loader left {library} out; the process's stderr says why"
-
-
-def _architecture(header: bytes) -> str:
-    machine = int.from_bytes(header[18:20], "big" if header[5] == 2 else "little")
-    names = {3: "x86", 40: "Arm", 62: "x86-64", 183: "AArch64", 243: "RISC-V", 21: "PowerPC64"}
-    return f"{names.get(machine, f'ELF machine {machine}')}, {32 * header[4]} bits"
 
 
 def _own_output() -> str | None:

@@ -23,12 +23,7 @@ from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
-from pytest_hwqueue.schedulers.syntax import (
-    Proof,
-    Scheduler,
-    SchedulerPaths,
-    TenantRequest,
-)
+from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
 
 _ANSWER_S = 10
 
@@ -59,12 +54,8 @@ class Mps(Scheduler):
                     f"and the others, and the tenants' {priorities} are on one"
                 )
             return same
-        unknown = self._shares.keys() - {tenant.name for tenant in tenants}
-        if unknown:
-            names = ", ".join(tenant.name for tenant in tenants)
-            return (
-                f"{self.mode}: no tenant is called {', '.join(sorted(unknown))}; there are {names}"
-            )
+        if unknown := self.unknown([tenant.name for tenant in tenants]):
+            return unknown
         if self._by_share and all(self._share(tenant) is None for tenant in tenants):
             return (
                 f"{self.mode} would change nothing: no tenant has a share; give one, such as "
@@ -79,22 +70,24 @@ class Mps(Scheduler):
                 f"{self.mode}: {CONTROL} is not on PATH; it comes with NVIDIA's driver (Ubuntu: "
                 "nvidia-compute-utils). In a container it must be mounted with the driver"
             )
-        return mps_daemons.serves_our_devices()
+        reason = mps_daemons.serves_our_devices()
+        return reason and f"{self.mode}: {reason}"
 
     @contextmanager
     def services(self, folder: Path) -> Iterator[None]:
         """Run a control daemon with its own pipes, logging into ``folder``."""
-        reason = mps_daemons.serves_our_devices()
-        if reason is not None:
-            raise ServiceFailed(f"{self.mode}: {reason}")
-        control = shutil.which(CONTROL)
-        if control is None:
-            raise ServiceFailed(f"{self.mode}: {CONTROL} is not on PATH")
+        control, reason = shutil.which(CONTROL), self.missing("cuda", [])
+        if control is None or reason is not None:
+            raise ServiceFailed(reason)
         folder.mkdir(parents=True, exist_ok=True)
         # Short: the path of a socket may have 107 letters only. The daemon's user alone may enter.
         with tempfile.TemporaryDirectory(prefix="hwq-mps-") as pipes:
             added = {PIPES: pipes, "CUDA_MPS_LOG_DIRECTORY": str(folder.resolve())}
-            environment = service_environment({**added, **_devices_of_daemon()}, VISIBLE)
+            # By UUID only: with indices the daemon would renumber the devices for its clients,
+            # which then count twice.
+            if mps_daemons.devices_by_uuid(os.environ) is not None:
+                added[VISIBLE] = os.environ[VISIBLE]
+            environment = service_environment(added, VISIBLE)
             stop = Stop(signal.SIGTERM, [control], "quit\n")
             log = folder / "mps-control.log"
             with run_service("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
@@ -141,10 +134,7 @@ class Mps(Scheduler):
         evidence = f"processes {sorted(pids.values())} are clients of MPS server {servers}"
         seen = {f"multiprocessors seen by {name}": each.multiprocessors
                 for name, each in inside.items() if each.multiprocessors is not None}  # fmt: skip
-        priorities = tuple(
-            priority for each in inside.values() for priority in each.stream_priorities
-        )
-        return Proof(self.mode, evidence, priorities, counts=seen)
+        return Proof(self.mode, evidence, self.seen_priorities(inside), counts=seen)
 
     def _share(self, tenant: TenantRequest) -> float | None:
         return self._shares.get(tenant.name, tenant.share) if self._by_share else None
@@ -180,12 +170,3 @@ class Mps(Scheduler):
                 f"and {said!r}"
             )
         return [int(line) for line in lines]
-
-
-def _devices_of_daemon() -> dict[str, str]:
-    """Return the devices for the daemon: the user's choice if made by UUID, else all.
-
-    With indices the daemon would renumber the devices for its clients, which then count twice.
-    """
-    by_uuid = mps_daemons.devices_by_uuid(os.environ)
-    return {} if by_uuid is None else {VISIBLE: os.environ[VISIBLE]}

@@ -36,7 +36,7 @@ class Daemon:
 def serves_us() -> str | None:
     """Return the daemon that would take processes we start as its clients, or None."""
     ours = _pipes(os.environ)
-    for daemon in _daemons():
+    for daemon in running():
         if daemon.environment is None or _pipes(daemon.environment) == ours:
             return _refusal(daemon, "native processes would become its clients")
     return None
@@ -45,7 +45,7 @@ def serves_us() -> str | None:
 def serves_our_devices() -> str | None:
     """Return the daemon that has a device that ours would serve, or None."""
     ours = devices_by_uuid(os.environ)
-    for daemon in _daemons():
+    for daemon in running():
         theirs = None if daemon.environment is None else devices_by_uuid(daemon.environment)
         if ours is None or theirs is None or ours & theirs:
             return _refusal(
@@ -62,7 +62,8 @@ def devices_by_uuid(environment: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(parts) if all(part.startswith(("GPU-", "MIG-")) for part in parts) else None
 
 
-def _daemons() -> list[Daemon]:
+def running() -> list[Daemon]:
+    """Return the daemons and servers that can be seen from here."""
     import psutil
 
     found = []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -22,7 +21,7 @@ from pytest_hwqueue.processes.services import (
     service_environment,
 )
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, is_mapped, why_not_loaded
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, why_not_loaded
 from pytest_hwqueue.schedulers.syntax import (
     PROCESSES,
     THREADS,
@@ -37,28 +36,36 @@ _ENDINGS = (".yaml", ".yml")
 Described = TypeVar("Described", bound=BaseModel)
 
 
-def find_description(name: str, folders: Sequence[Path]) -> Path | None:
-    """Return ``name`` if it is a path, or the file of that name in ``folders``, or None."""
-    if "/" in name or name.endswith(_ENDINGS):
-        return Path(name)
-    files = (folder / f"{name}{ending}" for folder in folders for ending in _ENDINGS)
-    return next((file for file in files if file.is_file()), None)
+def read_described(
+    name: str,
+    folders: Sequence[Path],
+    model: type[Described],
+    missing: str,
+    known: Iterable[str] = (),
+) -> tuple[Path, Described]:
+    """Find a description by name in ``folders``, or by its path, and read it.
 
-
-def described_in(folders: Sequence[Path]) -> list[str]:
-    """Return the names described in folders."""
-    return sorted(file.stem for folder in folders for file in folder.glob("*.y*ml"))
-
-
-def read_description(file: Path, model: type[Described]) -> Described:
-    """Read a description.
+    Args:
+        name: or path.
+        folders: where it is looked for.
+        model: of its fields.
+        missing: what is said if it is not there.
+        known: names of what needs no description.
 
     Raises:
-        BadInput: naming the file and the wrong field.
+        BadInput: if there is none, or if it is wrong, naming the file and the field.
 
     """
+    file: Path | None = Path(name)
+    if "/" not in name and not name.endswith(_ENDINGS):
+        files = (folder / f"{name}{ending}" for folder in folders for ending in _ENDINGS)
+        file = next((each for each in files if each.is_file()), None)
+    if file is None:
+        there = sorted(each.stem for folder in folders for each in folder.glob("*.y*ml"))
+        names = ", ".join([*known, *there]) or "no descriptions"
+        raise BadInput(f"{missing}; there are {names}; or give the file's path")
     with translated(BadInput, str(file), OSError, ValueError, yaml.YAMLError):
-        return model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return file, model.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def _pattern(text: str) -> str:
@@ -89,6 +96,38 @@ class ServiceDescription(_Strict):
     ready: Pattern | None = Field(
         None, description="expression that its output matches once it is ready; None: at once"
     )
+
+    def command_from(self, folder: Path) -> list[str]:
+        """Return program and arguments, the program's path from the description's folder."""
+        program, *arguments = self.command
+        return [str(folder / program) if "/" in program else program, *arguments]
+
+    @property
+    def stopped_by(self) -> signal.Signals:
+        """The signal that stops it."""
+        return signal.Signals[f"SIG{self.stop}"]
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text of a description with each ``{name}`` of ``values`` replaced."""
+    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), text)
+
+
+def wait_until_ready(service: Service, pattern: str | None) -> None:
+    """Wait until a service's output matches an expression; None: not at all.
+
+    Raises:
+        ServiceFailed: if it ends before, or takes too long.
+
+    """
+    if pattern is not None:
+        service.wait_until(
+            lambda: (
+                re.search(pattern, service.log.read_text("utf-8", "replace"), re.MULTILINE)
+                is not None
+            ),
+            f"wrote nothing that matches {pattern!r}",
+        )
 
 
 class ProofDescription(_Strict):
@@ -125,26 +164,7 @@ class Description(_Strict):
         return self
 
 
-def load(name: str, folders: Sequence[Path]) -> tuple[Path, Description]:
-    """Find a description by name in ``folders``, or by its path, and read it.
-
-    Raises:
-        BadInput: if there is none, or if it is wrong, naming the file and the field.
-
-    """
-    file = find_description(name, folders)
-    if file is None:
-        searched = ", ".join(map(str, folders)) or "none"
-        there_are = ", ".join(described_in(folders)) or "no descriptions"
-        raise BadInput(
-            f"preload:{name}: there is no {name}.yaml in the folders of --hwq-preloads "
-            f"({searched}); there are {there_are}; or give the file's path"
-        )
-    with within(f"preload:{name}"):
-        return file, read_description(file, Description)
-
-
-_PLACEHOLDER = re.compile(r"\{(name|priority|share|folder)\}")
+_OF_TENANT = re.compile(r"\{(name|priority|share)\}")
 _LOADER_COMPLAINTS = ("cannot be preloaded", "undefined symbol", "wrong ELF class")
 
 
@@ -153,19 +173,20 @@ class Preload(Scheduler):
 
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
         super().__init__(spec, paths)
-        self._file, self._description = load(spec.argument, paths.preloads)
+        searched = ", ".join(map(str, paths.preloads)) or "none"
+        missing = f"there is no {spec.argument}.yaml in the folders of --hwq-preloads ({searched})"
+        with within(self.mode):
+            self._file, self._description = read_described(
+                spec.argument, paths.preloads, Description, missing
+            )
         self._folder = self._file.parent.resolve()
         self._services: list[Service] = []
-        self._tells_tenants_apart = any(
-            match[1] != "folder"
-            for value in self._description.environment.values()
-            for match in _PLACEHOLDER.finditer(value)
-        )
 
     @property
     def placements(self) -> frozenset[str]:
         """Only processes if tenants differ in their environment; threads share one."""
-        return frozenset({PROCESSES} if self._tells_tenants_apart else {PROCESSES, THREADS})
+        apart = any(map(_OF_TENANT.search, self._description.environment.values()))
+        return frozenset({PROCESSES} if apart else {PROCESSES, THREADS})
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
         """Return the description's requirement that the tenants or the loader lack, or None.
@@ -196,11 +217,7 @@ class Preload(Scheduler):
                     log = folder / f"{self._file.stem}-{number}.log"
                     service = stack.enter_context(self._running(described, log))
                     self._services.append(service)
-                    if described.ready is not None:
-                        service.wait_until(
-                            partial(_wrote, log, described.ready),
-                            f"wrote nothing that matches {described.ready!r}",
-                        )
+                    wait_until_ready(service, described.ready)
                 yield
             finally:
                 self._services.clear()
@@ -213,10 +230,8 @@ class Preload(Scheduler):
             "share": "" if tenant.share is None else f"{tenant.share:g}",
             "folder": str(self._folder),
         }
-        variables = {
-            name: _PLACEHOLDER.sub(lambda match: values[match[1]], text)
-            for name, text in self._description.environment.items()
-        }
+        given = self._description.environment.items()
+        variables = {name: filled(text, values) for name, text in given}
         if self._description.preload:
             variables["LD_PRELOAD"] = " ".join(map(str, self._libraries()))
         if self._description.library_path:
@@ -236,9 +251,9 @@ class Preload(Scheduler):
         for name, evidence in inside.items():
             where = f"{self.mode}: tenant {name} (process {pids[name]})"
             for library in self._libraries():
-                if not _is_loaded(evidence, library):
+                if not evidence.has_mapped(library):
                     raise NotProven(
-                        f"{where} does not have {library} mapped: {_why(library)}"
+                        f"{where} does not have {library} mapped: {why_not_loaded(library)}"
                         f"{_complaints(evidence.output)}"
                     )
             if proof.maps and not any(re.search(proof.maps, path) for path in evidence.maps):
@@ -257,10 +272,8 @@ class Preload(Scheduler):
                 )
         seen = [f"{what} {pattern!r}" for what, pattern in
                 (("mapped", proof.maps), ("written", proof.output)) if pattern]  # fmt: skip
-        priorities = tuple(
-            priority for each in inside.values() for priority in each.stream_priorities
-        )
-        return Proof(self.mode, f"seen in {', '.join(inside)}: {', '.join(seen)}", priorities)
+        found = f"seen in {', '.join(inside)}: {', '.join(seen)}"
+        return Proof(self.mode, found, self.seen_priorities(inside))
 
     def _libraries(self) -> list[Path]:
         """Return the preloads: paths relative to the description, bare names for the loader."""
@@ -270,30 +283,12 @@ class Preload(Scheduler):
         ]
 
     def _running(self, described: ServiceDescription, log: Path) -> AbstractContextManager[Service]:
-        program, *arguments = described.command
-        if "/" in program:
-            program = str(self._folder / program)
-        environment = service_environment(
-            {name: text.replace("{folder}", str(self._folder))
-             for name, text in described.environment.items()}
+        command, values = described.command_from(self._folder), {"folder": str(self._folder)}
+        given = {name: filled(text, values) for name, text in described.environment.items()}
+        return run_service(
+            Path(command[0]).name, command, log, Stop(described.stopped_by),
+            service_environment(given),
         )  # fmt: skip
-        stop = Stop(signal.Signals[f"SIG{described.stop}"])
-        return run_service(Path(program).name, [program, *arguments], log, stop, environment)
-
-
-def _wrote(log: Path, pattern: str) -> bool:
-    text = log.read_text(encoding="utf-8", errors="replace")
-    return re.search(pattern, text, re.MULTILINE) is not None
-
-
-def _is_loaded(evidence: InsideEvidence, library: Path) -> bool:
-    if library.is_absolute():
-        return is_mapped(evidence.maps, library)
-    return bool(evidence.mapped(str(library)))
-
-
-def _why(library: Path) -> str:
-    return why_not_loaded(library) if library.is_absolute() else "the loader did not find it"
 
 
 def _complaints(output: str | None) -> str:

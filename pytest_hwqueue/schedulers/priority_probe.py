@@ -33,34 +33,7 @@ _MOST_LOADS = 500
 
 
 class ProbeClient:
-    """A tenant in the probe; what it answers is plain data."""
-
-    def prepare(self, elements: int) -> list[int]:
-        """Allocate a load of so many elements, or find how many last long enough if 0.
-
-        Returns:
-            the elements, and how long a load lasts in ns.
-
-        """
-        raise NotImplementedError
-
-    def small(self, requests: int) -> int:
-        """Run so many small kernels, one after the other; return their mean latency in ns."""
-        raise NotImplementedError
-
-    def fill(self, loads: int) -> None:
-        """Enqueue so many loads."""
-
-    def drain(self) -> bool:
-        """Wait for the loads; return whether any was still running."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Give the memory back."""
-
-
-class StreamClient(ProbeClient):
-    """A client on a stream of this process; any device."""
+    """A tenant in the probe, on a stream of its process; any device. Its answers are plain data."""
 
     def __init__(self, device: Device, pool: StreamPool, stream: int = 0) -> None:
         """Take the stream by its index in an open pool."""
@@ -70,7 +43,12 @@ class StreamClient(ProbeClient):
         self._tensors: tuple[torch.Tensor, ...] = ()
 
     def prepare(self, elements: int) -> list[int]:
-        """Allocate; the length is the shortest of three."""
+        """Allocate a load of so many elements, or find how many last long enough if 0.
+
+        Returns:
+            the elements, and how long a load lasts in ns: the shortest of three.
+
+        """
         if elements:
             return [elements, self._allocate(elements)]
         elements = _FEWEST_ELEMENTS
@@ -79,7 +57,7 @@ class StreamClient(ProbeClient):
         return [elements, length_ns]
 
     def small(self, requests: int) -> int:
-        """Launch and wait, as often as asked."""
+        """Run so many small kernels, one after the other; return their mean latency in ns."""
         began_ns = self._device.clock_ns()
         for _ in range(requests):
             self._stream.launch(_small, self._tensors[-1])
@@ -87,19 +65,19 @@ class StreamClient(ProbeClient):
         return round((self._device.clock_ns() - began_ns) / requests)
 
     def fill(self, loads: int) -> None:
-        """Enqueue; the host does not wait."""
+        """Enqueue so many loads; the host does not wait."""
         for _ in range(loads):
             self._stream.launch(_load, *self._tensors[:3])
         self._end = self._stream.record()
 
     def drain(self) -> bool:
-        """Wait for the stream."""
+        """Wait for the loads; return whether any was still running."""
         running = not self._end.query()
         self._stream.synchronize()
         return running
 
     def close(self) -> None:
-        """Drop the tensors; nothing runs on them."""
+        """Give the memory back; nothing runs on it."""
         self._tensors = ()
 
     def _allocate(self, elements: int) -> int:

@@ -7,12 +7,7 @@ from itertools import pairwise
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import (
-    THREADS,
-    Proof,
-    Scheduler,
-    TenantRequest,
-)
+from pytest_hwqueue.schedulers.syntax import THREADS, Proof, Scheduler, TenantRequest
 
 
 class StreamPriority(Scheduler):

@@ -164,6 +164,15 @@ class Scheduler(ABC):
             )
         return None
 
+    def unknown(self, names: Sequence[str]) -> str | None:
+        """Return which parameters are no tenant's name, or None; for use in `pointless`."""
+        unknown = [name for name in self.spec.parameters if name not in names]
+        if not unknown:
+            return None
+        return (
+            f"{self.mode}: no tenant is called {', '.join(unknown)}; there are {', '.join(names)}"
+        )
+
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """Return what this machine lacks or what blocks the mode, or None.
 
@@ -208,6 +217,10 @@ class Scheduler(ABC):
 
         """
         return None
+
+    def seen_priorities(self, inside: Mapping[str, InsideEvidence]) -> tuple[int, ...]:
+        """Return the priorities of all tenants' streams, for a `Proof`."""
+        return tuple(number for each in inside.values() for number in each.stream_priorities)
 
     def check(self) -> None:  # noqa: B027 - a mode without services has nothing to check
         """Check that the mode's services are alive; called from the tenants' start to their end.
@@ -278,17 +291,13 @@ def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
     if "|" not in text or declaration(name).argument is not None:
         return (parse_scheduler(text),)
     pairs = [part.partition("=") for part in rest.split(",")]
-    values = [[each.strip() for each in value.split("|")] for *_, value in pairs]
-    if any("" in alternatives for alternatives in values if len(alternatives) > 1):
-        raise BadInput(f"{text!r} has an empty alternative")
+    values = [[key + equals + each for each in value.split("|")] for key, equals, value in pairs]
     if math.prod(map(len, values)) > _MOST_ALTERNATIVES:
         raise BadInput(f"{text!r} stands for more than {_MOST_ALTERNATIVES} modes; split it")
     read: dict[str, SchedulerSpec] = {}
     for chosen in itertools.product(*values):
-        parts = zip(pairs, chosen, strict=True)
-        written = ",".join(f"{key}{equals}{value}" for (key, equals, _), value in parts)
         with within(repr(text)):
-            mode = parse_scheduler(f"{name}:{written}")
+            mode = parse_scheduler(f"{name}:{','.join(chosen)}")
         if str(mode) in read:
             raise BadInput(f"{text!r} stands for {mode} twice")
         read[str(mode)] = mode
@@ -372,52 +381,29 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
 
 def _checked(mode: SchedulerDeclaration, given: Mapping[str, str]) -> dict[str, str]:
     known = {each.name: each for each in mode.parameters}
-    for name in given:
-        if name not in known and mode.per_tenant is None:
-            valid = ", ".join(known) or "none"
-            raise BadInput(f"{mode.name} has no parameter {name!r}; it has {valid}")
     read = {}
     for name in [*(name for name in known if name in given), *(n for n in given if n not in known)]:
         parameter = known.get(name, mode.per_tenant)
-        assert parameter is not None
+        if parameter is None:
+            valid = ", ".join(known) or "none"
+            raise BadInput(f"{mode.name} has no parameter {name!r}; it has {valid}")
         with refused_as(f"{mode.name}: {name}", given[name]):
             read[name] = parameter.read(given[name])
     return read
 
 
-class UnopenedMode(Scheduler):
-    """Stands in for a mode whose description is missing or wrong.
-
-    Attributes:
-        reason: why it could not be opened.
-
-    """
-
-    def __init__(self, text: str, reason: str) -> None:
-        self.mode = text
-        self.reason = reason
-
-    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
-        """Return why it could not be opened."""
-        return self.reason
-
-    def proof(self, pids: Mapping[str, int], inside: Mapping[str, object]) -> Proof:
-        """Refuse: nothing runs under it."""
-        raise NotImplementedError(self.reason)
-
-
-def opened_or_not(text: str, paths: SchedulerPaths) -> Scheduler:
-    """Open a mode; return an `UnopenedMode` if that fails."""
+def opened_or_not(text: str, paths: SchedulerPaths) -> Scheduler | BadInput:
+    """Open a mode, or return why it cannot be opened."""
     try:
         return open_scheduler(text, paths)
     except BadInput as error:
-        return UnopenedMode(text, str(error))
+        return error
 
 
 def unopened(modes: Iterable[str], paths: SchedulerPaths) -> dict[str, str]:
     """Return the modes that cannot be opened, and why."""
     opened = {text: opened_or_not(text, paths) for text in modes}
-    return {text: mode.reason for text, mode in opened.items() if isinstance(mode, UnopenedMode)}
+    return {text: str(mode) for text, mode in opened.items() if isinstance(mode, BadInput)}
 
 
 # Whoever starts the process of cells gives it ``environment(CELL)`` inside ``services``.

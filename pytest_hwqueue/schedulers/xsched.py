@@ -16,14 +16,9 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed, prepended
 from pytest_hwqueue.schedulers import inside_evidence
 from pytest_hwqueue.schedulers.declaration import BATCH, THRESHOLD, SchedulerSpec, in_flight
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, is_mapped, why_not_loaded
-from pytest_hwqueue.schedulers.syntax import (
-    Proof,
-    Scheduler,
-    SchedulerPaths,
-    TenantRequest,
-)
-from pytest_hwqueue.schedulers.xsched_server import Report, Watch, XServer, serve
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, why_not_loaded
+from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.xsched_server import Report, Watch, XQueueSettings, XServer, serve
 
 # Tell a process that runs under the mode what it was started with.
 _ROOT, _PORT = "XSCHED_ROOT", "HWQ_XSERVER_PORT"
@@ -34,41 +29,22 @@ _LEAST_PRIORITY, _MOST_PRIORITY = -255, 255
 _LEVEL_2 = ([3, 5], [7, 0], [8, 6])
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """Settings of XQueues; threshold and batch in commands."""
-
-    level: int
-    threshold: int
-    batch: int
-
-    def __str__(self) -> str:
-        return f"level {self.level}, threshold {self.threshold}, batch {self.batch}"
-
-
 # What XSched does by itself.
-_DEFAULT = _Settings(1, THRESHOLD, BATCH)
+_DEFAULT = XQueueSettings(1, THRESHOLD, BATCH)
 
 
 @dataclass(frozen=True)
 class _Platform:
-    """How a platform's processes are intercepted: which shim, before which library."""
+    """How a platform's processes are intercepted: which shim, before which library, with what."""
 
     name: str
     shim: str
     real: str
-    files: tuple[str, ...]
+    more: tuple[str, ...]
 
 
-_CUDA = _Platform(
-    "CUDA", "libshimcuda.so", "libcuda.so",
-    ("bin/xserver", "lib/libshimcuda.so", "lib/libcuda.so.1", "lib/libhalcuda.so",
-     "lib/libpreempt.so"),
-)  # fmt: skip
-_HIP = _Platform(
-    "HIP", "libshimhip.so", "libamdhip64.so",
-    ("bin/xserver", "lib/libshimhip.so", "lib/libhalhip.so", "lib/libpreempt.so"),
-)  # fmt: skip
+_CUDA = _Platform("CUDA", "libshimcuda.so", "libcuda.so", ("libcuda.so.1", "libhalcuda.so"))
+_HIP = _Platform("HIP", "libshimhip.so", "libamdhip64.so", ("libhalhip.so",))
 
 
 class XSched(Scheduler):
@@ -82,7 +58,7 @@ class XSched(Scheduler):
         super().__init__(spec, paths)
         root = paths.xsched_root or os.environ.get(_ROOT)
         self._root = Path(root).resolve() if root else None
-        self._asked = _Settings(int(spec.value("level")), *in_flight(spec.parameters))
+        self._asked = XQueueSettings(int(spec.value("level")), *in_flight(spec.parameters))
         self._server: XServer | None = None
         self._tenants: dict[str, TenantRequest] = {}
         self._watch = Watch()
@@ -107,7 +83,7 @@ class XSched(Scheduler):
     def services(self, folder: Path) -> Iterator[None]:
         """Run xserver with the requested policy on a free loopback port."""
         if self._root is None:
-            raise ServiceFailed(self._no_root())
+            raise ServiceFailed(self._not_installed(_CUDA))
         self._watch = Watch()
         with serve(self._root, self.spec.value("policy"), folder) as server:
             self._server = server
@@ -139,7 +115,7 @@ class XSched(Scheduler):
         platform = _platform()
         real = self._real_library(platform)
         if real is None:
-            raise ServiceFailed(self._no_real_library(platform))
+            raise ServiceFailed(self._not_installed(platform))
         if platform is _HIP:
             variables["LD_PRELOAD"] = str(library / platform.shim)
             variables["XSCHED_HIP_LIB"] = str(real)
@@ -180,12 +156,12 @@ class XSched(Scheduler):
         return Proof(
             self.mode,
             f"shim and real driver mapped in all tenants; XQueues: {queues}{never}",
-            tuple(number for each in inside.values() for number in each.stream_priorities),
+            self.seen_priorities(inside),
             effective,
             self._watch.counts(pids),
         )
 
-    def _settings(self, name: str) -> _Settings:
+    def _settings(self, name: str) -> XQueueSettings:
         tenant = self._tenants.get(name)
         return _DEFAULT if tenant is not None and tenant.most_urgent else self._asked
 
@@ -201,11 +177,11 @@ class XSched(Scheduler):
 
     def _prove_interception(self, name: str, pid: int, evidence: InsideEvidence) -> None:
         where = f"{self.mode}: tenant {name} (process {pid})"
-        if self._root is None:
-            raise NotProven(f"{where}: {self._no_root()}")
         platform = _platform()
+        if self._root is None:
+            raise NotProven(f"{where}: {self._not_installed(platform)}")
         shim = self._root / "lib" / platform.shim
-        if not is_mapped(evidence.maps, shim):
+        if not evidence.has_mapped(shim):
             instead = ", ".join(evidence.mapped(platform.real)) or f"no {platform.real}"
             raise NotProven(
                 f"{where} has {instead} mapped and not {shim}: nothing is intercepted; "
@@ -240,9 +216,8 @@ class XSched(Scheduler):
             )
         asked = self._settings(name)
         for queue in queues:
-            seen = _Settings(queue.level, queue.threshold, queue.batch)
-            if seen != asked:
-                raise NotProven(f"{where} has an XQueue of {seen}; requested was {asked}")
+            if queue.settings != asked:
+                raise NotProven(f"{where} has an XQueue of {queue.settings}; requested was {asked}")
 
     def _effective(self, pids: Mapping[str, int]) -> bool | None:
         """Whether a less urgent tenant was held back; None if there is none, or no sample."""
@@ -256,8 +231,13 @@ class XSched(Scheduler):
 
     def _not_installed(self, platform: _Platform) -> str | None:
         if self._root is None:
-            return self._no_root()
-        missing = [file for file in platform.files if not (self._root / file).exists()]
+            return (
+                f"{self.mode}: say where XSched is installed, by --hwq-xsched-root or {_ROOT} (the "
+                "folder of bin/xserver and lib/ that its README's build makes)"
+            )
+        libraries = (f"lib/{name}" for name in (platform.shim, *platform.more, "libpreempt.so"))
+        files = ("bin/xserver", *libraries)
+        missing = [file for file in files if not (self._root / file).exists()]
         if missing:
             return (
                 f"{self.mode}: {self._root} has no {', '.join(missing)}; build and install XSched "
@@ -271,7 +251,10 @@ class XSched(Scheduler):
                 "and ignores xserver; unset it and give the policy as xsched:policy=HPF"
             )
         if self._real_library(platform) is None:
-            return self._no_real_library(platform)
+            return (
+                f"{self.mode}: the real {platform.real} was not found; is the driver installed? If "
+                "it is, add its folder to LD_LIBRARY_PATH"
+            )
         return None
 
     def _real_library(self, platform: _Platform) -> Path | None:
@@ -279,18 +262,6 @@ class XSched(Scheduler):
         if platform is _HIP:
             return inside_evidence.hip_runtime()
         return inside_evidence.cuda_driver(self._root / "lib")
-
-    def _no_real_library(self, platform: _Platform) -> str:
-        return (
-            f"{self.mode}: the real {platform.real} was not found; is the driver installed? If it "
-            "is, add its folder to LD_LIBRARY_PATH"
-        )
-
-    def _no_root(self) -> str:
-        return (
-            f"{self.mode}: say where XSched is installed, by --hwq-xsched-root or {_ROOT} (the "
-            "folder of bin/xserver and lib/ that its README's build makes)"
-        )
 
 
 def _platform() -> _Platform:

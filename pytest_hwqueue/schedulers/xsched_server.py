@@ -11,7 +11,7 @@ import ctypes
 import http.client
 import json
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,14 +34,20 @@ _IPC_RMID = 0
 _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 5.0
 _DYING_S = 2.0
+_SETTINGS = ("level", "threshold", "batch_size")
 
 
 @dataclass(frozen=True)
-class MessageQueue:
-    """A System V message queue."""
+class XQueueSettings:
+    """How a stream is scheduled; threshold and batch in commands."""
 
-    key: int
-    identifier: int
+    level: int
+    threshold: int
+    batch: int
+
+    def __str__(self) -> str:
+        """Return all three, in words."""
+        return f"level {self.level}, threshold {self.threshold}, batch {self.batch}"
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,7 @@ class XQueue:
 
     pid: int
     handle: int
-    level: int
-    threshold: int
-    batch: int
+    settings: XQueueSettings
     ready: bool
     suspended: bool
 
@@ -153,7 +157,7 @@ def refuse_other(table: str, servers: Sequence[int]) -> None:
         ServiceFailed: saying which, and how to remove it.
 
     """
-    if not any(queue.key == _SERVER_KEY for queue in parse_queues(table)):
+    if _SERVER_KEY not in parse_queues(table):
         return
     if servers:
         raise ServiceFailed(
@@ -166,10 +170,13 @@ def refuse_other(table: str, servers: Sequence[int]) -> None:
     )
 
 
-def parse_queues(table: str) -> list[MessageQueue]:
-    """Parse /proc/sysvipc/msg: a heading, then lines that begin with key and identifier."""
+def parse_queues(table: str) -> dict[int, int]:
+    """Return the identifiers of System V message queues by key, of /proc/sysvipc/msg.
+
+    It has a heading, then lines that begin with key and identifier.
+    """
     rows = (line.split() for line in table.splitlines()[1:])
-    return [MessageQueue(int(row[0]), int(row[1])) for row in rows if row]
+    return {int(row[0]): int(row[1]) for row in rows if row}
 
 
 def parse_report(text: str) -> Report:
@@ -185,11 +192,9 @@ def parse_report(text: str) -> Report:
             frozenset(int(each["pid"]) for each in answer["processes"]),
             tuple(
                 XQueue(
-                    pid=int(each["pid"]),
-                    handle=int(each["handle"]),
-                    level=int(each["level"]),
-                    threshold=int(each["threshold"]),
-                    batch=int(each["batch_size"]),
+                    int(each["pid"]),
+                    int(each["handle"]),
+                    XQueueSettings(*(int(each[name]) for name in _SETTINGS)),
                     ready=bool(each["ready"]),
                     suspended=bool(each["suspended"]),
                 )
@@ -205,9 +210,7 @@ def parse_report(text: str) -> Report:
 def _answers(server: XServer) -> bool:
     try:
         server.policy()
-    except ServiceFailed:
-        raise
-    except NotProven:
+    except NotProven:  # One that has ended, too: whoever waits looks for that.
         return False
     return True
 
@@ -217,10 +220,9 @@ def _remove_left_behind(clients: set[int]) -> None:
     if _living_servers():
         return
     library = ctypes.CDLL(None)
-    for queue in parse_queues(_table()):
-        dead_client = queue.key in clients and not Path(f"/proc/{queue.key}").exists()
-        if queue.key == _SERVER_KEY or dead_client:
-            library.msgctl(queue.identifier, _IPC_RMID, None)
+    for key, identifier in parse_queues(_table()).items():
+        if key == _SERVER_KEY or (key in clients and not Path(f"/proc/{key}").exists()):
+            library.msgctl(identifier, _IPC_RMID, None)
 
 
 def _table() -> str:
@@ -250,8 +252,11 @@ class Watch:
     def __init__(self) -> None:
         self.samples = 0
         self.held: Counter[tuple[str, str]] = Counter()
+        # By process and handle: the last seen, and how often it was ready and suspended, or not.
         self._queues: dict[tuple[int, int], XQueue] = {}
-        self._states: dict[tuple[int, int], Counter[tuple[bool, bool]]] = {}
+        self._states: defaultdict[tuple[int, int], Counter[tuple[bool, bool]]] = defaultdict(
+            Counter
+        )
 
     def remember(self, report: Report) -> None:
         """Keep a report's XQueues: those of a process that ends are gone from the next."""
@@ -265,8 +270,7 @@ class Watch:
         names = {pid: name for name, pid in pids.items()}
         ready, held = set(), set()
         for queue in report.queues:
-            states = self._states.setdefault((queue.pid, queue.handle), Counter())
-            states[queue.ready, queue.suspended] += 1
+            self._states[queue.pid, queue.handle][queue.ready, queue.suspended] += 1
             if queue.ready and queue.pid in names:
                 ready.add(names[queue.pid])
                 if queue.suspended:
@@ -290,7 +294,7 @@ class Watch:
         for name, pid in pids.items():
             never = 0
             for number, queue in enumerate(self.queues(pid)):
-                states = self._states.get((pid, queue.handle), Counter())
+                states = self._states[pid, queue.handle]
                 if not any(ready for ready, _ in states):
                     never += 1
                     continue

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import DeviceError, NotProven
+from pytest_hwqueue.errors import BadInput, DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
 from pytest_hwqueue.harness.open_loop import invalid_reason
 from pytest_hwqueue.noise.names import NONE
@@ -20,7 +20,7 @@ from pytest_hwqueue.records.tenants import (
     TenantResult,
     write_colocation,
 )
-from pytest_hwqueue.schedulers.syntax import Scheduler, UnopenedMode, parse_scheduler
+from pytest_hwqueue.schedulers.syntax import Scheduler, parse_scheduler
 from pytest_hwqueue.tenancy.looks import Look, Looks
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
@@ -33,7 +33,7 @@ _NOT_ASKED = Provenance()
 
 def colocate(
     plan: Colocation,
-    scheduler: Scheduler,
+    scheduler: Scheduler | BadInput,
     progress: Progress,
     folder: Path,
     *,
@@ -50,7 +50,7 @@ def colocate(
 
     Args:
         plan: who runs, and how; on a simulated device, in virtual time in this process.
-        scheduler: the mode of ``plan.scheduler``, open.
+        scheduler: the mode of ``plan.scheduler``, open, or why it cannot be opened.
         progress: receives the stage, how much of it is done, and its total.
         folder: receives the record, and a folder with the output of tenants and services.
         limits: how long tenants may take before they count as hanging.
@@ -88,6 +88,8 @@ def colocate(
         return True
 
     def measure() -> None:
+        if isinstance(scheduler, BadInput):
+            raise RunEnded("failed", str(scheduler))
         _refuse(plan, scheduler)
         if traced:
             _refuse_to_trace(plan)
@@ -153,9 +155,7 @@ def _take_turns(plan: Colocation) -> bool | None:
 
 
 def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
-    """Raise RunEnded if the mode cannot be opened, or cannot be used for these tenants here."""
-    if isinstance(scheduler, UnopenedMode):
-        raise RunEnded("failed", scheduler.reason)
+    """Raise RunEnded if the mode cannot be used for these tenants here."""
     reason = scheduler.unavailable(plan.device.partition(":")[0], plan.requests())
     if reason is None and plan.placement not in scheduler.placements:
         can = " or ".join(sorted(scheduler.placements))

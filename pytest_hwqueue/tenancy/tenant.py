@@ -209,7 +209,7 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
     from pytest_hwqueue.devices.kinds import open_device
     from pytest_hwqueue.harness.open_loop import StoppedServing, lateness
     from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
-    from pytest_hwqueue.schedulers.priority_probe import StreamClient
+    from pytest_hwqueue.schedulers.priority_probe import ProbeClient
     from pytest_hwqueue.tenancy.calls import Ready
     from pytest_hwqueue.tenancy.cells import delivered
     from pytest_hwqueue.tenancy.looks import ShownTimes
@@ -242,7 +242,7 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
             # For the thread's life; the pool has done so for this one.
             torch.inference_mode(not gradients).__enter__()
 
-        link.wait_for_warm_up(StreamClient(device, pool))
+        link.wait_for_warm_up(ProbeClient(device, pool))
         link.enter("warm-up")
         times_ns = warm_up(plan, device, requests, begin_thread)
         link.enter("check")

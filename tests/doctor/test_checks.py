@@ -14,8 +14,10 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.kinds import CPU, KINDS, DeviceChoice, open_device
 from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
 from pytest_hwqueue.doctor import checks
-from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, run_checks
+from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, ask, run_checks
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.schedulers import mps_daemons
+from pytest_hwqueue.schedulers.mps_daemons import Daemon
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
 HIP = DeviceChoice("hip", "hip", 0)
@@ -119,10 +121,10 @@ def test_an_accelerator_is_asked_more(root: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_check_that_fails_is_unknown_and_costs_no_other(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: CheckedMachine) -> Check:
+    def broken() -> object:
         raise OSError("no such luck")
 
-    monkeypatch.setattr(checks, "check_load", broken)
+    monkeypatch.setattr("os.getloadavg", broken)
 
     found = {check.name: check for check in run_checks(machine(root))}
 
@@ -130,25 +132,22 @@ def test_a_check_that_fails_is_unknown_and_costs_no_other(
     assert found["disk"].status == "ok"
 
 
-def test_a_cpu_build_of_torch_beside_a_gpu_is_a_problem(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "device_file", "status", "vendor"),
+    [("torch", "dev/nvidia0", "problem", "NVIDIA"), ("device", "dev/kfd", "warning", "AMD")],
+)
+def test_the_cpu_beside_a_gpu_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, device_file: str, status: str,
+    vendor: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert checks.check_torch(machine(root)).status == "ok"
-    place(root / "dev/nvidia0")
-    found = checks.check_torch(machine(root))
-    assert found.status == "problem"
-    assert "NVIDIA" in found.found
-    assert "install" in found.advice
-
-
-def test_falling_back_to_the_cpu_beside_a_gpu_is_told(root: Path) -> None:
-    assert checks.check_device(machine(root)).status == "ok"
-    place(root / "dev/kfd")
-    found = checks.check_device(machine(root))
-    assert found.status == "warning"
-    assert "AMD" in found.found
+    assert ask(name, machine(root)).status == "ok"
+    place(root / device_file)
+    found = ask(name, machine(root))
+    assert found.status == status
+    assert f"though the {vendor} driver is loaded" in found.found
+    assert found.advice
 
 
 def test_a_device_that_cannot_be_opened_is_a_problem_and_the_rest_is_unknown(root: Path) -> None:
@@ -159,101 +158,79 @@ def test_a_device_that_cannot_be_opened_is_a_problem_and_the_rest_is_unknown(roo
     assert found["device"].status == "problem"
     assert "no CUDA-capable device is detected" in found["device"].found
     for name in ("vendor library", "driver", "clocks", "other processes", "kernel times"):
-        assert found[name].status == "unknown", found[name]
-        assert found[name].found
+        assert found[name] == Check(name, "unknown", "the device cannot be opened")
 
 
-@pytest.mark.parametrize(("choice", "name"), [
-    (CUDA, "CUDA_LAUNCH_BLOCKING"), (HIP, "HIP_LAUNCH_BLOCKING"), (HIP, "AMD_SERIALIZE_KERNEL"),
+@pytest.mark.parametrize(("choice", "given", "status"), [
+    *((choice, f"{name}={value}", status)
+      for choice, name in ((CUDA, "CUDA_LAUNCH_BLOCKING"), (HIP, "HIP_LAUNCH_BLOCKING"),
+                           (HIP, "AMD_SERIALIZE_KERNEL"))
+      for value, status in (("1", "problem"), ("0", "warning"))),
+    (CUDA, "CUDA_DEVICE_MAX_CONNECTIONS=4", "warning"),
+    (HIP, "GPU_MAX_HW_QUEUES=4", "warning"),
+    (CUDA, "GPU_MAX_HW_QUEUES=4", "ok"),
+    (CUDA, "PATH=4", "ok"),
 ])  # fmt: skip
-def test_launches_that_block_are_a_problem(root: Path, choice: DeviceChoice, name: str) -> None:
-    found = checks.check_queue_settings(machine(root, choice, {name: "1"}))
-    assert found.status == "problem"
-    assert f"{name}=1" in found.found
-    assert f"unset {name}" in found.advice
-
-    assert checks.check_queue_settings(machine(root, choice, {name: "0"})).status == "warning"
-
-
-@pytest.mark.parametrize(("choice", "name", "status"), [
-    (CUDA, "CUDA_DEVICE_MAX_CONNECTIONS", "warning"),
-    (HIP, "GPU_MAX_HW_QUEUES", "warning"),
-    (CUDA, "GPU_MAX_HW_QUEUES", "ok"),
-    (CUDA, "PATH", "ok"),
-])  # fmt: skip
-def test_queue_settings_of_the_runtime_in_use_are_told(
-    root: Path, choice: DeviceChoice, name: str, status: str
+def test_launches_that_block_are_a_problem_and_other_queue_settings_are_told(
+    root: Path, choice: DeviceChoice, given: str, status: str
 ) -> None:
-    assert checks.check_queue_settings(machine(root, choice, {name: "4"})).status == status
+    name, _, value = given.partition("=")
+    found = ask("queue settings", machine(root, choice, {name: value}))
+    assert found.status == status
+    assert (given in found.found) == (status != "ok")
+    assert (f"unset {name}:" in found.advice) == (status == "problem")
 
 
 def test_mps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running: list[Any] = []
-    monkeypatch.setattr("psutil.process_iter", lambda attributes: running)
-    assert checks.check_mps(machine(root, CUDA)).status == "ok"
+    running: list[Daemon] = []
+    monkeypatch.setattr(mps_daemons, "running", lambda: running)
+    assert ask("MPS", machine(root, CUDA)).status == "ok"
 
     place(root / "tmp/nvidia-mps/control")
-    assert checks.check_mps(machine(root, CUDA)).status == "unknown"
+    assert ask("MPS", machine(root, CUDA)).status == "unknown"
 
     elsewhere = {"CUDA_MPS_PIPE_DIRECTORY": str(root / "pipes")}
-    assert checks.check_mps(machine(root, CUDA, elsewhere)).status == "ok"
+    assert ask("MPS", machine(root, CUDA, elsewhere)).status == "ok"
 
-    class Daemon:
-        pid = 77
-
-        def __init__(self) -> None:
-            self.info = {"name": "nvidia-cuda-mps"}
-
-    running.append(Daemon())
-    found = checks.check_mps(machine(root, CUDA, elsewhere))
+    running.append(Daemon("nvidia-cuda-mps-server", 77, None))
+    found = ask("MPS", machine(root, CUDA, elsewhere))
     assert found.status == "warning"
-    assert str(root / "pipes") in found.found
+    assert found.found == f"running (process 77), pipes in {root}/pipes"
 
 
 def test_other_processes_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = FakeReader(other_processes=(OtherProcess(4711, "trainer", None),))
     read_by(monkeypatch, reader)
-    found = checks.check_other_processes(machine(root, CUDA))
+    found = ask("other processes", machine(root, CUDA))
     assert found.status == "warning"
     assert found.found == "trainer (process 4711)"
     assert reader.closed
 
     read_by(monkeypatch, FakeReader())
-    assert checks.check_other_processes(machine(root, CUDA)).status == "ok"
+    assert ask("other processes", machine(root, CUDA)).status == "ok"
 
 
-def test_without_the_vendors_library_nothing_is_claimed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_by(monkeypatch, Unavailable("no pynvml here"))
-
-    library = checks.check_vendor_library(machine(root, CUDA))
-    assert (library.status, library.found) == ("warning", "no pynvml here")
-    others = checks.check_other_processes(machine(root, CUDA))
-    assert others.status == "unknown"
-    assert "no pynvml here" in others.found
-
-
-def test_throttling_now_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_by(monkeypatch, FakeReader(sm_clock_mhz=345.0, throttle_reasons=("power_cap",)))
-
-    found = checks.check_clocks(machine(root, CUDA))
-
-    assert found.status == "warning"
-    assert "345.0 MHz" in found.found
-    assert "power_cap" in found.found
-
-
-def test_no_right_to_trace_costs_timelines_only(root: Path) -> None:
-    found = checks.check_kernel_times(machine(root, CUDA))
-
-    assert found.status == "warning"
-    assert found.found == "no right to trace this GPU"
+@pytest.mark.parametrize(("reader", "name", "status", "said"), [
+    (Unavailable("no pynvml here"), "vendor library", "warning", "no pynvml here"),
+    (Unavailable("no pynvml here"), "other processes", "unknown", "no pynvml here"),
+    (FakeReader(sm_clock_mhz=345.0, throttle_reasons=("power_cap",)), "clocks", "warning",
+     "now 345.0 MHz, slowed down by power_cap"),
+    # No right to trace costs timelines only.
+    (FakeReader(), "kernel times", "warning", "no right to trace this GPU"),
+])  # fmt: skip
+def test_what_a_gpu_hides_or_is_slowed_down_by_is_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch, reader: FakeReader | Unavailable, name: str,
+    status: str, said: str,
+) -> None:  # fmt: skip
+    read_by(monkeypatch, reader)
+    found = ask(name, machine(root, CUDA))
+    assert found.status == status
+    assert said in found.found
 
 
 def test_a_preloaded_library_is_told(root: Path) -> None:
-    assert checks.check_preload(machine(root)).status == "ok"
-    found = checks.check_preload(machine(root, environment={"LD_PRELOAD": "/lib/shim.so"}))
+    assert ask("preloaded libraries", machine(root)).status == "ok"
+    found = ask("preloaded libraries", machine(root, environment={"LD_PRELOAD": "/lib/shim.so"}))
     assert found.status == "warning"
     assert "/lib/shim.so" in found.found
 
@@ -267,7 +244,7 @@ def test_governor(root: Path, governors: list[str], status: str) -> None:
         folder = root / f"sys/devices/system/cpu/cpu{core}/cpufreq"
         place(folder / "scaling_governor", f"{governor}\n")
 
-    found = checks.check_governor(machine(root))
+    found = ask("CPU frequency", machine(root))
 
     assert found.status == status
     assert all(governor in found.found for governor in governors)
@@ -282,7 +259,7 @@ def test_a_cpu_quota_below_the_cores_is_told(
     monkeypatch.setattr(checks, "_usable_cores", lambda: 4)
     place(root / "sys/fs/cgroup/cpu.max", quota)
 
-    found = checks.check_cores(machine(root))
+    found = ask("cores", machine(root))
 
     assert found.status == status
     assert ("1.5 cores" in found.found) == (status == "warning")
@@ -297,12 +274,12 @@ def test_load(
     monkeypatch.setattr(checks, "_usable_cores", lambda: 4)
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
 
-    assert checks.check_load(machine(root, choice)).status == status
+    assert ask("load", machine(root, choice)).status == status
 
 
 def test_a_folder_that_cannot_hold_records_is_a_problem(root: Path) -> None:
     place(root / "file")
-    found = checks.check_disk(machine(root, folder=root / "file" / "records"))
+    found = ask("disk", machine(root, folder=root / "file" / "records"))
     assert found.status == "problem"
     assert str(root / "file") in found.found
 
@@ -311,6 +288,6 @@ def test_a_full_disk_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     class Usage:
         free = 2**20
 
-    assert checks.check_disk(machine(root)).status == "ok"
+    assert ask("disk", machine(root)).status == "ok"
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
-    assert checks.check_disk(machine(root)).status == "warning"
+    assert ask("disk", machine(root)).status == "warning"

@@ -102,7 +102,7 @@ def test_what_fails_keeps_its_reason_and_costs_no_other(
     def quick_rows(*_: Any) -> list[QueuesAtOnce]:
         raise RuntimeError("a runtime's own words")
 
-    monkeypatch.setattr(limits, "round_trip_floor", broken)
+    monkeypatch.setitem(limits._FLOORS, "launch and synchronise", (broken, 1))
     monkeypatch.setattr(limits, "queues_at_once", quick_rows)
     monkeypatch.setattr(limits, "probe_queue_switch", broken)
 

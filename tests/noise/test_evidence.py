@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.noise import evidence
 from pytest_hwqueue.noise.evidence import (
-    MachineReading,
-    ProcessReading,
     core_speed,
     counts,
     done_between,
@@ -27,7 +25,7 @@ from pytest_hwqueue.noise.evidence import (
     read_machine,
     read_processes,
 )
-from pytest_hwqueue.records.noise import Placement
+from pytest_hwqueue.records.noise import Done, Machine, Placement
 
 _INTERRUPTS = """\
            CPU0       CPU1
@@ -55,13 +53,18 @@ def test_interrupts_are_summed_over_cores_and_devices(rows: dict[str, list[int]]
 def test_what_this_machine_did_in_between() -> None:
     before = read_machine()
     machine = machine_between(before, read_machine(), 1.0)
-    assert set(machine.pressure_share) == set(before.pressure_us)
+    assert set(machine.pressure_share) == set(before.pressure_share)
     assert all(count > 0 for count in (*machine.softirqs.values(), *machine.interrupts.values()))
     # What is missing is missing, not 0.
     for name in ("cpu", "io", "memory"):
         assert (name in machine.pressure_share) != (f"pressure.{name}" in machine.missing)
-    before = MachineReading({"cpu": 1_000_000}, {"NET_RX": 5, "BLOCK": 1}, {"LOC": 7}, 1.0)
-    after = MachineReading({"cpu": 2_000_000}, {"NET_RX": 9, "BLOCK": 1}, {"LOC": 9}, 1.25)
+    before, after = (
+        Machine(pressure_share=cpu, softirqs=softirqs, interrupts=interrupts, steal_s=steal_s)
+        for cpu, softirqs, interrupts, steal_s in (
+            ({"cpu": 1}, {"NET_RX": 5, "BLOCK": 1}, {"LOC": 7}, 1.0),
+            ({"cpu": 2}, {"NET_RX": 9, "BLOCK": 1}, {"LOC": 9}, 1.25),
+        )
+    )
     machine = machine_between(before, after, 4.0)
     assert (machine.pressure_share, machine.softirqs) == ({"cpu": 0.25}, {"NET_RX": 4})
     assert (machine.interrupts, machine.steal_s) == ({"LOC": 2}, 0.25)
@@ -101,22 +104,22 @@ def test_a_process_that_computes_and_writes_is_read_until_it_has_ended() -> None
 
 
 COUNTS = st.integers(0, 2**40)
-READING = st.builds(ProcessReading, COUNTS, COUNTS, COUNTS, COUNTS)
+READING = st.builds(
+    Done, on_cpu_s=COUNTS, waiting_s=COUNTS, handed_over_bytes=COUNTS, disk_written_bytes=COUNTS
+)
 
 
 @given(st.dictionaries(st.integers(1, 9), READING, min_size=1), READING, READING)
-def test_only_what_came_in_between_counts(
-    before: dict[int, ProcessReading], more: ProcessReading, new: ProcessReading
-) -> None:
+def test_only_what_came_in_between_counts(before: dict[int, Done], more: Done, new: Done) -> None:
+    def added(one: Done, two: Done) -> Done:
+        return Done(**{name: value + getattr(two, name) for name, value in one})
+
     pid = min(before)
-    now = ProcessReading(*(one + two for one, two in zip(before[pid], more, strict=True)))  # type: ignore[operator]
+    now = added(before[pid], more)
     # The others have ended, and one has come.
-    done = done_between(before, {pid: now, 10: new})
-    expected = [one + two for one, two in zip(more, new, strict=True)]  # type: ignore[operator]
-    assert [done.handed_over_bytes, done.disk_written_bytes] == expected[2:]
-    assert [done.on_cpu_s, done.waiting_s] == pytest.approx([ns / 1e9 for ns in expected[:2]])
+    assert done_between(before, {pid: now, 10: new}) == added(more, new)
     # What one process hides is unknown of all.
-    hidden = now._replace(handed_over_bytes=None, disk_written_bytes=None)
+    hidden = now.model_copy(update={"handed_over_bytes": None, "disk_written_bytes": None})
     done = done_between({1: now, 2: hidden}, {1: now, 2: hidden})
     assert (done.on_cpu_s, done.waiting_s) == (0.0, 0.0)
     assert (done.handed_over_bytes, done.disk_written_bytes) == (None, None)

@@ -110,21 +110,6 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert won_held > 0.95 * tries - slack
 
 
-def test_what_cannot_be_paired_is_refused() -> None:
-    nan, infinite = math.nan, math.inf
-    refusals: list[tuple[dict[str, Figures], str]] = [
-        ({"cpu": [1.0]}, "no figures of 'none'"),
-        ({"none": [1.0], "cpu": [1.0, 2.0]}, "cpu has 2 rounds, none 1"),
-        ({"none": [1.0], "cpu": [0.0]}, "cpu is not finite and above 0: 0.0"),
-        ({"none": [nan], "cpu": [1.0]}, "none is not finite and above 0: nan"),
-    ]
-    for figures, message in refusals:
-        with pytest.raises(ValueError, match=message):
-            paired_losses(figures, higher_is_worse=False)
-    with pytest.raises(ValueError, match="remedy is not finite and above 0"):
-        won_back([1.0], [1.0], [infinite], higher_is_worse=False)
-
-
 LEFT = (0.90 * 0.91 * 0.92) ** (1 / 3)
 APART = "quiet runs alone differ by 150 %"
 

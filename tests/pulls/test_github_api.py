@@ -46,8 +46,10 @@ def test_a_wrong_token_is_named(fake_github: FakeGitHub) -> None:
         GitHub(fake_github.url, "other").viewer()
 
 
-def test_an_exhausted_rate_limit_names_the_time(fake_github: FakeGitHub) -> None:
-    github = GitHub(fake_github.url, TOKEN, clock=lambda: 1_700_000_000)
+def test_an_exhausted_rate_limit_names_the_time(
+    github: GitHub, fake_github: FakeGitHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000)
     headers = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1700000100"}
     fake_github.refusals = [(403, headers, {"message": "API rate limit exceeded"})]
     with pytest.raises(GitHubError, match="is used up until 22:15:00 UTC") as caught:
@@ -118,8 +120,9 @@ def test_an_answer_that_drips_meets_the_deadline(
     silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(comment, "_ANSWER_S", 0.3)
     with pytest.raises(GitHubError, match="the answer took too long") as caught:
-        GitHub(silent, TOKEN, answer_s=0.3).viewer()
+        GitHub(silent, TOKEN).viewer()
     assert caught.value.retry_s is not None
 
 

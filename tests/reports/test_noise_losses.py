@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_hwqueue.harness.summary import summarise
+from pytest_hwqueue.noise.losses import tail_figure
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now
 from pytest_hwqueue.records.noise import Machine, NoiseRound, RemedyRecord
@@ -94,3 +95,14 @@ def test_lines_are_as_stored() -> None:
     assert remedy_lines(others) == []
     # Nothing to compare gives no line.
     assert noise_lines([]) == noise_lines([felt]) == noise_lines(quiet) == []
+
+
+def test_the_tail_is_the_highest_percentile_that_all_runs_have() -> None:
+    for number, name, least in ((400, "P99", 380), (20, "P50", 5)):
+        times = list(range(1, number + 1))
+        samples = Samples(host_ns=times, device_ns=times, enqueue_ns=times, pace_ns=[])
+        metrics = summarise(samples, {"tokens": 1.0})
+        record = measured("none", 1, 1).model_copy(update={"metrics": metrics})
+        found, tail_ms = tail_figure({"none": [record]})
+        assert found == name
+        assert least < 1e6 * (tail_ms(record) or 0) <= number

@@ -6,12 +6,7 @@ import sys
 from pathlib import Path
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.schedulers.inside_evidence import (
-    InsideEvidence,
-    gather,
-    is_mapped,
-    why_not_loaded,
-)
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather, why_not_loaded
 
 
 def test_mapped_files_are_named_once_with_links_resolved(tmp_path: Path) -> None:
@@ -22,8 +17,8 @@ def test_mapped_files_are_named_once_with_links_resolved(tmp_path: Path) -> None
     assert seen.mapped("libtorch")
     assert len(seen.maps) == len(set(seen.maps))
     (link := tmp_path / "link").symlink_to(sys.executable)
-    assert is_mapped(seen.maps, link)
-    assert not is_mapped(seen.maps, tmp_path / "absent")
+    assert seen.has_mapped(link)
+    assert not seen.has_mapped(tmp_path / "absent")
     maps = ["/x/libshimcuda.so", "/y/libcuda.so.580.1", "/libcuda.so/libc.so"]
     assert InsideEvidence(maps, []).mapped("libcuda.so") == ["/y/libcuda.so.580.1"]
 
@@ -31,12 +26,11 @@ def test_mapped_files_are_named_once_with_links_resolved(tmp_path: Path) -> None
 def test_why_a_library_is_not_loaded(tmp_path: Path) -> None:
     assert "cannot be read: No such file" in why_not_loaded(tmp_path / "absent.so")
     sound = Path(sys.executable).read_bytes()[:64]
-    power, sparc = ((number).to_bytes(2, sys.byteorder) for number in (21, 2))
+    power = (21).to_bytes(2, sys.byteorder)
     for content, said in (
         (b"not a library at all, really", "no shared library"),
         (b"", "no shared library"),
-        (sound[:18] + power + sound[20:], "another architecture (PowerPC64, 64 bits)"),
-        (sound[:18] + sparc + sound[20:], "another architecture (ELF machine 2, 64 bits)"),
+        (sound[:18] + power + sound[20:], "another architecture than this Python"),
         (sound[:4] + bytes([3 - sound[4]]) + sound[5:], "another architecture"),
         (sound, "the loader left"),
     ):

@@ -64,7 +64,7 @@ def control(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
     if "pretend" not in request.fixturenames:
-        monkeypatch.setattr(mps_daemons, "_daemons", list)
+        monkeypatch.setattr(mps_daemons, "running", list)
 
 
 def inside(*names: str) -> dict[str, InsideEvidence]:

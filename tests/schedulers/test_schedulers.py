@@ -72,8 +72,8 @@ def test_a_mode_is_proven_where_all_streams_report_what_it_asks_for_and_nowhere_
         *(("stream-priority", kind, [0, 1], None) for kind in ("cuda", "hip")),
         ("native", "cpu", [0, 1], None),
         ("green-context", "sim", [0], "such as green-context:cell=32"),
-        ("green-context:high=32", "sim", [0, 1], "in a single test nobody is called high; there "
-         r"are urgent \(its most urgent streams\) and cell \(all others\)"),
+        ("green-context:high=32", "sim", [0, 1], "no tenant is called high; there are cell, urgent "
+         r"\(urgent: a single test's most urgent streams; cell: all others\)"),
         ("green-context:urgent=32", "sim", [1, 1], "no stream's work is more urgent than"),
     ],
 )  # fmt: skip

@@ -31,6 +31,7 @@ from pytest_hwqueue.schedulers.syntax import (
 )
 from pytest_hwqueue.schedulers.xsched_server import (
     XQueue,
+    XQueueSettings,
     parse_queues,
     parse_report,
     refuse_other,
@@ -340,7 +341,7 @@ def test_a_report_keeps_handles_of_64_bits() -> None:
         "xqueues": [queue(16120, handle=handle, ready=True, suspended=True, threshold=4, batch=2)],
     }))  # fmt: skip
     assert report.processes == {16120, 16121}
-    assert report.queues == (XQueue(16120, handle, 1, 4, 2, True, True),)
+    assert report.queues == (XQueue(16120, handle, XQueueSettings(1, 4, 2), True, True),)
     for text in ("", "not JSON", "[]", '{"processes": [], "xqueues": [{"pid": 1}]}'):
         with pytest.raises(NotProven, match=r"not in the format of XSched 1\.2"):
             parse_report(text)
@@ -421,8 +422,8 @@ def test_the_queue_of_a_dead_client_is_removed_and_no_other(
     try:
         with serve(root, "HPF", tmp_path) as server:
             server.report()
-        left = {each.key for each in parse_queues(Path("/proc/sysvipc/msg").read_text())}
-        assert left & {*keys} == {os.getpid()}
+        left = parse_queues(Path("/proc/sysvipc/msg").read_text())
+        assert left.keys() & {*keys} == {os.getpid()}
     finally:
         for identifier in made:
             library.msgctl(identifier, 0, None)

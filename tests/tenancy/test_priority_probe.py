@@ -17,7 +17,7 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.cell import Progress
 from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
 from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.schedulers.priority_probe import StreamClient, probe_priority
+from pytest_hwqueue.schedulers.priority_probe import ProbeClient, probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler, open_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
@@ -79,14 +79,14 @@ def test_verdict_is_the_models_truth(priorities: tuple[int, int], verdict: str) 
     """The simulated device honours the priorities of its streams, and ignores nothing else."""
     device = SimulatedDevice("h200")
     with device.open_streams(2, priorities) as pool:
-        high, low = (StreamClient(device, pool, stream) for stream in (0, 1))
+        high, low = (ProbeClient(device, pool, stream) for stream in (0, 1))
         found = probe_priority(("high", high), ("low", low))
     assert found.verdict == verdict
     assert found.alone_ns is not None
     assert (min(found.urgent_ns) < 2 * found.alone_ns) == (verdict == "proven")
 
 
-class Absent(StreamClient):
+class Absent(ProbeClient):
     """A client without memory."""
 
     closed = 0
@@ -98,7 +98,7 @@ class Absent(StreamClient):
         Absent.closed += 1
 
 
-class Brief(StreamClient):
+class Brief(ProbeClient):
     """A client whose load is over at once."""
 
     def fill(self, loads: int) -> None:
@@ -112,11 +112,11 @@ class Brief(StreamClient):
         (Absent, 0, "the probe failed: tenant low: out of memory"),
         (Brief, 0, "outlasted the small kernels in 0 rounds"),
         # Rounds end with the probe's time: each look at the clock takes a second.
-        (StreamClient, 5, ""),
+        (ProbeClient, 5, ""),
     ],
 )
 def test_what_cannot_be_probed_is_left_open(
-    client: type[StreamClient], rounds: int, reason: str
+    client: type[ProbeClient], rounds: int, reason: str
 ) -> None:
     device, seconds = SimulatedDevice("h200"), count()
     with device.open_streams(2, (1, 0)) as pool:

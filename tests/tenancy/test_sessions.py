@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.tenancy import sessions
-from pytest_hwqueue.tenancy.figures import (
-    Estimator,
-    Served,
-    Session,
-    percentile,
-    ratio,
-    throughput,
-)
+from pytest_hwqueue.tenancy.figures import Estimator, Served, Session, percentile, ratio, throughput
 
 P50, P99 = percentile(0.5), percentile(0.99)
 CONFIDENCE = 0.95
