@@ -70,7 +70,7 @@ def keep(end: Callable[[], None] | None = None, held: int = -1) -> int:
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _kill(child, signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: kill(child, signal.SIGTERM))
     # Pipes end with the child, which has them too; without /proc, with this process right after it.
     with suppress(FileNotFoundError):
         for descriptor in map(int, os.listdir("/dev/fd")):
@@ -156,7 +156,7 @@ class Reaper:
         for pid, status in list(self._running.items()):
             if status in ready:
                 self._poll.unregister(status)
-                _kill(pid)
+                kill(pid)
             ended, how = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._running[pid]
@@ -170,7 +170,7 @@ class Reaper:
     def end(self) -> None:
         """Kill all children and what they have started."""
         for pid in self._running:
-            _kill(pid)
+            kill(pid)
         end_children()
 
     def _end_if_alone(self) -> None:
@@ -197,8 +197,9 @@ def children() -> set[int]:
     return {int(pid) for each in lists for pid in each.read_text(encoding="ascii").split()}
 
 
-def _kill(pid: int, number: int = signal.SIGKILL) -> None:
-    for end in (os.killpg, os.kill):
+def kill(pid: int, number: int = signal.SIGKILL, *, alone: bool = True) -> None:
+    """Send a signal to a process's group, and with ``alone`` to itself too, which has not ended."""
+    for end in (os.killpg, os.kill) if alone else (os.killpg,):
         # It makes a group of its own only once it has begun.
         with suppress(ProcessLookupError):
             end(pid, number)
