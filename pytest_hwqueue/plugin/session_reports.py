@@ -30,8 +30,7 @@ def refuse_unwritable(config: pytest.Config) -> None:
     """
     from pytest_hwqueue.reports.page.render import cannot_write
 
-    reason = cannot_write(_file(config))
-    if reason is not None:
+    if reason := cannot_write(_file(config)):
         raise pytest.UsageError(f"--hwq-report: {reason}")
 
 
