@@ -102,13 +102,10 @@ def with_causes(
         if trace.named_as_by_others
         for thread in trace.threads
     }
+    unseen = {name: trace.work_unseen for name, trace in traces.items() if trace.work_unseen}
     limits = [
         *notes,
-        *(
-            f"tenant {name}'s kernels were not seen: {trace.work_unseen}"
-            for name, trace in traces.items()
-            if trace.work_unseen
-        ),
+        *(f"tenant {name}'s kernels were not seen: {why}" for name, why in unseen.items()),
     ]
     full_ns = [trace.full_ns for trace in traces.values() if trace.full_ns is not None]
     until_ns = min(full_ns, default=None)
