@@ -137,10 +137,6 @@ def main() -> None:
     tell(sys.stdout.fileno(), os.getpid(), program.pid)
 
     def leave_with_it() -> None:
-        if contending is not None:
-            # Not reaped yet, the program keeps its process group's number from being used again.
-            os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-            os.killpg(program.pid, signal.SIGKILL)
         status = program.wait()
         clear_away(0 if contending is not None else min(_LEAVING_S, order.stop.patience_s))
         tell(sys.stdout.fileno(), status)
@@ -157,8 +153,8 @@ def main() -> None:
     # It may have ended, and only what it left not yet.
     with suppress(ProcessLookupError):
         os.killpg(program.pid, signal.SIGKILL)
-        patience = f"{order.stop.patience_s} s"
-        print(f"[did not end within {patience}: killed]", file=sys.stderr, flush=True)
+        told = f"[did not end within {order.stop.patience_s} s: killed]"
+        print(told, file=sys.stderr, flush=True)
     # The other thread gives what the program has left its time, and then kills that.
     leaving.join(order.stop.patience_s + _LEAVING_S)
 
