@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     )
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise import HwqNoise
-    from pytest_hwqueue.processes.services import Stop, run_service, service_environment
+    from pytest_hwqueue.processes.guardian import Stop
+    from pytest_hwqueue.processes.services import run_service, service_environment
     from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
@@ -101,7 +102,8 @@ _MODULES = {
     ),
     "plugin.measurement": ("Hwq",),
     "plugin.noise": ("HwqNoise",),
-    "processes.services": ("Stop", "run_service", "service_environment"),
+    "processes.guardian": ("Stop",),
+    "processes.services": ("run_service", "service_environment"),
     "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
     "records.noise": ("NoiseRound",),
     "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),

@@ -102,7 +102,11 @@ def with_causes(
         if trace.named_as_by_others
         for thread in trace.threads
     }
-    limits = [*notes, *_limits(traces)]
+    unseen = {name: trace.work_unseen for name, trace in traces.items() if trace.work_unseen}
+    limits = [
+        *notes,
+        *(f"tenant {name}'s kernels were not seen: {why}" for name, why in unseen.items()),
+    ]
     full_ns = [trace.full_ns for trace in traces.values() if trace.full_ns is not None]
     until_ns = min(full_ns, default=None)
     if until_ns is not None:
@@ -152,15 +156,6 @@ def _not_seen(trace: Trace, turns: bool) -> dict[Cause, str]:
     if not turns:
         found["time slice"] = "the device is not shared in turns here"
     return found | unseen_on_host(trace)
-
-
-def _limits(traces: Mapping[str, Trace]) -> list[str]:
-    """Return what could not be seen of anybody."""
-    return [
-        f"tenant {name}'s kernels were not seen: {trace.work_unseen}"
-        for name, trace in traces.items()
-        if trace.work_unseen
-    ]
 
 
 # The runtime's calls that load or link a kernel's code; torch.compile is called as it is.

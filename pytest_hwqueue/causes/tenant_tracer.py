@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.causes.explain import Trace, rows_of, write_trace
+from pytest_hwqueue.causes.explain import rows_of, write_trace
 from pytest_hwqueue.causes.seen import trace_of
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, noted_host_work, open_pass
 from pytest_hwqueue.devices.protocol import Device, StreamPool
@@ -42,17 +42,6 @@ _DRAIN_S = (0.02, 0.5)
 _FULL = 0.25
 
 Timed = Callable[[Callable[[], None]], Timeline]
-
-
-@dataclass
-class _Seen:
-    # Of the pass; its requests are those that were begun, failed ones too.
-    passed: TracedPass
-    # By request, in order: how many launches there were before it.
-    launches: list[int] = field(default_factory=list)
-    timeline: Timeline | None = None
-    unseen: str = ""
-    full_ns: int | None = None
 
 
 class Traces:
@@ -100,9 +89,9 @@ class Traces:
         return partial(self._shared.timeline, pool)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TenantTracer:
-    """Traces one tenant's window; `Traces` makes it."""
+    """Traces one tenant's window, once; `Traces` makes it."""
 
     _tenant: str
     _device: Device
@@ -111,6 +100,8 @@ class TenantTracer:
     _tenants: int
     _folder: Path
     _gradients: bool
+    # By request that was begun, a failed one too: how many launches there were before it.
+    _launches: list[int] = field(default_factory=list)
 
     def most_requests(self, request: Callable[[], None]) -> int:
         """Run one request under the tracer, which starts it too; return how many may follow."""
@@ -142,43 +133,47 @@ class TenantTracer:
         def enqueue() -> None:
             nonlocal begun, served
             begun = True
-            self._on_cpu(request, window, seen, helper)
+            self._on_cpu(request, window, passed, helper)
             served = True
 
         with ExitStack() as stack:
             # Threads that are there before the others are traced are not traced with them.
             helper = _Helper()
             stack.callback(helper.end)
-            seen = _Seen(
-                open_pass(
-                    self._device, self._pool, stack,
-                    all_threads=self._gradients, sharing=self._tenants,
-                )
-            )  # fmt: skip
+            passed = open_pass(
+                self._device, self._pool, stack, all_threads=self._gradients, sharing=self._tenants
+            )
+            unseen = ""
             try:
-                seen.timeline = self._timeline(enqueue)
+                timeline = self._timeline(enqueue)
+                passed.chunks.append(Chunk(timeline, self._requests(timeline), 0, 0))
             except DeviceError as error:
-                seen.unseen = str(error)
+                unseen = str(error)
                 if not begun:
                     enqueue()
                 elif not served:
                     raise
-        write_trace(self._folder, self._trace(seen))
+        # Between the last launch of a request and the first of the next the thread waits: for the
+        # device, and where requests are due at a time for that too.
+        pauses = [one.started_ns for one in passed.requests]
+        trace, work = trace_of(passed, self._tenant, self._device.kind, pauses, unseen)
+        more = {"named_as_by_others": in_root_namespace(), "full_ns": helper.full_ns}
+        write_trace(self._folder, trace.model_copy(update={**more, "work": rows_of(work)}))
 
     def _on_cpu(
         self,
         request: Callable[[], None],
         window: Callable[[Callable[[], None]], None],
-        seen: _Seen,
+        passed: TracedPass,
         helper: _Helper,
     ) -> None:
         """Serve the window and trace the threads that do."""
-        passed, clock_ns = seen.passed, self._device.clock_ns
+        clock_ns = self._device.clock_ns
         perf, delays = passed.tracing.perf, passed.delays
 
         def noted() -> None:
             trace = self._pool.trace
-            seen.launches.append(0 if trace is None else len(trace.launches))
+            self._launches.append(0 if trace is None else len(trace.launches))
             if delays is not None:
                 delays.step()
             started = clock_ns()
@@ -197,33 +192,16 @@ class TenantTracer:
                 perf.start()
                 with helper.drains(perf):
                     window(noted)
-                seen.full_ns = helper.full_ns
                 passed.trace = perf.stop()
 
-    def _trace(self, seen: _Seen) -> Trace:
-        passed, timeline = seen.passed, seen.timeline
-        if timeline is not None:
-            passed.chunks.append(Chunk(timeline, self._requests(timeline, seen), 0, 0))
-        # Between the last launch of a request and the first of the next the thread waits: for the
-        # device, and where requests are due at a time for that too.
-        pauses = [one.started_ns for one in passed.requests]
-        trace, work = trace_of(passed, self._tenant, self._device.kind, pauses, seen.unseen)
-        return trace.model_copy(
-            update={
-                "named_as_by_others": in_root_namespace(),
-                "work": rows_of(work),
-                "full_ns": seen.full_ns,
-            }
-        )
-
-    def _requests(self, timeline: Timeline, seen: _Seen) -> dict[int, int]:
+    def _requests(self, timeline: Timeline) -> dict[int, int]:
         """Return the number of the request of each launch that ran something or was called."""
         launches = {one.launch for one in timeline.kernels}
         called = {one.launch for one in timeline.calls}
         return {
             launch: number
             for launch in launches | called
-            if launch is not None and (number := bisect_right(seen.launches, launch) - 1) >= 0
+            if launch is not None and (number := bisect_right(self._launches, launch) - 1) >= 0
         }
 
 

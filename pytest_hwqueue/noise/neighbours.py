@@ -25,11 +25,10 @@ from pydantic import Field
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.noise import pinning
 from pytest_hwqueue.noise.names import NOISES
+from pytest_hwqueue.processes.guardian import Contending, Stop
 from pytest_hwqueue.processes.services import (
-    Contending,
     Service,
     ServiceFailed,
-    Stop,
     free_port,
     run_service,
     service_environment,

@@ -16,13 +16,6 @@ from pytest_hwqueue.plugin.state import (
     SCENARIO,
     SCENARIOS_LEFT_OUT,
     SETTINGS,
-    hwq,
-    hwq_beside,
-    hwq_device,
-    hwq_dispatch,
-    hwq_noise,
-    hwq_scheduler,
-    hwq_streams,
     is_scenario,
     is_worker,
     isolates,
@@ -40,10 +33,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.verdicts.judging import Judgement
 
-__all__ = [
-    "hwq", "hwq_beside", "hwq_device", "hwq_dispatch", "hwq_noise", "hwq_scheduler", "hwq_streams",
-]  # fmt: skip
-
 _MARKERS = (
     "P0: benchmarks of the hardware queues themselves; run on every change",
     "P1: inference and communication benchmarks",
@@ -60,10 +49,11 @@ _FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Register the hooks that others may implement."""
-    from pytest_hwqueue.plugin import hookspecs
+    """Register the hooks that others may implement, and the fixtures."""
+    from pytest_hwqueue.plugin import hookspecs, state
 
     pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.register(state, "hwqueue-fixtures")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -34,20 +34,15 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     from pytest_hwqueue.devices.launches import PICTURES, WITH_CSV
     from pytest_hwqueue.metrics.latency import minimum_samples
 
-    if PICTURES in os.environ:
-        csv = os.environ[PICTURES] == WITH_CSV
-        return TracePlan(
-            settings.iterations or settings.samples,
-            _traced_ns(settings),
-            folder=settings.profile_dir,
-            csv=csv,
-        )
+    requests = settings.iterations or settings.samples
+    # 5 s by default, up to four times that for a percentile.
+    length_ns = round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)
+    pictures = os.environ.get(PICTURES)
+    if pictures is not None:
+        return TracePlan(requests, length_ns, settings.profile_dir, csv=pictures == WITH_CSV)
     if settings.causes != "always" and not only_traced:
         return None
-    requests = max(
-        minimum_samples(0.99), min(MOST_REQUESTS, settings.iterations or settings.samples)
-    )
-    return TracePlan(requests, _traced_ns(settings))
+    return TracePlan(max(minimum_samples(0.99), min(MOST_REQUESTS, requests)), length_ns)
 
 
 def lean(settings: Settings, workload: Workload, run: int) -> bool:
@@ -70,11 +65,6 @@ def measures_throughput(settings: Settings) -> bool:
     """Whether a run replays graphs back to back: not in a comparison that judges other figures."""
     compares = settings.compare or settings.against
     return not compares or "throughput" in settings.fail_on
-
-
-def _traced_ns(settings: Settings) -> int:
-    """Return a traced pass's length: 5 s by default, up to four times that for a percentile."""
-    return round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)
 
 
 def default_size(device_kind: str) -> str:

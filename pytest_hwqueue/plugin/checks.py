@@ -42,7 +42,6 @@ from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
-    from pytest_hwqueue.scenarios.file import Tenant
 
 
 @dataclass(frozen=True)
@@ -264,10 +263,6 @@ def _kind(test: ScenarioItem) -> str:
     return only_device(test.config.stash[state.SETTINGS].device).kind
 
 
-def _tenants(test: ScenarioItem) -> Sequence[Tenant]:
-    return test.case.tenants
-
-
 def _noise_of_scenario(test: ScenarioItem) -> str | None:
     name = test.case.noise
     if name == NONE:
@@ -293,17 +288,17 @@ def _faults_of_tenants(test: ScenarioItem) -> str | None:
 def _weights(test: ScenarioItem) -> str | None:
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
 
-    return missing_weights(_tenants(test), weights_folder(test.config))
+    return missing_weights(test.case.tenants, weights_folder(test.config))
 
 
 def _models(test: ScenarioItem) -> str | None:
-    if find_spec("transformers") is None and any(tenant.model for tenant in _tenants(test)):
+    if find_spec("transformers") is None and any(tenant.model for tenant in test.case.tenants):
         return MISSING_TRANSFORMERS
     return None
 
 
 def _servers(test: ScenarioItem) -> str | None:
-    names = [tenant.name for tenant in _tenants(test) if tenant.server is not None]
+    names = [tenant.name for tenant in test.case.tenants if tenant.server is not None]
     if not names:
         return None
     if capabilities_of(_kind(test)).simulated:

@@ -125,7 +125,7 @@ class Measuring:
         if self._settings.save or self._settings.compare or self._settings.against:
             from pytest_hwqueue.plugin.regression import Regression
 
-            self._regression = Regression(
+            self._regression = config.stash[state.REGRESSION] = Regression(
                 config, self.session.folder, self.session.records, progress.show
             )
             self._regression.check(possible)

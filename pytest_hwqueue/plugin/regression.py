@@ -77,6 +77,9 @@ def gate_settings(settings: Settings) -> GateSettings:
 class Regression:
     """Judges a session's records, and stores them.
 
+    Attributes:
+        baseline: the cells compared with, by id, without what this session stores.
+
     Raises:
         pytest.UsageError: naming the option that cannot be followed.
 
@@ -95,6 +98,7 @@ class Regression:
         self._folder = folder_of_records
         self._session = folder_of_records.name
         self._store = Store(folder / settings.baselines, packaged_folder())
+        self.baseline: dict[str, CellBaseline] = {}
         self._judgings: dict[str, Judging] = {}
         self._named: NamedSources | None = None
         self._nodes: dict[str, str] = {}
@@ -357,6 +361,7 @@ class Regression:
 
     def _judge_against(self, source: Source) -> Judging:
         settings = self._settings
+        self.baseline |= source.cells
         with wrong_usage("--hwq-compare"):
             return Judging(
                 source,

@@ -8,7 +8,6 @@ so may some of a name's tests, such as stream counts outside a workload's range.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 import pytest
@@ -33,24 +32,6 @@ from pytest_hwqueue.workloads.registry import declaration, workload_class
 _NO_NAMES = ("auto", "all")
 
 
-@dataclass
-class _RequestedName:
-    """A name, the tests that would run it, and their outcomes."""
-
-    option: str
-    nodes: frozenset[str]
-    skipped: dict[str, str] = field(default_factory=dict)
-    ran: bool = False
-
-    @property
-    def problem(self) -> str | None:
-        """Why nothing of this name ran; None if it did, or if the session ended too early."""
-        if self.ran or not self.nodes <= self.skipped.keys():
-            return None
-        reasons = "; ".join(dict.fromkeys(self.skipped.values()))
-        return f"{self.option}: nothing of it ran: {reasons or 'no test of it was selected'}"
-
-
 class AskedFor:
     """Fails a session in which nothing requested by name ran.
 
@@ -61,23 +42,27 @@ class AskedFor:
 
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self._asked = _names(config, items)
+        self._ran: set[str] = set()
+        self._skipped: dict[str, str] = {}
         self.problems: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note whether a test ran."""
-        ran = report.failed or (report.passed and report.when == "call")
-        for each in self._asked:
-            if report.nodeid in each.nodes:
-                each.ran |= ran
-                if report.skipped:
-                    each.skipped[report.nodeid] = _reason(report)
+        if report.skipped:
+            self._skipped[report.nodeid] = _reason(report)
+        elif report.failed or report.when == "call":
+            self._ran.add(report.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Set the exit status if something did not run."""
         ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        if exitstatus in ended:
-            self.problems = [each.problem for each in self._asked if each.problem is not None]
+        for option, nodes in self._asked.items() if exitstatus in ended else ():
+            # With one that was neither skipped nor ran, the session has ended too early to tell.
+            if nodes.isdisjoint(self._ran) and nodes <= self._skipped.keys():
+                reasons = dict.fromkeys(why for node, why in self._skipped.items() if node in nodes)
+                why = "; ".join(reasons) or "no test of it was selected"
+                self.problems.append(f"{option}: nothing of it ran: {why}")
         if self.problems:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -117,18 +102,19 @@ def refuse_unmeasured(config: pytest.Config, asked: Sequence[tuple[str, str]]) -
     )
 
 
-def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> list[_RequestedName]:
+def _names(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, frozenset[str]]:
+    """Return the names that options give, as given, and the tests that would run each."""
     settings = config.stash[SETTINGS]
     # A test's node id, and a project's ini file, may well leave some of the names without tests.
     by_node = any("::" in argument for argument in config.args)
-    found = []
+    found = {}
     for option in ("scheduler", "dispatch", "workload"):
         strict = config.getoption(f"hwq_{option}") is not None and not by_node
         names: Sequence[str] = getattr(settings, option) if is_given(config, option) else ()
         for name in names:
             nodes = frozenset(item.nodeid for item in items if _runs(item, option, name))
             if name not in _NO_NAMES and (nodes or strict):
-                found.append(_RequestedName(f"--hwq-{option}={name}", nodes))
+                found[f"--hwq-{option}={name}"] = nodes
     return found
 
 

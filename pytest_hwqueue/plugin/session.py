@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from importlib.metadata import entry_points
@@ -138,7 +138,7 @@ class MeasuringSession:
             make_session_folder(self.folder)
         for place, path, text in self._texts(None, False):
             with wrong_usage(place, OSError):
-                write_text(path, text())
+                write_text(path, text)
 
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take a report's records and return them; the session keeps only where they are."""
@@ -154,7 +154,7 @@ class MeasuringSession:
         written = True
         for _, path, text in self._texts(now(), interrupted, self._scaled(), verdicts):
             try:
-                write_text(path, text())
+                write_text(path, text)
             except RecordError as error:
                 # The other may be on another disk.
                 self.problems.append(str(error))
@@ -177,8 +177,8 @@ class MeasuringSession:
     def _texts(
         self, finished: str | None, interrupted: bool, scaled: Sequence[SweepScaling] = (),
         verdicts: Sequence[dict[str, Any]] = (),
-    ) -> Iterator[tuple[str, Path, Callable[[], str]]]:  # fmt: skip
-        """Yield the session's files: the option that says where, the file, what makes its text."""
+    ) -> Iterator[tuple[str, Path, str]]:  # fmt: skip
+        """Yield the session's files: the option that says where, the file, its text."""
         settings = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in self.settings.as_dict().items()
@@ -193,15 +193,11 @@ class MeasuringSession:
             settings=settings,
             left_out=self._left_out,
         )
-        yield _RECORDS, self.folder / "session.json", lambda: self._files(info, scaled, verdicts)
+        yield _RECORDS, self.folder / "session.json", self._files(info, scaled, verdicts)
         if self._json is not None:
-            yield (
-                "--hwq-json",
-                self._json,
-                lambda: session_text(
-                    info, self.records, list(scaled), self._colocations(), verdicts
-                ),
-            )
+            colocations = self._colocations()
+            text = session_text(info, self.records, list(scaled), colocations, verdicts)
+            yield "--hwq-json", self._json, text
 
     def _files(
         self, info: SessionInfo, scaled: Sequence[SweepScaling], verdicts: Sequence[dict[str, Any]]

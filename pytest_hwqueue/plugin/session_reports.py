@@ -10,14 +10,13 @@ import pytest
 
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.plugin.session import MeasuringSession, records_of
-from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario
+from pytest_hwqueue.plugin.state import REGRESSION, SESSION, SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import grouped
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.noise import causes_line
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.baselines.runs import CellBaseline
     from pytest_hwqueue.reports.progress import Progress
     from pytest_hwqueue.verdicts.judging import Judgement
 
@@ -31,8 +30,7 @@ def refuse_unwritable(config: pytest.Config) -> None:
     """
     from pytest_hwqueue.reports.page.render import cannot_write
 
-    reason = cannot_write(_file(config))
-    if reason is not None:
+    if reason := cannot_write(_file(config)):
         raise pytest.UsageError(f"--hwq-report: {reason}")
 
 
@@ -46,9 +44,10 @@ def write_report(config: pytest.Config, folder: Path, judgements: Sequence[Judge
     from pytest_hwqueue.reports.page.cells import find_records
     from pytest_hwqueue.reports.page.render import page_of, write_page
 
-    file = _file(config)
+    file, regression = _file(config), config.stash.get(REGRESSION, None)
     page = page_of(
-        find_records([folder]), file, judgements=judgements, baseline=_stored(config, judgements),
+        find_records([folder]), file, judgements=judgements,
+        baseline={} if regression is None else regression.baseline,
         baseline_label=", ".join(judgement.baseline for judgement in judgements),
     )  # fmt: skip
     write_page(file, page)
@@ -58,26 +57,6 @@ def _file(config: pytest.Config) -> Path:
     file = config.stash[SETTINGS].report
     assert file is not None
     return Path(config.invocation_params.dir / file)
-
-
-def _stored(config: pytest.Config, judgements: Sequence[Judgement]) -> dict[str, CellBaseline]:
-    """Return the cells that --hwq-compare compared with; another commit's runs are not stored."""
-    from pytest_hwqueue.baselines.folders import packaged_folder
-    from pytest_hwqueue.baselines.sources import load_source
-    from pytest_hwqueue.baselines.store import Store
-
-    settings = config.stash[SETTINGS]
-    cells: dict[str, CellBaseline] = {}
-    if not settings.compare:
-        return cells
-    store = Store(config.invocation_params.dir / settings.baselines, packaged_folder())
-    for judgement in judgements:
-        try:
-            cells |= load_source(judgement.baseline, store).cells
-        except RecordError:
-            # A device without this baseline: its verdicts say so, and there is nothing to draw.
-            continue
-    return cells
 
 
 _FOLDER = "sweep"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.protocol import Device
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise import HwqNoise
+    from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.noise import Provenance
@@ -89,6 +90,8 @@ class Assignment(NamedTuple):
 ASSIGNMENT = pytest.StashKey[Assignment]()
 
 SESSION: pytest.StashKey[MeasuringSession] = pytest.StashKey()
+# Where runs are stored or compared.
+REGRESSION: pytest.StashKey[Regression] = pytest.StashKey()
 
 # Determined once by the session, which tells its worker.
 PROVENANCE: pytest.StashKey[Provenance] = pytest.StashKey()

@@ -126,9 +126,7 @@ class Channel:
         """
         if os.getpid() != self._pid:
             raise RuntimeError("this process was forked from the one that measures: it cannot")
-        message = {"kind": kind, **content}
-        text = dumps(_with_text_keys(message), default=str).encode()
-        line = self._key + text + b"\n"
+        line = self._key + dumps({"kind": kind, **content}, default=str).encode() + b"\n"
         with self._sending:
             view = memoryview(line)
             try:
@@ -181,15 +179,6 @@ class Channel:
         """Close both ends."""
         os.close(self._read)
         os.close(self._write)
-
-
-def _with_text_keys(value: object) -> object:
-    """Convert keys to text: reports may hold other types, and ``default`` sees only values."""
-    if isinstance(value, dict):
-        return {str(key): _with_text_keys(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_text_keys(each) for each in value]
-    return value
 
 
 _WRITING_S = 5.0

@@ -52,8 +52,8 @@ def main() -> None:
 
     A request is JSON with ``main``, the module whose ``main()`` runs, ``path``, its ``sys.path``,
     and ``environment``, those of its variables that are `LATE`. Four descriptors come with it: two
-    that become ``main()``'s last arguments, a file for its output, and a pipe to which the server
-    writes the process id and, at its end, the exit status.
+    that become ``main()``'s last arguments, a file for its output, and a pipe as `Reaper.follow`
+    describes it.
 
     The arguments are a socket of type SOCK_SEQPACKET, and in JSON what else to import: functions,
     as ``module:function``, with their arguments.
@@ -73,8 +73,7 @@ def main() -> None:
     # What is imported stays: collections in forked processes need not look at it, nor copy it.
     gc.freeze()
     requests = socket.socket(fileno=descriptor)
-    reaper = Reaper(parent)
-    reaper.watch(descriptor)
+    reaper = Reaper(parent, descriptor)
     while True:
         if descriptor not in reaper.turn():
             continue

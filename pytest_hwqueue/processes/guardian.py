@@ -1,12 +1,12 @@
-"""Runs one service, and stops it in its own way on request, or when its parent dies.
+"""Runs one program, and stops it in its own way on request, or when whoever asked for it dies.
 
-This is a separate program with the order as its argument: ``-I -S`` and the standard library only,
-so that it starts in some 20 ms. Its stdin is a pipe that its parent holds open; that pipe ends with
-the parent however the parent dies, and its stdout ends with itself. It has its own session, or its
-own process group in its parent's session, so the terminal's Ctrl-C reaches the service only through
-the parent.
+This is a separate program: ``-I -S`` and the standard library only, so that it starts in some 20
+ms. Its stdin is a pipe that its owner holds open, with the order in its first line; that pipe ends
+with the owner however the owner dies. Its stdout is a pipe as `Reaper.follow` describes it. It has
+its own session, or its own process group in its owner's session, so the terminal's Ctrl-C reaches
+the program only through the owner.
 
-It is two processes, so that the service's own processes end also if one of them is killed.
+It is two processes, so that the program's own processes end also if one of them is killed.
 """
 
 from __future__ import annotations
@@ -20,174 +20,184 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
-from pytest_hwqueue.processes.reaper import become_subreaper, children, keep, set_death_signal
+from pytest_hwqueue.processes.reaper import (
+    become_subreaper,
+    end_children,
+    keep,
+    set_death_signal,
+    tell,
+)
 
 # How long a service's own processes may take to go once it has: a daemon's, to close the device.
 _LEAVING_S = 1.0
-_POLL_S = 0.01
 
 
-class Order(NamedTuple):
-    """What to run and how to stop it, as the parent's `Stop` and `Contending` have it.
+class Stop(NamedTuple):
+    """How a service is stopped: by a signal, or by a line of text to another command.
+
+    It also gets the signal if the process that watches it is killed.
 
     Attributes:
-        command: program and arguments.
-        added: variables for the service alone.
-        within: folder in which it runs; None for this process's.
-        stop_signal: asks it to end.
-        stop_command: asks it instead, if given.
-        stop_input: the line of text for that command.
+        signal: asks it to end.
+        command: asks it instead, if given.
+        text: the line of text for the command.
         patience_s: after which it is killed.
-        contending: whether it stays in the parent's session.
-        limit_s: ends it after this many seconds in any case; None for no limit.
-        folder: created before it starts, and removed once all has ended; None for none.
 
     """
 
-    command: list[str]
-    added: dict[str, str]
-    within: str | None
-    stop_signal: int
-    stop_command: list[str]
-    stop_input: str
-    patience_s: float
-    contending: bool
-    limit_s: float | None
-    folder: str | None
+    signal: int
+    command: Sequence[str] = ()
+    text: str = ""
+    patience_s: float = 10
+
+
+class Contending(NamedTuple):
+    """How to run a service that must contend with this process for the machine.
+
+    It gets its own process group but not its own session, since the kernel's autogroups would then
+    schedule it separately. Once it has ended, its remaining processes are killed.
+
+    Attributes:
+        limit_s: ends it after this many seconds in any case; None for no limit.
+        folder: created before it starts, and removed with its contents once all has ended.
+
+    """
+
+    limit_s: float | None = None
+    folder: Path | None = None
+
+
+class Order(NamedTuple):
+    """What to run and how to stop it.
+
+    Attributes:
+        command: program and arguments.
+        environment: its whole environment.
+        stop: how.
+        contending: None for a program that stays out of its owner's way.
+        within: folder in which it runs; None for this process's.
+        descriptors: stay open in it.
+
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    stop: Stop
+    contending: Contending | None = Contending()
+    within: Path | None = None
+    descriptors: Sequence[int] = ()
 
 
 def main() -> None:
-    """Serve one order; exit with the service's status, or 128 plus the signal that ended it."""
-    order = Order(*json.loads(sys.argv[-1]))
+    """Serve one order; write the program's exit status once all that it has started has ended."""
+    read = Order(*json.loads(sys.stdin.readline()))
+    contending = None if read.contending is None else Contending(*read.contending)
+    order = read._replace(stop=Stop(*read.stop), contending=contending)
     # Who ends all processes at once (a service manager, a container) must not keep it from
-    # clearing away. Handlers, unlike signals that are ignored, are not passed on to the service.
+    # clearing away. Handlers, unlike signals that are ignored, are not passed on to the program.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
-    if order.contending:
-        # In the parent's session, in a separate group. Here and not by the parent: Popen's
+    limit_s, folder = contending or (None, None)
+    if contending is not None:
+        # In the owner's session, in a separate group. Here and not by the owner: Popen's
         # process_group came with Python 3.11, and what runs between fork and exec of a process
         # with threads (preexec_fn) may hang. A Ctrl-C before ends a guardian that has started
         # nothing yet.
         os.setpgid(0, 0)
     try:
         # Before there are two processes: neither removes a folder that was there.
-        if order.folder is not None:
-            os.mkdir(order.folder)
+        if folder is not None:
+            os.mkdir(folder)
     except OSError as error:
-        print(f"cannot start: {error}", flush=True)
-        sys.exit(127)
+        sys.exit(f"cannot start: {error}")
 
-    def end_without_guardian() -> None:
-        # The kernel has told the service to stop.
-        _end_what_is_left(order.patience_s)
-        _remove_folder(order)
+    def clear_away(leaving_s: float = order.stop.patience_s) -> None:
+        end_children(leaving_s=leaving_s)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
     above, held = os.pipe()
-    keep(end_without_guardian, held)
+    # Without a guardian, the kernel has told the program to stop.
+    keep(clear_away, held)
     os.close(held)
-    # Whatever the service leaves behind becomes a child of this process, in any group or session.
+    # Whatever the program leaves behind becomes a child of this process, in any group or session.
     become_subreaper()
     try:
-        service = _start(order)
+        program = _start(order)
     except OSError as error:
-        print(f"cannot start: {error}", flush=True)
-        _remove_folder(order)
-        sys.exit(127)
-    print(os.getpid(), service.pid, flush=True)
-    leaving = threading.Thread(target=_leave_with, args=(service, order), daemon=True)
+        clear_away()
+        sys.exit(f"cannot start: {error}")
+    for descriptor in order.descriptors:
+        os.close(descriptor)
+    tell(sys.stdout.fileno(), os.getpid(), program.pid)
+
+    def leave_with_it() -> None:
+        status = program.wait()
+        clear_away(0 if contending is not None else min(_LEAVING_S, order.stop.patience_s))
+        tell(sys.stdout.fileno(), status)
+        os._exit(0)
+
+    leaving = threading.Thread(target=leave_with_it, daemon=True)
     leaving.start()
     # Nobody writes: there is something to read once the pipe, or the process above, has ended.
-    if not select.select([sys.stdin, above], [], [], order.limit_s)[0]:
-        print(f"[its time of {order.limit_s} s is over]", file=sys.stderr, flush=True)
-    _tell_to_stop(service, order)
-    # The other thread leaves with the service.
-    time.sleep(order.patience_s)
+    if not select.select([sys.stdin, above], [], [], limit_s)[0]:
+        print(f"[its time of {limit_s} s is over]", file=sys.stderr, flush=True)
+    _tell_to_stop(program, order)
+    # The other thread leaves with the program.
+    time.sleep(order.stop.patience_s)
     # It may have ended, and only what it left not yet.
     with suppress(ProcessLookupError):
-        os.killpg(service.pid, signal.SIGKILL)
-        print(f"[did not end within {order.patience_s} s: killed]", file=sys.stderr, flush=True)
-    # The other thread gives what the service has left its time, and then kills that.
-    leaving.join(order.patience_s + _LEAVING_S)
-    _remove_folder(order)
+        os.killpg(program.pid, signal.SIGKILL)
+        told = f"[did not end within {order.stop.patience_s} s: killed]"
+        print(told, file=sys.stderr, flush=True)
+    # The other thread gives what the program has left its time, and then kills that.
+    leaving.join(order.stop.patience_s + _LEAVING_S)
 
 
 def _start(order: Order) -> subprocess.Popen[bytes]:
     def as_its_child() -> None:
-        set_death_signal(order.stop_signal)
-        if order.contending:
+        set_death_signal(order.stop.signal)
+        if order.contending is not None:
             os.setpgid(0, 0)
 
     # Safe between fork and exec: this process has one thread and holds no locks.
     return subprocess.Popen(
         order.command,
         cwd=order.within,
-        env={**os.environ, **order.added},
+        env=dict(order.environment),
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
-        start_new_session=not order.contending,
+        start_new_session=order.contending is None,
+        pass_fds=order.descriptors,
         preexec_fn=as_its_child,  # noqa: PLW1509
     )
 
 
-def _tell_to_stop(service: subprocess.Popen[bytes], order: Order) -> None:
-    if order.stop_command:
-        by = f"[stopping by {order.stop_input!r} to {order.stop_command[0]}]"
-        print(by, file=sys.stderr, flush=True)
+def _tell_to_stop(program: subprocess.Popen[bytes], order: Order) -> None:
+    stop = order.stop
+    if stop.command:
+        print(f"[stopping by {stop.text!r} to {stop.command[0]}]", file=sys.stderr, flush=True)
         try:
             subprocess.run(
-                order.stop_command,
-                input=order.stop_input.encode(),
+                stop.command,
+                input=stop.text.encode(),
                 stdout=sys.stderr,
-                timeout=order.patience_s,
+                timeout=stop.patience_s,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             print(f"[it could not be told to stop: {error}]", file=sys.stderr, flush=True)
-            service.send_signal(order.stop_signal)
+            program.send_signal(stop.signal)
         return
-    name = signal.Signals(order.stop_signal).name
+    name = signal.Signals(stop.signal).name
     print(f"[stopping by {name}]", file=sys.stderr, flush=True)
-    if not order.contending:
-        service.send_signal(order.stop_signal)
+    if order.contending is None:
+        program.send_signal(stop.signal)
         return
     with suppress(ProcessLookupError):
-        os.killpg(service.pid, order.stop_signal)
-
-
-def _leave_with(service: subprocess.Popen[bytes], order: Order) -> None:
-    if order.contending:
-        # Not reaped yet, the service keeps its process group's number from being used again.
-        os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)
-        os.killpg(service.pid, signal.SIGKILL)
-    status = service.wait()
-    _end_what_is_left(0 if order.contending else min(_LEAVING_S, order.patience_s))
-    _remove_folder(order)
-    os._exit(status if status >= 0 else 128 - status)
-
-
-def _end_what_is_left(leaving_s: float) -> None:
-    """Kill and reap all descendants that do not end by themselves within seconds.
-
-    Orphans become children of this process.
-    """
-    until = time.monotonic() + leaving_s
-    with suppress(ChildProcessError):
-        while time.monotonic() < until:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(_POLL_S)
-    while True:
-        for pid in children():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def _remove_folder(order: Order) -> None:
-    if order.folder is not None:
-        shutil.rmtree(order.folder, ignore_errors=True)
+        os.killpg(program.pid, stop.signal)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from pytest_hwqueue.processes.channel import (
     ending,
     stacks,
 )
-from pytest_hwqueue.processes.reaper import last_lines
+from pytest_hwqueue.processes.reaper import kill, last_lines
 from pytest_hwqueue.processes.starting import Forked, ForkServer, Main, start_process
 
 Key = TypeVar("Key")
@@ -135,7 +134,7 @@ class MeasuredProcess:
         running = self._process.poll() is None
         if running:
             self._stopped = why
-        kill_group(self.pid, alone=running)
+        kill(self.pid, alone=running)
         self._process.wait()
 
     def close(self) -> None:
@@ -166,14 +165,3 @@ class MeasuredProcess:
     def last_lines(self, count: int = 50) -> str:
         """The last lines of the process's output."""
         return last_lines(self.log, count)
-
-
-def kill_group(pid: int, *, alone: bool = True) -> None:
-    """Kill a process's group; with ``alone``, when there is no group yet, only the process."""
-    for end in (os.killpg, os.kill) if alone else (os.killpg,):
-        try:
-            end(pid, signal.SIGKILL)
-            return
-        except ProcessLookupError:
-            # Until a process has made its own group, the group does not exist.
-            continue

@@ -5,13 +5,12 @@ that is a subreaper inherits them, and ends them before it tells that the proces
 ends a process that nobody waits for any more, which needs nothing of the process itself: not its
 interpreter's lock, nor a thread.
 
-The fork server is such a parent. A process started anew gets one of its own (`main`).
+The fork server is such a parent. A process started anew gets one of its own (`guardian`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
@@ -71,7 +70,7 @@ def keep(end: Callable[[], None] | None = None, held: int = -1) -> int:
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _kill(child, signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: kill(child, signal.SIGTERM))
     # Pipes end with the child, which has them too; without /proc, with this process right after it.
     with suppress(FileNotFoundError):
         for descriptor in map(int, os.listdir("/dev/fd")):
@@ -85,21 +84,22 @@ def keep(end: Callable[[], None] | None = None, held: int = -1) -> int:
     os._exit(status if status >= 0 else 128 - status)
 
 
-def end_children(but: frozenset[int] = frozenset()) -> None:
+def end_children(but: frozenset[int] = frozenset(), leaving_s: float = 0.0) -> None:
     """Kill and reap this process's children, and those that it inherits as they end.
 
     All descendants end in a subreaper.
 
     Args:
         but: process ids of children to leave alone.
+        leaving_s: how long they may take to end by themselves.
 
     """
-    deadline = time.monotonic() + _DYING_S
-    while (found := children() - but) and time.monotonic() < deadline:
+    patient_until = time.monotonic() + leaving_s
+    while (found := children() - but) and time.monotonic() < patient_until + _DYING_S:
         for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in found:
+            if time.monotonic() >= patient_until:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(_POLL_S)
@@ -108,8 +108,14 @@ def end_children(but: frozenset[int] = frozenset()) -> None:
 class Reaper:
     """Follows processes that this one has started, in a process that does nothing else."""
 
-    def __init__(self, parent: int) -> None:
-        """Begin; once the parent, which `keep` returned, has gone, `turn` ends all."""
+    def __init__(self, parent: int, watched: int) -> None:
+        """Begin.
+
+        Args:
+            parent: which `keep` returned; once it has gone, `turn` ends all.
+            watched: a descriptor that `turn` also waits for.
+
+        """
         become_subreaper()
         self._parent = parent
         # Where to write the exit status of each process that runs.
@@ -118,7 +124,8 @@ class Reaper:
         self._woken, self._wake = os.pipe()
         for each in (self._woken, self._wake):
             os.set_blocking(each, False)
-        self._poll.register(self._woken, select.POLLIN)
+        for each in (self._woken, watched):
+            self._poll.register(each, select.POLLIN)
         signal.set_wakeup_fd(self._wake)
         # The terminal's Ctrl-C is for the session, which ends what it has started; handlers, unlike
         # signals that are ignored, are not passed on to programs.
@@ -126,28 +133,19 @@ class Reaper:
             signal.signal(number, _nothing)
         self._end_if_alone()
 
-    @property
-    def running(self) -> bool:
-        """Whether a process still runs."""
-        return bool(self._running)
-
-    def watch(self, descriptor: int) -> None:
-        """Have `turn` also wait for a descriptor."""
-        self._poll.register(descriptor, select.POLLIN)
-
     def follow(self, pid: int, status: int) -> None:
         """Follow a child.
 
         Args:
             pid: its process id.
-            status: a pipe, to which go its process id and, at its end, its exit status. Once nobody
-                reads from it any more, the child is ended.
+            status: a pipe, to which go this process's id and the child's and, at the child's end,
+                its exit status. Once nobody reads from it any more, the child is ended.
 
         """
         self._running[pid] = status
         # Without an event to wait for, poll still tells that the readers have gone.
         self._poll.register(status, 0)
-        _tell(status, pid)
+        tell(status, os.getpid(), pid)
 
     def turn(self) -> set[int]:
         """Wait until something happens; return which of the watched descriptors are ready."""
@@ -158,21 +156,21 @@ class Reaper:
         for pid, status in list(self._running.items()):
             if status in ready:
                 self._poll.unregister(status)
-                _kill(pid)
+                kill(pid)
             ended, how = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._running[pid]
                 end_children(frozenset(self._running))
                 with suppress(KeyError):
                     self._poll.unregister(status)
-                _tell(status, os.waitstatus_to_exitcode(how))
+                tell(status, os.waitstatus_to_exitcode(how))
                 os.close(status)
         return ready - {self._woken}
 
     def end(self) -> None:
         """Kill all children and what they have started."""
         for pid in self._running:
-            _kill(pid)
+            kill(pid)
         end_children()
 
     def _end_if_alone(self) -> None:
@@ -193,40 +191,15 @@ class Reaper:
         become_subreaper()
 
 
-def main() -> None:
-    """Start one program and follow it to its end.
-
-    The arguments are two descriptors: of a file with the order, in JSON (``command``,
-    ``environment``, ``descriptors`` to keep open), and of the pipe that `Reaper.follow` describes.
-    """
-    order_file, status = map(int, sys.argv[-2:])
-    reaper = Reaper(keep())
-    with open(order_file, encoding="utf-8") as file:
-        order = json.load(file)
-    program = subprocess.Popen(
-        order["command"],
-        stdin=subprocess.DEVNULL,
-        env=order["environment"],
-        pass_fds=order["descriptors"],
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has no threads
-    )
-    for each in order["descriptors"]:
-        os.close(each)
-    reaper.follow(program.pid, status)
-    while reaper.running:
-        reaper.turn()
-    # It is reaped already.
-    program.returncode = 0
-
-
 def children() -> set[int]:
     """Return the process ids of this process's children, inherited ones among them."""
     lists = Path("/proc/self/task").glob("*/children")
     return {int(pid) for each in lists for pid in each.read_text(encoding="ascii").split()}
 
 
-def _kill(pid: int, number: int = signal.SIGKILL) -> None:
-    for end in (os.killpg, os.kill):
+def kill(pid: int, number: int = signal.SIGKILL, *, alone: bool = True) -> None:
+    """Send a signal to a process's group, and with ``alone`` to itself too, which has not ended."""
+    for end in (os.killpg, os.kill) if alone else (os.killpg,):
         # It makes a group of its own only once it has begun.
         with suppress(ProcessLookupError):
             end(pid, number)
@@ -236,9 +209,10 @@ def _nothing(number: int, frame: FrameType | None) -> None:
     """Do nothing: the wake-up descriptor is written to because a handler exists."""
 
 
-def _tell(descriptor: int, number: int) -> None:
+def tell(descriptor: int, *numbers: int) -> None:
+    """Write numbers as a line into a pipe that may have no reader any more."""
     try:
-        os.write(descriptor, f"{number}\n".encode())
+        os.write(descriptor, f"{' '.join(map(str, numbers))}\n".encode())
     except BrokenPipeError:
         # Whoever asked for the process no longer wants to know: the session is ending.
         return

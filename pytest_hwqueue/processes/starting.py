@@ -23,6 +23,7 @@ from typing import Literal
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes import fork_loop
 from pytest_hwqueue.processes.fork_loop import LATE
+from pytest_hwqueue.processes.guardian import Order, Stop
 
 Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.tenant"]
 
@@ -153,30 +154,36 @@ class ForkServer:
 
 
 class Forked:
-    """A process with a reaper for its parent, with the interface of `subprocess.Popen`."""
+    """A process with a parent that ends all it leaves; has the interface of `subprocess.Popen`.
 
-    def __init__(self, reader: int, reaper: subprocess.Popen[bytes] | None = None) -> None:
+    Attributes:
+        pid: its process id.
+        parent_pid: that of its parent.
+
+    """
+
+    def __init__(self, reader: int, guardian: subprocess.Popen[bytes] | None = None) -> None:
         """Wait for its process id.
 
         Args:
             reader: where its parent says it, and its exit status.
-            reaper: its parent, if that is there for it alone; None for the fork server.
+            guardian: above its parent, if that is there for it alone; None for the fork server.
 
         Raises:
             HwqError: if the server ended instead, or did not get ready.
 
         """
         self._reader = reader
-        self._reaper = reaper
+        self._guardian = guardian
         self._status: int | None = None
         try:
-            number = self._number(_READY_S)
-        except subprocess.TimeoutExpired:
-            number = None
-        if number is None:
+            self.parent_pid, self.pid = self._numbers(_READY_S)
+        except (subprocess.TimeoutExpired, ValueError):
             os.close(reader)
-            raise HwqError("the process's parent ended, or did not get ready")
-        self.pid = number
+            if guardian is not None:
+                guardian.kill()
+                guardian.communicate()
+            raise HwqError("the process's parent ended, or did not get ready") from None
 
     def poll(self) -> int | None:
         """Return its exit status, negative for a signal; None while it runs."""
@@ -188,16 +195,29 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its exit status; subprocess.TimeoutExpired if it still runs after seconds."""
         if self._status is None:
-            found = self._number(timeout)
             # Where the server was killed, nobody knows how its processes end.
-            self._status = -signal.SIGKILL if found is None else found
+            (self._status,) = self._numbers(timeout) or [-signal.SIGKILL]
             os.close(self._reader)
-            if self._reaper is not None:
-                self._reaper.wait()
+            if self._guardian is not None:
+                # Its stdin after that: it would say that it is asked to stop.
+                self._guardian.wait()
+                self._guardian.communicate()
         return self._status
 
-    def _number(self, timeout: float | None) -> int | None:
-        """Read a line; None if the server has gone, TimeoutExpired if none comes in seconds."""
+    def stop(self, within_s: float) -> int:
+        """Have its guardian stop it in its own way; return its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: if it still runs after seconds.
+
+        """
+        assert self._guardian is not None
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        return self.wait(within_s)
+
+    def _numbers(self, timeout: float | None) -> list[int]:
+        """Read a line; none if the server has gone, TimeoutExpired if none comes in seconds."""
         ready = select.poll()
         ready.register(self._reader, select.POLLIN)
         if timeout is not None and not ready.poll(timeout * 1000):
@@ -207,9 +227,9 @@ class Forked:
         while not line.endswith(b"\n"):
             data = os.read(self._reader, 1)
             if not data:
-                return None
+                return []
             line += data
-        return int(line)
+        return [*map(int, line.split())]
 
 
 def start_process(
@@ -251,30 +271,45 @@ def start_reaped(
         descriptors: stay open in the program.
 
     """
+    by_its_kill = Stop(signal.SIGKILL, patience_s=0)
+    return start_guarded(Order(command, environment, by_its_kill, descriptors=descriptors), log)
+
+
+def start_guarded(order: Order, log: Path, environment: Mapping[str, str] | None = None) -> Forked:
+    """Start a program with a guardian of its own, which also stops it when this process dies.
+
+    Args:
+        order: what to start, and how it is stopped.
+        log: file for its output, and for the guardian's.
+        environment: the guardian's; this process's by default.
+
+    Raises:
+        HwqError: if it cannot be started; the log says why.
+
+    """
     reader, writer = os.pipe()
-    order = {
-        "command": command, "environment": dict(environment), "descriptors": list(descriptors)
-    }  # fmt: skip
     try:
-        # A file, as an environment may be longer than an argument may.
-        with open(log, "wb") as output, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
-            json.dump(order, file)
-            file.flush()
-            file.seek(0)
-            passed = (file.fileno(), writer)
-            reaper = subprocess.Popen(
-                python_command("pytest_hwqueue.processes.reaper", *passed, alone=True),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(*passed, *descriptors),
+        with open(log, "wb") as output:
+            guardian = subprocess.Popen(
+                python_command("pytest_hwqueue.processes.guardian", alone=True),
+                stdin=subprocess.PIPE,
+                stdout=writer,
+                stderr=output,
+                env=environment,
+                pass_fds=order.descriptors,
+                start_new_session=order.contending is None,
             )
     except BaseException:
         os.close(reader)
         raise
     finally:
         os.close(writer)
-    return Forked(reader, reaper)
+    assert guardian.stdin is not None
+    # A line of a pipe, as an environment may be longer than an argument may.
+    with suppress(BrokenPipeError):
+        guardian.stdin.write(f"{json.dumps(order, default=str)}\n".encode())
+        guardian.stdin.flush()
+    return Forked(reader, guardian)
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:

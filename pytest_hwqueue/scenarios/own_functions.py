@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.processes.measured_process import kill_group
+from pytest_hwqueue.processes.reaper import kill
 from pytest_hwqueue.processes.starting import start_reaped, worker_environment
 from pytest_hwqueue.scenarios.file import Scenario
 
@@ -61,7 +61,7 @@ def _problem(function: str, folder: Path, parameters: str) -> str:
         try:
             status = process.wait(_IMPORTING_S)
         except subprocess.TimeoutExpired:
-            kill_group(process.pid)
+            kill(process.pid)
             process.wait()
             return f"{function}: importing its module took more than {_IMPORTING_S:g} s"
         if status == 0:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pytest_hwqueue.errors import NotProven, translated
+from pytest_hwqueue.processes.guardian import Stop
 from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
-    Stop,
     run_service,
     service_environment,
 )

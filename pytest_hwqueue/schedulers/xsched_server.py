@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.errors import NotProven, translated
+from pytest_hwqueue.processes.guardian import Stop
 from pytest_hwqueue.processes.services import (
     Service,
     ServiceFailed,
-    Stop,
     free_port,
     run_service,
     service_environment,

@@ -17,20 +17,14 @@ import psutil
 from pytest_hwqueue.devices.kinds import capabilities_of, kind_of
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.attempt import Found, RunEnded
-from pytest_hwqueue.processes.services import (
-    Contending,
-    Service,
-    ServiceFailed,
-    Stop,
-    free_port,
-    run_service,
-)
+from pytest_hwqueue.processes.guardian import Contending, Stop
+from pytest_hwqueue.processes.services import Service, ServiceFailed, free_port, run_service
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
 from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
 
-_KILLED = 128 + signal.SIGKILL
+_KILLED = -signal.SIGKILL
 
 
 class ServerProcesses:

@@ -23,7 +23,7 @@ import os
 import resource
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -368,10 +368,9 @@ def open_tracing(tids: Collection[int] | None = None, ring_bytes: int = RING_BYT
 
     """
     refused: list[Refusal] = []
-    ways: list[Callable[[], Mapping[str, Tracepoint] | None]] = [read_tracepoints, lambda: None]
-    for tracepoints in ways:
+    for read in (read_tracepoints, dict[str, Tracepoint]):
         try:
-            return Tracing("perf", tuple(refused), PerfTracer(tids, tracepoints(), ring_bytes))
+            return Tracing("perf", tuple(refused), PerfTracer(tids, read(), ring_bytes))
         except OSError as error:
             refused.append(Refusal("perf", error.errno, _explained(error)))
     return Tracing("rusage", tuple(refused), None)

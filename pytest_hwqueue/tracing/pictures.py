@@ -73,13 +73,18 @@ class Track:
 
 
 class Picture:
-    """A trace to be written; all times are ns on one clock, whose name is ``clock``."""
+    """A trace to be written; all times are ns on one clock, whose name is ``clock``.
+
+    Attributes:
+        counters: name, unit, time and value of each counter's point.
+
+    """
 
     def __init__(self, clock: str) -> None:
         self.clock = clock
         self._tracks: dict[tuple[str, str], Track] = {}
         self._flows: list[tuple[tuple[Track, Slice], tuple[Track, Slice]]] = []
-        self._counters: list[tuple[str, str, int, float]] = []
+        self.counters: list[tuple[str, str, int, float]] = []
 
     def track(self, process: str, name: str) -> Track:
         """Return a track, created on first use; tracks keep their order of creation."""
@@ -91,17 +96,12 @@ class Picture:
 
     def counter(self, name: str, unit: str, when_ns: int, value: float) -> None:
         """Add a point to a counter."""
-        self._counters.append((name, unit, when_ns, value))
+        self.counters.append((name, unit, when_ns, value))
 
     @property
     def slices(self) -> Iterator[Slice]:
         """All slices, track by track."""
         return (one for track in self._tracks.values() for one in track.slices)
-
-    @property
-    def counters(self) -> Iterator[tuple[str, str, int, float]]:
-        """Name, unit, time and value of each counter's point."""
-        return iter(self._counters)
 
     def write(self, path: Path, about: Mapping[str, object]) -> None:
         """Write the file; ``about`` states its origin."""
@@ -109,12 +109,12 @@ class Picture:
         processes = {name: number for number, name in enumerate(names, start=1)}
         events: list[dict[str, Any]] = [
             {"ph": "C", "name": name, "pid": 0, "ts": when_ns / 1000, "args": {unit: value}}
-            for name, unit, when_ns, value in self._counters
+            for name, unit, when_ns, value in self.counters
         ]
         numbers: dict[int, int] = {}
         for name, number in processes.items():
             events += _heading("process", number, 0, name, number)
-        if self._counters:
+        if self.counters:
             events += _heading("process", 0, 0, "telemetry")
         next_row = 1
         for track in self._tracks.values():
@@ -212,10 +212,6 @@ def _whole(event: str) -> Callable[[Slice], Iterable[_Row]]:
     return rows
 
 
-def _call(one: Slice) -> Iterable[_Row]:
-    return _whole(one.name)(one)
-
-
 def _shape(one: Slice) -> dict[str, object]:
     row: dict[str, object] = {}
     for prefix in ("grid", "block"):
@@ -261,7 +257,7 @@ def _interrupt(one: Slice) -> Iterable[_Row]:
 _ROWS: Mapping[str, Callable[[Slice], Iterable[_Row]]] = {
     "request": _whole("request"),
     "lead-in": _whole("leadIn"),
-    "call": _call,
+    "call": lambda one: _whole(one.name)(one),
     "wait": _wait,
     "kernel": _whole("kernel"),
     "switch": _switches,

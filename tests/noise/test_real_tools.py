@@ -63,4 +63,4 @@ def test_the_tools_keep_to_their_own_limit(tmp_path: Path, places: NoisePlaces, 
         round_ = noise.end_round()
     assert round_.status == "not applied"
     assert "which had 3 s" in round_.reason
-    assert "ended with status 0" in round_.reason
+    assert "exited with status 0" in round_.reason

@@ -24,13 +24,8 @@ from pytest_hwqueue.noise.neighbours import (
     started,
 )
 from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.processes.services import (
-    Contending,
-    ServiceFailed,
-    Stop,
-    free_port,
-    run_service,
-)
+from pytest_hwqueue.processes.guardian import Contending, Stop
+from pytest_hwqueue.processes.services import ServiceFailed, free_port, run_service
 from pytest_hwqueue.records.noise import NoiseRound
 from tests.conftest import slow
 

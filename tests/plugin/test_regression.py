@@ -1,14 +1,21 @@
-"""Which tests the gate asks to be run once more."""
+"""Which tests the gate asks to be run once more, and which runs it compares with."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.baselines.runs import CellBaseline
+from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.plugin.regression import Regression
+from pytest_hwqueue.reports.page import render
+
+if TYPE_CHECKING:
+    from tests.conftest import RunInProcess
 
 
 @pytest.mark.parametrize(
@@ -28,3 +35,28 @@ def test_a_session_that_fails_asks_for_no_more_runs_unless_they_confirm(
     assert gate.wanted() == ["test_mine.py::test_mine"] * asked
     # It was not run since.
     assert gate.wanted() == []
+
+
+def test_a_page_draws_the_baseline_compared_with_and_none_of_the_runs_it_gains(
+    pytester: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(
+        "def test_mine(hwq, hwq_device): hwq.measure(hwq_device.kernel_of(10_000), streams=1)"
+    )
+    drawn: list[list[int]] = []
+    page_of = render.page_of
+
+    def noted(*arguments: Any, baseline: Mapping[str, CellBaseline], **named: Any) -> render.Page:
+        drawn.append([len(cell.runs) for cell in baseline.values()])
+        return page_of(*arguments, baseline=baseline, **named)
+
+    monkeypatch.setattr(render, "page_of", noted)
+    options = (
+        "--hwq-device=sim:h200", "--hwq-iterations=40", "--hwq-save=main", "--hwq-runs=4",
+        "--hwq-fail-on=p50", "--hwq-isolation=process",
+    )  # fmt: skip
+    assert run_in_process(*options).ret == 0
+    run_in_process(*options, "--hwq-compare=main", "--hwq-report=report.html")
+    assert drawn == [[4]]
+    (stored,) = Store(pytester.path / "baselines").read("main", "sim-h200").values()
+    assert len(stored.runs) == 8

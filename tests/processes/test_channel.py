@@ -76,11 +76,9 @@ def test_messages_arrive_as_they_were_sent_one_by_one(
         assert far.receive(PAST) is None
 
 
-def test_values_and_keys_that_are_no_json_arrive_as_their_text(ends: Ends) -> None:
-    ends.near.send("report", path=Path("/a/b"), odd={1}, properties={(1, 2): "three"})
-    assert ends.far.receive(soon()) == {
-        "kind": "report", "path": "/a/b", "odd": "{1}", "properties": {"(1, 2)": "three"},
-    }  # fmt: skip
+def test_values_that_are_no_json_arrive_as_their_text(ends: Ends) -> None:
+    ends.near.send("report", path=Path("/a/b"), odd={1})
+    assert ends.far.receive(soon()) == {"kind": "report", "path": "/a/b", "odd": "{1}"}
 
 
 def test_messages_larger_than_the_pipe_of_several_threads_do_not_mix(ends: Ends) -> None:

@@ -374,7 +374,7 @@ _ENDS = "print('invalid policy name HPF')\nraise SystemExit(1)\n"
         ("root/policy", "3", "policy number 3, not by one of HPF"),
         # So does the real one where its port is taken.
         ("root/mute", "", "runs, but did not answer over HTTP"),
-        ("root/bin/xserver", _ENDS, "(?s)ended with status 1.*invalid policy name"),
+        ("root/bin/xserver", _ENDS, "(?s)exited with status 1.*invalid policy name"),
         ("queues", table((16120, 5), (1, 7)), "scheduled by nobody.*ipcrm -Q 1$"),
     ],
 )

@@ -182,8 +182,8 @@ def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
         slow(misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
         slow(misbehaving("fails"), "the first request to http"),
         (misbehaving("hangs", timeout_s=0.5), "no whole answer within 0.5 s"),
-        slow(misbehaving("goes-into-background"), "ended with status 0 while it was needed"),
-        slow(misbehaving("dies", 0.4), "ended with status 3 while it was needed"),
+        slow(misbehaving("goes-into-background"), "exited with status 0 while it was needed"),
+        slow(misbehaving("dies", 0.4), "exited with status 3 while it was needed"),
         (misbehaving("fails", 0.4), "status 500, not 200: no such model"),
     ],
 )

@@ -85,9 +85,9 @@ class Isolation:
         # Its number names the test to all ranks, whose sessions run the same ones in order.
         self._tests += 1
         name = f"test-{self._tests}"
-        run = ItemRun(
-            item, self._session, self._progress, self._run, report, partial(self._tell, name)
-        )
+        emit = report or (lambda made: item.ihook.pytest_runtest_logreport(report=made))
+        tell = partial(self._tell, name)
+        run = ItemRun(item, self._session, self._progress, self._run, emit, tell)
         try:
             services = self._ready_services(mode_of_worker(item))
             child = self._ready_child(services, ranks_needed(item))

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -94,48 +95,39 @@ _OWN_CODE = "the test's own code"
 _TEARDOWN = "teardown"
 
 
+@dataclass
 class ItemRun(SessionCalls):
-    """Follows one test from its start to its end in the worker."""
+    """Follows one test from its start to its end in the worker.
 
-    def __init__(
-        self,
-        item: pytest.Item,
-        session: MeasuringSession,
-        progress: Progress,
-        run: int,
-        report: Callable[[pytest.TestReport], None] | None,
-        failed: Callable[[str, str], None],
-    ) -> None:
-        """Prepare to follow a test.
+    Args:
+        _item: the test.
+        _session: keeps its records.
+        _progress: receives its progress.
+        _run: number of the run.
+        _emit: called with each of its reports.
+        _failed: called if it fails, with the reason and the worker's last output.
 
-        Args:
-            item: the test.
-            session: keeps its records.
-            progress: receives its progress.
-            run: number of the run.
-            report: called with each of its reports; by default they go to pytest.
-            failed: called if it fails, with the reason and the worker's last output.
+    """
 
-        """
-        self.cut_short = False
-        # Of the noise that runs, and within it of a cell.
-        self._rounds: list[RunningNoise] = []
-        self._noises = ExitStack()
-        self._failed = failed
-        self.scheduler_ended = False
-        self._item = item
-        self._run = run
-        self._emit = report or (lambda made: item.ihook.pytest_runtest_logreport(report=made))
-        self._session = session
-        self._progress = progress
-        # The cell that is being measured; none before and after.
-        self._cell: Cell | None = None
-        self._stage = _SET_UP
-        # Records that the session has not received with a report yet.
-        self._measured: list[dict[str, Any]] = []
-        self._reported: set[str] = set()
-        self._began = time.monotonic()
-        self._deadline: float | None = None
+    _item: pytest.Item
+    _session: MeasuringSession
+    _progress: Progress
+    _run: int
+    _emit: Callable[[pytest.TestReport], None]
+    _failed: Callable[[str, str], None]
+    cut_short: bool = False
+    scheduler_ended: bool = False
+    # Of the noise that runs, and within it of a cell.
+    _rounds: list[RunningNoise] = field(default_factory=list)
+    _noises: ExitStack = field(default_factory=ExitStack)
+    # The cell that is being measured; none before and after.
+    _cell: Cell | None = None
+    _stage: str = _SET_UP
+    # Records that the session has not received with a report yet.
+    _measured: list[dict[str, Any]] = field(default_factory=list)
+    _reported: set[str] = field(default_factory=set)
+    _began: float = field(default_factory=time.monotonic)
+    _deadline: float | None = None
 
     def follow(self, child: Worker, services: SchedulerServices) -> bool:
         """Pass on reports until the test ends; return True if the worker must be ended.
