@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -25,11 +26,18 @@ _ROUNDS = 1000
 _CPU_TIME_NS = 100_000_000
 
 
-def read_machine() -> Machine:
-    """Read pressure, interrupts and stolen time since the machine's start, as `machine_between`.
+class MachineReading(NamedTuple):
+    """Running totals of the machine since its start."""
 
-    Pressures are in s; ``missing`` holds the reasons for gaps.
-    """
+    pressure_s: dict[str, float]
+    softirqs: dict[str, int]
+    interrupts: dict[str, int]
+    steal_s: float | None
+    missing: dict[str, str]
+
+
+def read_machine() -> MachineReading:
+    """Read pressure, interrupts and stolen time; ``missing`` holds the reasons for gaps."""
     missing: dict[str, str] = {}
     pressure_s = {}
     for resource in _PRESSURES:
@@ -38,25 +46,20 @@ def read_machine() -> Machine:
             pressure_s[resource] = int(text.split("total=", 1)[1].split()[0]) / _US_PER_S
     softirqs = _read(Path("/proc/softirqs"), "softirqs", missing)
     interrupts = _read(Path("/proc/interrupts"), "interrupts", missing)
-    return Machine(
-        pressure_share=pressure_s,
-        softirqs=counts(softirqs),
-        interrupts=counts(interrupts),
-        steal_s=getattr(psutil.cpu_times(), "steal", None),
-        missing=missing,
-    )
+    steal_s = getattr(psutil.cpu_times(), "steal", None)
+    return MachineReading(pressure_s, counts(softirqs), counts(interrupts), steal_s, missing)
 
 
-def machine_between(before: Machine, after: Machine, duration_s: float) -> Machine:
+def machine_between(before: MachineReading, after: MachineReading, duration_s: float) -> Machine:
     """Return what happened between two readings, ``duration_s`` apart."""
     steal_s = None
     if before.steal_s is not None and after.steal_s is not None:
         steal_s = max(0.0, after.steal_s - before.steal_s)
     return Machine(
         pressure_share={
-            resource: (after.pressure_share[resource] - began_s) / duration_s
-            for resource, began_s in before.pressure_share.items()
-            if resource in after.pressure_share
+            resource: (after.pressure_s[resource] - began_s) / duration_s
+            for resource, began_s in before.pressure_s.items()
+            if resource in after.pressure_s
         },
         softirqs=_risen(before.softirqs, after.softirqs),
         interrupts=_risen(before.interrupts, after.interrupts),

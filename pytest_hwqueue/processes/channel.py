@@ -21,8 +21,6 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes.reaper import innermost_frames
 
@@ -196,6 +194,8 @@ def ending(status: int) -> str:
 
 def stacks(pid: int, log: Path) -> str:
     """Have a process write all its threads' stacks to its log; return them."""
+    import psutil
+
     before = log.stat().st_size
     os.kill(pid, signal.SIGUSR1)
     # The dump is written by a signal handler, also while the interpreter is stuck in C.

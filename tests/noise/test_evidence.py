@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.noise import evidence
 from pytest_hwqueue.noise.evidence import (
+    MachineReading,
     core_speed,
     counts,
     done_between,
@@ -25,7 +26,7 @@ from pytest_hwqueue.noise.evidence import (
     read_machine,
     read_processes,
 )
-from pytest_hwqueue.records.noise import Done, Machine, Placement
+from pytest_hwqueue.records.noise import Done, Placement
 
 _INTERRUPTS = """\
            CPU0       CPU1
@@ -53,18 +54,13 @@ def test_interrupts_are_summed_over_cores_and_devices(rows: dict[str, list[int]]
 def test_what_this_machine_did_in_between() -> None:
     before = read_machine()
     machine = machine_between(before, read_machine(), 1.0)
-    assert set(machine.pressure_share) == set(before.pressure_share)
+    assert set(machine.pressure_share) == set(before.pressure_s)
     assert all(count > 0 for count in (*machine.softirqs.values(), *machine.interrupts.values()))
     # What is missing is missing, not 0.
     for name in ("cpu", "io", "memory"):
         assert (name in machine.pressure_share) != (f"pressure.{name}" in machine.missing)
-    before, after = (
-        Machine(pressure_share=cpu, softirqs=softirqs, interrupts=interrupts, steal_s=steal_s)
-        for cpu, softirqs, interrupts, steal_s in (
-            ({"cpu": 1}, {"NET_RX": 5, "BLOCK": 1}, {"LOC": 7}, 1.0),
-            ({"cpu": 2}, {"NET_RX": 9, "BLOCK": 1}, {"LOC": 9}, 1.25),
-        )
-    )
+    before = MachineReading({"cpu": 1.0}, {"NET_RX": 5, "BLOCK": 1}, {"LOC": 7}, 1.0, {})
+    after = MachineReading({"cpu": 2.0}, {"NET_RX": 9, "BLOCK": 1}, {"LOC": 9}, 1.25, {})
     machine = machine_between(before, after, 4.0)
     assert (machine.pressure_share, machine.softirqs) == ({"cpu": 0.25}, {"NET_RX": 4})
     assert (machine.interrupts, machine.steal_s) == ({"LOC": 2}, 0.25)

@@ -34,7 +34,7 @@ _OWNERS = {
     "fleet check": """
         from pytest_hwqueue.fleet import check
         check.pytest_command = lambda *_: [sys.executable, "stays.py"]
-        check._start("d", "cpu", here / "check", []).process.wait()
+        with check._session("d", "cpu", here / "check", []) as session: session.process.wait()
     """,
     # Of a scenario's tenant, before anything runs.
     "own function": """
