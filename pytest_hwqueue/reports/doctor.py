@@ -117,4 +117,6 @@ def _missing(rows: Iterable[tuple[str, Estimate]]) -> list[Part]:
 
 
 def _printed(given: Estimate) -> PrintedFigure:
-    return printed(given, lambda value, ends: figure(value, ends, given.unit.replace("us", "µs")))
+    # Streams are counted, not sampled.
+    unit, finest = given.unit.replace("us", "µs"), 0 if given.unit == "distinct" else None
+    return printed(given, lambda value, ends: figure(value, ends, unit, finest))

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import math
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -292,6 +293,8 @@ def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
         return (parse_scheduler(text),)
     pairs = [part.partition("=") for part in rest.split(",")]
     values = [[key + equals + each for each in value.split("|")] for key, equals, value in pairs]
+    if re.search(r"\|\s*(\||,|$)|=\s*\|", text):
+        raise BadInput(f"{text!r} has an empty alternative")
     if math.prod(map(len, values)) > _MOST_ALTERNATIVES:
         raise BadInput(f"{text!r} stands for more than {_MOST_ALTERNATIVES} modes; split it")
     read: dict[str, SchedulerSpec] = {}

@@ -25,7 +25,7 @@ def test_a_whole_diagnosis_prints_and_is_json(
 
     printed = StringIO()
     print_document(diagnosis_document(found), Console(file=printed, width=200))
-    for text in ("Checks", "Limits", "Dispatch", "not available: ", "--quick"):
+    for text in ("Checks", "Limits", "128 distinct", "Dispatch", "not available: ", "--quick"):
         assert text in printed.getvalue()
     data = json.loads(as_json(found))
     assert data["schema"] == doctor.SCHEMA

@@ -93,10 +93,8 @@ _MANY = "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi")
         ("mps-partition:low=120%", "give a share above 0"),
         ("mps-partition:low=nan", "give a share above 0"),
         ("green-context:high=0", "give a whole number from 1 to 1024"),
-        (
-            "xsched:level=1,threshold=1||2",
-            "threshold=1||2': 'xsched:level=1,threshold=': 'threshold=' is not NAME=VALUE",
-        ),
+        ("xsched:level=1,threshold=1||2", "threshold=1||2' has an empty alternative"),
+        ("xsched:level=|1,threshold=1", "threshold=1' has an empty alternative"),
         ("xsched:threshold=1|2|01", "threshold=1|2|01' stands for xsched:threshold=1 twice"),
         ("xsched:threshold=1|16,batch=1|8", "|8': xsched: batch=8 is more than threshold=1"),
         ("xsched:threshold=1|2,threshold=4", "threshold is given twice"),
