@@ -189,8 +189,11 @@ class _SessionEffect:
         if len(known) > 1:
             least = median(of_runs for of_runs, _ in known) / 2
             noisy = [each for each in known if each[0] >= least]
-            bounds = [_own(cell, common, len(noisy), stated) / of_runs for of_runs, cell in noisy]
-            relative = median(bounds)
+            # Of two cells one alone may count, and differs from what it shares with the other.
+            count = max(2, len(noisy))
+            relative = median(
+                _own(cell, common, count, stated) / of_runs for of_runs, cell in noisy
+            )
         return cls(shared, max(0.0, own), max(0.0, relative), PROPORTION**2)
 
     def sd(self, cell: _Sessions) -> float:

@@ -106,6 +106,19 @@ def test_order_of_cells_does_not_matter(order: list[int], seed: int) -> None:
     assert list(shuffled.verdicts()) == sorted(keys)
 
 
+@settings(max_examples=30)
+@given(st.permutations([0.005, 0.02, 0.1]), st.integers(1, 3), st.integers(0, 10**6))
+def test_few_cells_of_unlike_noise_are_allowed_for_their_sessions(
+    noise: list[float], cells: int, seed: int
+) -> None:
+    sds = noise[:cells]
+    old = {f"c{i}": suite(seed + i, 5, sd=sd, cells=1)[0]["c0"] for i, sd in enumerate(sds)}
+    found = with_session_effect(old, dict.fromkeys(old, P99), SETTINGS)
+    allowed = [found[f"c{i}"].main.tau for i in range(cells)]
+    # The sessions do not differ: a session's mean of 2 runs does, by 0.7 of the runs' deviation.
+    assert all(0 < tau < 8 * sd + 0.01 for tau, sd in zip(allowed, sds, strict=True)), allowed
+
+
 def test_many_regressions_share_the_rate() -> None:
     """Benjamini-Hochberg: what is too weak alone is convicted in company."""
     old = {f"c{i}": [ProcessRun(1 + 0.01 * j, 1000, f"s{j}") for j in range(5)] for i in range(200)}
