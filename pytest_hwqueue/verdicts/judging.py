@@ -100,8 +100,7 @@ class Judging:
         once: judge all cells at one look, by the runs given, and want no more.
 
     Raises:
-        BadInput: if no cell of the baseline has a figure of a name.
-        ValueError: if the sentinel is not in the baseline.
+        BadInput: if no cell of the baseline has a figure of a name, or the sentinel is none.
 
     """
 
@@ -251,8 +250,9 @@ class Judging:
                     self._prepared[_key(cell_id, name)] = prepared
         sentinel = None
         if self._sentinel is not None:
-            sentinel = _key(self._sentinel, self._figures[0])
-            sentinel = sentinel if sentinel in self._prepared else None
+            key = _key(self._sentinel, self._figures[0])
+            # All its runs may have been set aside, as its own verdict says.
+            sentinel = key if key in self._prepared and self._prepared[key].baseline else None
         settings = self._settings
         if self._once:
             # Runs that were set aside are missing from every cell, so that all share one look.
