@@ -155,7 +155,6 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
         "layer pass", "iteration", "the products and collectives of all streams, side by side"
     )
     tags = ("compute", "comm")
-    parameter_model = OverlapParameters
     parameters: OverlapParameters
     overlap: tuple[str, str] | None = ("compute_only", "comms_only")
     # In fp32 computing would take 60 times as long as communicating, and what is hidden of that

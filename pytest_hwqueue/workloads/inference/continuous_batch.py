@@ -77,7 +77,6 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         "token", "request", "the time between two tokens of a request, joins included"
     )
     tags = ("prefill", "decode")
-    parameter_model = BatchParameters
     parameters: BatchParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -19,29 +18,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.numerics import MatmulType, set_precision
-from pytest_hwqueue.workloads.tenants.families import ModelFamily, Qwen3Decode, cache_argument
+from pytest_hwqueue.workloads.tenants.families import CacheBehind, Qwen3Decode, decoded
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.workload import HELD_KERNELS, Parameters
-
-
-def placed_model(
-    family: ModelFamily, dtype: MatmulType, device: Device, seed: int, **shape: Any
-) -> Any:
-    """Build a family's full model for inference; allow TF32 in the process or forbid it.
-
-    Args:
-        family: of the model.
-        dtype: numeric format of weights and arithmetic.
-        device: holds the weights.
-        seed: of the weights.
-        shape: fields of the configuration, instead of the published ones.
-
-    Raises:
-        HwqError: if transformers is not installed.
-
-    """
-    torch_type = set_precision(dtype)
-    return seeded_model(family, "full", seed, torch_type, device.torch_device, **shape)
 
 
 @dataclass(frozen=True)
@@ -243,8 +222,8 @@ class Decoder:
         self._shape = shape = parameters
         self._layers = parameters.layers if layers is None else layers
         self._place = device.torch_device
-        self.model = placed_model(
-            Qwen3Decode("0.6b"), shape.dtype, device, seed,
+        self.model = seeded_model(
+            Qwen3Decode("0.6b"), "full", seed, set_precision(shape.dtype), self._place,
             num_hidden_layers=self._layers,
             hidden_size=shape.hidden,
             num_attention_heads=shape.heads,
@@ -256,7 +235,6 @@ class Decoder:
             # token's own embedding, and each token would be followed by itself.
             initializer_range=0.02 * (_PUBLISHED_HIDDEN / shape.hidden) ** 0.5,
         )  # fmt: skip
-        self._cache_argument = cache_argument(self.model)
 
     def new_cache(self, batch: int, capacity: int) -> torch.Tensor:
         """Make an empty cache."""
@@ -279,7 +257,7 @@ class Decoder:
             (batch, 1, vocabulary)
 
         """
-        return self._run(tokens, positions, _Behind(cache, start), None, 1)
+        return decoded(self.model, tokens, positions, CacheBehind(cache, start), last=1)
 
     def at(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
@@ -299,7 +277,7 @@ class Decoder:
         """
         slots = torch.arange(cache.shape[4], device=positions.device)
         seen = slots <= positions[:, None, :, None]
-        return self._run(tokens, positions, _At(cache, positions), seen, 0)
+        return decoded(self.model, tokens, positions, _At(cache, positions), seen)
 
     def plain(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
         """Run whole texts (batch, n) without a cache, with transformers' own mask.
@@ -312,8 +290,8 @@ class Decoder:
         logits: torch.Tensor = output.logits
         return logits
 
-    def require_greedy(self, what: str, prompt: torch.Tensor, decoded: torch.Tensor) -> None:
-        """Require that each decoded token is the most likely after the prompt and earlier tokens.
+    def require_greedy(self, what: str, prompt: torch.Tensor, output: torch.Tensor) -> None:
+        """Require that each token is the most likely after the prompt and earlier tokens.
 
         By induction this is greedy decoding, up to ties. It takes one plain pass over the whole
         text.
@@ -321,44 +299,26 @@ class Decoder:
         Args:
             what: for the error.
             prompt: (n,)
-            decoded: (m,), at least 1.
+            output: (m,), at least 1; decoded after the prompt.
 
         Raises:
             CheckFailed: naming the first wrong token, and its deviation.
 
         """
-        text = torch.cat([prompt, decoded])[None]
+        text = torch.cat([prompt, output])[None]
         # The last token's own successor is not asked for.
-        logits = self.plain(text[:, :-1], len(decoded))[0].float()
+        logits = self.plain(text[:, :-1], len(output))[0].float()
         best = logits.max(dim=-1)
-        found = logits.gather(1, decoded[:, None])[:, 0]
+        found = logits.gather(1, output[:, None])[:, 0]
         below = (best.values - found) / logits.std(dim=-1)
         tolerance = GREEDY_TOLERANCES[self._shape.dtype]
         for index, distance in enumerate(below.tolist()):
             if not distance <= tolerance:
                 raise CheckFailed(
-                    f"{what}: decoded token {index} is {int(decoded[index])}, but "
+                    f"{what}: decoded token {index} is {int(output[index])}, but "
                     f"{int(best.indices[index])} is likelier by {distance:.3g} standard "
                     f"deviations of the logits (tolerance {tolerance:g})"
                 )
-
-    def _run(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        cache: _Behind | _At,
-        mask: torch.Tensor | None,
-        last: int,
-    ) -> torch.Tensor:
-        logits: torch.Tensor = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            use_cache=True,
-            attention_mask={"full_attention": mask},
-            logits_to_keep=last,
-            **{self._cache_argument: cache},
-        ).logits
-        return logits
 
 
 def held_layers(layers: int, passes: int) -> int:
@@ -372,26 +332,8 @@ def spoil_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
     tokens.add_(1).remainder_(vocabulary)
 
 
-class _Behind:
-    """A cache for transformers' attention, for tokens that follow a known number of others."""
-
-    def __init__(self, cache: torch.Tensor, start: int) -> None:
-        self._cache = cache
-        self._start = start
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values; return all valid ones."""
-        end = self._start + keys.shape[2]
-        layer = self._cache[layer_idx]
-        layer[0, :, :, self._start : end] = keys
-        layer[1, :, :, self._start : end] = values
-        return layer[0, :, :, :end], layer[1, :, :, :end]
-
-
 class _At:
-    """The same, for tokens at positions (batch, n) held on the device."""
+    """As `CacheBehind`, for tokens at positions (batch, n) held on the device."""
 
     def __init__(self, cache: torch.Tensor, positions: torch.Tensor) -> None:
         self._cache = cache

@@ -42,7 +42,6 @@ class LlmDecode(Workload, declared="llm_decode"):
     units = ("tokens",)
     primary = PrimaryLatency("token", "launch", "the time between two tokens of a sequence")
     tags = ("token", "first_token")
-    parameter_model = DecodeParameters
     parameters: DecodeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {**TINY_DECODER, "context": 16},

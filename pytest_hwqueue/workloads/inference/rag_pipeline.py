@@ -18,11 +18,11 @@ from pytest_hwqueue.workloads.inference.decoder import (
     Decoder,
     DecoderParameters,
     held_layers,
-    placed_model,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.numerics import poison, require_close
+from pytest_hwqueue.workloads.numerics import poison, require_close, set_precision
 from pytest_hwqueue.workloads.tenants.families import Bert
+from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 # The width at which the published standard deviation of weights, 0.02, belongs.
@@ -104,7 +104,6 @@ class RagPipeline(Workload, declared="rag_pipeline"):
     units = ("queries",)
     primary = PrimaryLatency("query", "request", "a query, from its embedding to its whole answer")
     tags = ("embed", "retrieve", "rerank", "generate")
-    parameter_model = RagParameters
     parameters: RagParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
@@ -127,8 +126,8 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         prompt = parameters.document_tokens + parameters.query_tokens
         hidden = parameters.encoder_hidden
         self._encoder, self._cross_encoder = (
-            placed_model(
-                family, parameters.dtype, device, seed,
+            seeded_model(
+                family, "full", seed, set_precision(parameters.dtype), place,
                 num_hidden_layers=parameters.encoder_layers,
                 hidden_size=hidden,
                 num_attention_heads=parameters.encoder_heads,

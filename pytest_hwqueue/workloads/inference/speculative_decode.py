@@ -100,7 +100,6 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
         "round", "request", "a draft and its verification: the time between a sequence's tokens"
     )
     tags = ("draft", "verify")
-    parameter_model = SpeculativeParameters
     parameters: SpeculativeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
