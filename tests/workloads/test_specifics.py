@@ -136,7 +136,7 @@ BEFORE: list[tuple[str, int, Given, Spoil, str]] = [
     # The first stream's context is computed in each iteration, the second's in setting up.
     *[("llm_decode", 2, {"layers": 2, "tokens": 4}, spoil, "stream 1: decoded token") for spoil in (
         lambda w: w._caches[1][:, :, :, :, :8].zero_(), lambda w: w._caches[1][:, 1].neg_(),
-        lambda w: w._positions.sub_(5),
+        lambda w: w._decoder._positions.sub_(5),
     )],
     *[("speculative_decode", 2, SPECULATING, spoil, "sequence 1") for spoil in (
         lambda w: w._sequences[1].small[:, 1, :, :, :7].neg_(),

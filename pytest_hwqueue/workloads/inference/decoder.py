@@ -40,14 +40,6 @@ class PlannedRequest:
 
 
 @dataclass(frozen=True)
-class Join:
-    """Move a prefilled request into a slot of its group's batch."""
-
-    request: int
-    slot: int
-
-
-@dataclass(frozen=True)
 class Step:
     """Decode a token of each running request of a group.
 
@@ -71,13 +63,13 @@ class Moment:
     """What happens at one decode step of the period.
 
     Attributes:
-        joins: requests that join their batches before the step.
+        joins: requests that join their groups' batches before the step.
         prefills: requests prefilled meanwhile; they join before the next step.
         steps: of the groups with running requests.
 
     """
 
-    joins: tuple[Join, ...]
+    joins: tuple[int, ...]
     prefills: tuple[int, ...]
     steps: tuple[Step, ...]
 
@@ -120,8 +112,8 @@ def plan(
     """Serve the requests of a period, first come, first served; return what happens at each step.
 
     A router sends request i to prefill i modulo ``prefills`` and to group i modulo ``groups``,
-    where it has a slot to itself. A prefill keeps one request until it joins its group, at the next
-    step: so a prefill overlaps a step.
+    where it has slot i // ``groups`` to itself. A prefill keeps one request until it joins its
+    group, at the next step: so a prefill overlaps a step.
 
     Args:
         requests: by arrival; each runs for at most ``steps`` steps.
@@ -131,7 +123,7 @@ def plan(
 
     """
     prefilled: list[list[int]] = [[] for _ in range(steps)]
-    joined: list[list[Join]] = [[] for _ in range(steps)]
+    joined: list[list[int]] = [[] for _ in range(steps)]
     slots = -(-len(requests) // groups)
     running: list[list[list[tuple[int, int] | None]]] = [
         [[None] * slots for _ in range(groups)] for _ in range(steps)
@@ -143,10 +135,9 @@ def plan(
             at = (at + 1) % steps
         taken[number % prefills].add(at)
         prefilled[at].append(number)
-        slot = number // groups
-        joined[(at + 1) % steps].append(Join(number, slot))
+        joined[(at + 1) % steps].append(number)
         for token in range(request.output_tokens - 1):
-            running[(at + 1 + token) % steps][number % groups][slot] = number, token
+            running[(at + 1 + token) % steps][number % groups][number // groups] = number, token
     return [
         Moment(
             joins=tuple(joined[at]),
@@ -212,16 +203,23 @@ class Decoder:
         parameters: shape and numeric format.
         device: holds the weights.
         seed: of the weights.
+        longest: tokens that `behind` may find or add in a sequence.
         layers: number of layers, if not the parameters'.
 
     """
 
     def __init__(
-        self, parameters: DecoderParameters, device: Device, seed: int, layers: int | None = None
+        self,
+        parameters: DecoderParameters,
+        device: Device,
+        seed: int,
+        longest: int,
+        layers: int | None = None,
     ) -> None:
         self._shape = shape = parameters
         self._layers = parameters.layers if layers is None else layers
         self._place = device.torch_device
+        self._positions = torch.arange(longest, device=self._place)[None]
         self.model = seeded_model(
             Qwen3Decode("0.6b"), "full", seed, set_precision(shape.dtype), self._place,
             num_hidden_layers=self._layers,
@@ -242,14 +240,11 @@ class Decoder:
         size = (self._layers, 2, batch, shape.kv_heads, capacity, shape.head_dim)
         return torch.zeros(size, device=self._place, dtype=self.model.dtype)
 
-    def behind(
-        self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, start: int
-    ) -> torch.Tensor:
+    def behind(self, tokens: torch.Tensor, cache: torch.Tensor, start: int) -> torch.Tensor:
         """Run tokens that follow ``start`` others; return the last token's logits.
 
         Args:
             tokens: (batch, n); one token, or a whole text that follows nothing.
-            positions: (1, n), from ``start`` on.
             cache: holds the ``start`` preceding tokens; the new ones are written after them.
             start: known to the host, so that only the valid part of the cache is read.
 
@@ -257,7 +252,13 @@ class Decoder:
             (batch, 1, vocabulary)
 
         """
+        positions = self._positions[:, start : start + tokens.shape[1]]
         return decoded(self.model, tokens, positions, CacheBehind(cache, start), last=1)
+
+    def decode(self, text: torch.Tensor, cache: torch.Tensor, start: int, end: int) -> None:
+        """Run a text's tokens from ``start`` to ``end``, and write their most likely successor."""
+        logits = self.behind(text[:, start:end], cache, start)
+        torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, end : end + 1])
 
     def at(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor

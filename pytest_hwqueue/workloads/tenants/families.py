@@ -278,7 +278,7 @@ def decoded(
 
 @functools.cache
 def _cache_argument(forward: Callable[..., object]) -> str:
-    """Return the name under which a model's forward takes its cache: transformers renamed it in 5.24."""
+    """Return the name under which a model takes its cache: transformers renamed it in 5.24."""
     renamed = "cache" in inspect.signature(forward).parameters
     return "cache" if renamed else "past_key_values"
 
