@@ -36,21 +36,6 @@ _DRAINING_S = 5.0
 _POLL_S = 0.001
 
 
-class AcceleratorEvent:
-    """A timing event on the device's own clock."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
-
-    def query(self) -> bool:
-        """Whether the stream has passed the point; true if never recorded."""
-        return bool(self.event.query())
-
-    def synchronize(self) -> None:
-        """Block the calling thread until the stream has passed the point."""
-        self.event.synchronize()
-
-
 class AcceleratorStream:
     """A hardware-visible stream that the runtime created for this pool alone."""
 
@@ -90,7 +75,7 @@ class AcceleratorStream:
 
     def record(self, event: Event | None = None) -> Event:
         """Record an event after the work enqueued so far."""
-        recorded = AcceleratorEvent(torch.cuda.Event()) if event is None else event
+        recorded = torch.cuda.Event() if event is None else event
         if self._pool.trace is not None:
             self._pool.trace.recorded(self.index, recorded)
         event_of(recorded).record(self.stream)
@@ -272,9 +257,9 @@ class AcceleratorPool:
 
 def event_of(event: Event) -> torch.cuda.Event:
     """Return torch's event; TypeError if it belongs to another device."""
-    if not isinstance(event, AcceleratorEvent):
+    if not isinstance(event, torch.cuda.Event):
         raise TypeError(f"an accelerator got an event of another device: {event!r}")
-    return event.event
+    return event
 
 
 # CUDA programming guide, "CUDA environment variables"; HIP documentation, "environment variables".
@@ -403,19 +388,19 @@ class Accelerator:
         """Return what must match for results to be compared, and what to report."""
         return fingerprint(self.kind, self.index)
 
-    def new_event(self) -> AcceleratorEvent:
+    def new_event(self) -> torch.cuda.Event:
         """Create an event that can be timed with `elapsed_ns`."""
         event = torch.cuda.Event(enable_timing=True)
         # torch makes the runtime's event at the first record: not while measuring.
         event.record(torch.cuda.default_stream(self.torch_device))
-        return AcceleratorEvent(event)
+        return event
 
-    def new_graph_event(self) -> AcceleratorEvent:
+    def new_graph_event(self) -> torch.cuda.Event:
         """Create a timing event that a graph records on every replay."""
         if self.kind == "hip":
             raise DeviceError("ROCm's torch does not record timing events inside graphs")
         try:
-            return AcceleratorEvent(torch.cuda.Event(enable_timing=True, external=True))
+            return torch.cuda.Event(enable_timing=True, external=True)
         except TypeError as error:
             raise DeviceError(
                 f"torch {torch.__version__} does not record timing events inside graphs"
@@ -472,9 +457,9 @@ class Accelerator:
         start, end = self.new_event(), self.new_event()
         times = []
         for _ in range(5):
-            start.event.record()
+            start.record()
             torch.cuda._sleep(cycles)
-            end.event.record()
+            end.record()
             end.synchronize()
             times.append(self.elapsed_ns(start, end))
         return cycles / sorted(times)[2]

@@ -233,11 +233,6 @@ class _HostLaunch:
     enqueued_ns: int
 
 
-@dataclass(frozen=True)
-class _HostWait:
-    recordings: Sequence[Recording]
-
-
 class HostStream:
     """One worker thread that runs enqueued work in order."""
 
@@ -249,8 +244,8 @@ class HostStream:
         self.kernels: list[Kernel] = []
         self._pool = pool
         self._gradients = gradients
-        # A recording is one to stamp.
-        self._queue: queue.SimpleQueue[_HostLaunch | Recording | _HostWait | None]
+        # A recording is one to stamp; several are to be waited for.
+        self._queue: queue.SimpleQueue[_HostLaunch | Recording | Sequence[Recording] | None]
         self._queue = queue.SimpleQueue()
         # Each counter has one writer: the host's thread, and the stream's.
         self._enqueued = 0
@@ -311,7 +306,7 @@ class HostStream:
         if recordings:
             self._enqueued += 1
             self._pool.busy.add(self.index)
-            self._queue.put(_HostWait(recordings))
+            self._queue.put(recordings)
 
     def synchronize(self) -> None:
         """Block until all work enqueued so far is done; raise what it raised."""
@@ -343,7 +338,7 @@ class HostStream:
                 elif isinstance(task, Recording):
                     task.stamp(_clock_ns())
                 else:
-                    for recording in task.recordings:
+                    for recording in task:
                         recording.wait()
                         # Work behind a wait is ready when the event has passed.
                         previous_end_ns = max(previous_end_ns, recording.when_ns)

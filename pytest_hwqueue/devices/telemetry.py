@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
 
@@ -99,23 +99,6 @@ class Telemetry:
         """The numbers of all Xid errors that the driver reported meanwhile, sorted."""
         of_device = [each for each in self.samples if isinstance(each, TelemetrySample)]
         return sorted({number for sample in of_device for number in sample.xid_errors})
-
-
-class TelemetryReader(Protocol):
-    """Reads one device; never raises for what the device does not report."""
-
-    @property
-    def missing(self) -> Mapping[str, str]:
-        """Field name to the reason it could not be read, so far."""
-
-    def read(self) -> TelemetrySample | HostSample:
-        """Read everything once."""
-
-    def describe(self) -> str:
-        """Return what is read, and of which device."""
-
-    def close(self) -> None:
-        """Release the vendor's library; a second call does nothing."""
 
 
 class TelemetryLog:
@@ -236,8 +219,8 @@ _AMD_RESIDENCIES = (
 )
 
 
-class Reader:
-    """Base of readers: asks, and remembers why there was no answer."""
+class TelemetryReader:
+    """Reads one device; remembers why there was no answer, and never raises for that."""
 
     def __init__(
         self,
@@ -273,6 +256,10 @@ class Reader:
         self._missing.setdefault(name, "; ".join(reasons))
         return None
 
+    def read(self) -> TelemetrySample | HostSample:
+        """Read everything once; each reader its own."""
+        raise NotImplementedError
+
     def describe(self) -> str:
         """Return what is read, and of which device."""
         return self._source
@@ -284,7 +271,7 @@ class Reader:
             self._ask("close", shut_down)
 
 
-class NvmlReader(Reader):
+class NvmlReader(TelemetryReader):
     """Reads one NVIDIA GPU, or one MIG slice of it, through NVML.
 
     A slice has its own processes; its clocks, throttling, temperature and power are the whole
@@ -395,7 +382,7 @@ class NvmlReader(Reader):
         return _others(memory)
 
 
-class AmdSmiReader(Reader):
+class AmdSmiReader(TelemetryReader):
     """Reads one AMD GPU through AMD SMI.
 
     Written against the documentation and Python source of amdsmi 7.0; not yet run on AMD hardware.
@@ -457,7 +444,7 @@ class AmdSmiReader(Reader):
         return None
 
 
-class HostReader(Reader):
+class HostReader(TelemetryReader):
     """Reads the host's CPU clock, load and steal time (given to others by the hypervisor)."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -165,12 +165,16 @@ class Workload(ABC):
     decisions_drawn: tuple[str, ...] = ()
 
     def __init_subclass__(cls, declared: str = "") -> None:
-        """Take over what the registry declares of a built-in workload, given its name."""
+        """Take over what the registry declares of a built-in workload, given its name.
+
+        The type of its parameters is that of its annotation.
+        """
         super().__init_subclass__()
         if declared:
             known = registry.WORKLOADS.built_in[declared]
             for each in registry.OF_CLASS:
                 setattr(cls, each, getattr(known, each))
+            cls.parameter_model = get_type_hints(cls)["parameters"]
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters: Parameters = parameters

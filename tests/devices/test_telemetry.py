@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.telemetry import (
     HostSample,
     Telemetry,
     TelemetryLog,
+    TelemetryReader,
     TelemetrySample,
     ThrottledSpan,
     Unavailable,
@@ -21,16 +22,15 @@ from pytest_hwqueue.devices.telemetry import (
 )
 
 
-class Scripted:
+class Scripted(TelemetryReader):
     """A reader that always reads the same."""
 
-    missing: dict[str, str] = {"power_w": "Not Supported"}  # noqa: RUF012
+    def __init__(self) -> None:
+        super().__init__("scripted")
+        self._missing["power_w"] = "Not Supported"
 
     def read(self) -> TelemetrySample:
         return sample("power_cap")
-
-    def describe(self) -> str:
-        return "scripted"
 
     def close(self) -> None:
         pytest.fail("the log does not own its reader")
@@ -55,7 +55,7 @@ def test_log_reads_at_most_once_an_interval_unless_forced() -> None:
     telemetry = log.finish()
     spans = (ThrottledSpan(0, 5, ("power_cap",)),)
     assert telemetry == Telemetry(
-        "scripted", (sample("power_cap"),) * 3, Scripted.missing, spans, (0, 3, 5)
+        "scripted", (sample("power_cap"),) * 3, {"power_w": "Not Supported"}, spans, (0, 3, 5)
     )
     assert telemetry.throttled_samples == 5
     assert json.loads(json.dumps(dataclasses.asdict(telemetry)))["read_before"] == [0, 3, 5]

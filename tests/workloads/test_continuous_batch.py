@@ -14,7 +14,6 @@ from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.inference.continuous_batch import ContinuousBatch
 from pytest_hwqueue.workloads.inference.decoder import (
-    Join,
     Moment,
     PlannedRequest,
     Step,
@@ -149,15 +148,15 @@ def test_plan_serves_each_request_in_order_and_within_its_places(
     for period in range(4):
         tokens = [0] * len(queue)
         for moment in moments:
-            for join in moment.joins:
-                place = join.request % prefills
+            for request in moment.joins:
+                place = request % prefills
                 if period == 0 and place not in prefilled:
                     continue
-                assert prefilled.pop(place) == join.request
-                batch = running[join.request % groups]
-                assert join.slot not in batch
-                batch[join.slot] = join.request
-                given_out[join.request] = 1
+                assert prefilled.pop(place) == request
+                batch, slot = running[request % groups], request // groups
+                assert slot not in batch
+                batch[slot] = request
+                given_out[request] = 1
             for request in moment.prefills:
                 assert request % prefills not in prefilled, "a place holds one request"
                 prefilled[request % prefills] = request
@@ -187,9 +186,9 @@ def test_plan_waits_for_arrivals_and_overlaps_a_prefill_with_a_step() -> None:
     assert plan([first, second, third], 1, 1, 4) == [
         # The third came with the second, and was prefilled behind it.
         Moment((), (0,), (step(0, (None, None, (2, 1))),)),
-        Moment((Join(0, 0),), (1,), (step(0, ((0, 0), None, None)),)),
-        Moment((Join(1, 1),), (2,), (step(0, ((0, 1), (1, 0), None)),)),
-        Moment((Join(2, 2),), (), (step(0, ((0, 2), None, (2, 0))),)),
+        Moment((0,), (1,), (step(0, ((0, 0), None, None)),)),
+        Moment((1,), (2,), (step(0, ((0, 1), (1, 0), None)),)),
+        Moment((2,), (), (step(0, ((0, 2), None, (2, 0))),)),
     ]
 
 

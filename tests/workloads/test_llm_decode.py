@@ -51,7 +51,7 @@ def test_each_stream_decodes_what_transformers_decodes() -> None:
 def test_full_model_is_qwen3_0_6b() -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1):
-        model = Decoder(DecodeParameters(), device, 1).model
+        model = Decoder(DecodeParameters(), device, 1, 1).model
         assert sum(weight.numel() for weight in model.parameters()) == 596_049_920
         assert model.dtype is torch.bfloat16
         assert (model.config.num_hidden_layers, model.config.tie_word_embeddings) == (28, True)
@@ -71,18 +71,16 @@ def test_passes_over_caches_give_what_one_without_does() -> None:
         layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, inner=48, vocabulary=64,
         dtype="fp32",
     )  # fmt: skip
-    decoder = Decoder(parameters, HostDevice(), 1)
+    decoder = Decoder(parameters, HostDevice(), 1, 12)
     texts = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
-    positions, expected = torch.arange(9)[None], decoder.plain(texts, 9)
+    expected = decoder.plain(texts, 9)
     cache = decoder.new_cache(3, 12)
     parts = [slice(0, 4), *(slice(place, place + 1) for place in range(4, 9))]
-    found = [
-        decoder.behind(texts[:, part], positions[:, part], cache, part.start) for part in parts
-    ]
+    found = [decoder.behind(texts[:, part], cache, part.start) for part in parts]
     assert torch.allclose(torch.cat(found, dim=1), expected[:, 3:], atol=1e-5)
     # At positions that differ from text to text; what is masked does not count, whatever it is.
     cache.fill_(7.0)
-    decoder.behind(texts[:, :6], positions[:, :6], cache, 0)
+    decoder.behind(texts[:, :6], cache, 0)
     where = torch.tensor([[2], [4], [6]]) + torch.arange(3)
     at = decoder.at(texts.gather(1, where), where, cache)
     wanted = expected.gather(1, where[:, :, None].expand(-1, -1, 64))

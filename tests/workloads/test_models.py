@@ -149,8 +149,8 @@ def test_step_behind_a_context_is_the_end_of_a_pass_over_all_of_it() -> None:
         whole = model(torch.cat((context, step.tokens), dim=1)).logits[:, -1:]
         filled = model(context, use_cache=True).past_key_values
         for index, layer in enumerate(filled.layers):
-            step.cache.keys[index][:, :, :16] = layer.keys
-            step.cache.values[index][:, :, :16] = layer.values
+            step.cache[index, 0, :, :, :16] = layer.keys
+            step.cache[index, 1, :, :, :16] = layer.values
         for _ in range(2):
             require_close("step", step(), whole, 1e-5)
     assert torch.equal(step.next_tokens, whole.argmax(dim=-1))

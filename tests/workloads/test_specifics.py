@@ -136,7 +136,7 @@ BEFORE: list[tuple[str, int, Given, Spoil, str]] = [
     # The first stream's context is computed in each iteration, the second's in setting up.
     *[("llm_decode", 2, {"layers": 2, "tokens": 4}, spoil, "stream 1: decoded token") for spoil in (
         lambda w: w._caches[1][:, :, :, :, :8].zero_(), lambda w: w._caches[1][:, 1].neg_(),
-        lambda w: w._positions.sub_(5),
+        lambda w: w._decoder._positions.sub_(5),
     )],
     *[("speculative_decode", 2, SPECULATING, spoil, "sequence 1") for spoil in (
         lambda w: w._sequences[1].small[:, 1, :, :, :7].neg_(),
@@ -194,16 +194,16 @@ REFUSED: list[tuple[str, Given, Where, str]] = [
       for streams, blocks, needed in ((2, 2, 2), (3, 4, 3), (5, 3, 3))],
     *[("comms_compute_overlap", given, where, rf"^comms_compute_overlap\..*{says}")
       for given, where, says in (
-        ({"compute_streams": 4}, Where("cpu", 4), "compute_streams=4 leaves none of 4 streams to"),
-        ({"compute_streams": 9}, Where("cpu", 4), "compute_streams=9 leaves none of 4 streams"),
+        ({"compute_streams": 4}, Where("cpu", 4), "compute_streams=4 of 4 streams leaves some w"),
+        ({"compute_streams": 9}, Where("cpu", 4), "without work in mode comms_compute; take at"),
         ({"mode": "comms_only", "compute_streams": 2}, Where("cpu", 4),
-         "compute_streams=2: in mode comms_only no stream computes; leave it out"),
+         "compute_streams=2 of 4 streams leaves some without work in mode comms_only"),
         ({"mode": "compute_only", "compute_streams": 2}, Where("cpu", 4),
          "compute_streams=2 of 4 streams leaves some without work in mode compute_only"),
-        ({"backend": "nccl"}, Where("cpu", 4), "backend=nccl needs CUDA or ROCm; on cpu take gloo"),
-        ({"backend": "gloo"}, Where("cuda", 4), "backend=gloo takes data through the host's"),
-        ({"backend": "gloo"}, Where("hip", 4), "on hip take nccl, or leave it out"),
-        ({"backend": "gloo"}, Where("sim", 4), "on sim take nccl, or leave it out"),
+        ({"backend": "nccl"}, Where("cpu", 4), "backend=nccl: gloo carries collectives on cpu"),
+        ({"backend": "gloo"}, Where("cuda", 4), "backend=gloo: nccl carries collectives on cuda"),
+        ({"backend": "gloo"}, Where("hip", 4), "nccl carries collectives on hip; leave it out"),
+        ({"backend": "gloo"}, Where("sim", 4), "nccl carries collectives on sim; leave it out"),
         ({"process_groups": "[0,1]"}, Where("cpu", 4), "process_groups=.0,1. must name each rank"),
         ({"process_groups": "[0],[1]"}, Where("cpu", 4, 3), "each rank from 0 to 2 once"),
         ({"comm_size": 3}, Where("cpu", 4), "comm_size=3 leaves some of 1 ranks no element"),

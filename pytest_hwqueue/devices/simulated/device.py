@@ -28,13 +28,13 @@ from pytest_hwqueue.devices.simulated.costs import (
 from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
-from pytest_hwqueue.devices.telemetry import Reader, TelemetrySample
+from pytest_hwqueue.devices.telemetry import TelemetryReader, TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 
 _NOT_MODELLED = "not modelled by the simulated device"
 
 
-class SimulatedReader(Reader):
+class SimulatedReader(TelemetryReader):
     """Reads a simulated device in its virtual time."""
 
     def __init__(self, device: SimulatedDevice) -> None:

@@ -13,15 +13,15 @@ from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.segments import (
     TRANSFORMER_SIZES,
-    Segment,
+    Chain,
     TransformerParameters,
     end_step,
     make_blocks,
     plain_gradients,
     random_batch,
-    split_by_block,
+    require_gradients,
 )
-from pytest_hwqueue.workloads.numerics import poison, require_close
+from pytest_hwqueue.workloads.numerics import poison
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Where, Workload
 
 # Relative error of a block's gradient. The reference does the same products in the same format; a
@@ -55,7 +55,6 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
         alike=True,
     )
     tags = ("forward", "recompute", "backward")
-    parameter_model = CheckpointParameters
     parameters: CheckpointParameters
     sizes = TRANSFORMER_SIZES
     gradients = True
@@ -119,10 +118,8 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
         of_lanes = [
             plain_gradients(self._model, lane.inputs, lane.target, samples) for lane in self._lanes
         ]
-        tolerance = _TOLERANCES[self.parameters.dtype]
-        for block, gradient in enumerate(split_by_block(self._sums, self._cuts)):
-            expected = torch.stack([gradients[block] for gradients in of_lanes]).sum(0)
-            require_close(f"gradient of block {block}", gradient, expected, tolerance)
+        expected = [torch.stack(of_block).sum(0) for of_block in zip(*of_lanes, strict=True)]
+        require_gradients(self._sums, self._cuts, expected, _TOLERANCES[self.parameters.dtype])
 
     def _go_forward(self, turns: Sequence[Sequence[Stream]]) -> None:
         last = len(self._cuts) - 1
@@ -155,21 +152,20 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
                 added = stream.record()
 
     def _add(self, number: int, segment: int) -> None:
-        total, bucket = self._sums[segment], self._lanes[number].bucket(segment)
+        total, bucket = self._sums[segment], self._lanes[number].buckets[segment]
         if number == 0:
             total.copy_(bucket)
         else:
             total.add_(bucket)
 
 
-class _Lane:
+class _Lane(Chain):
     """One batch's way through the segments and back.
 
     Attributes:
         inputs: (batch, sequence, hidden).
         target: likewise.
         samples: of all lanes, over which the loss is a mean.
-        segments: with their own leaves.
 
     """
 
@@ -181,43 +177,26 @@ class _Lane:
         inputs: torch.Tensor,
         target: torch.Tensor,
     ) -> None:
+        super().__init__(cuts, inputs, len(cuts) - 1, streams)
         self.inputs = inputs
         self.target = target
         self.samples = samples
-        self.segments = [Segment(cut) for cut in cuts]
-        # Behind each segment but the last: what it gives to the next, and the slope it gets back.
-        self._given = [torch.empty_like(inputs) for _ in cuts[1:]]
-        self._slopes = [torch.empty_like(inputs) for _ in cuts[1:]]
-        largest = max(segment.size for segment in self.segments)
-        self._buckets = [inputs.new_empty(largest) for _ in range(streams)]
+        # What each segment is given.
+        self._given = [inputs, *(torch.empty_like(inputs) for _ in cuts[1:])]
 
     def forward(self, segment: int) -> None:
         """Compute a segment and keep only its output for the next."""
-        self.segments[segment].run(self._input_of(segment), self._given[segment])
+        self.segments[segment].run(self._given[segment], self._given[segment + 1])
 
     def forward_last(self) -> None:
         """Compute the last segment and the loss, with their graph."""
-        last = len(self.segments) - 1
-        self.segments[last].record_loss(self._input_of(last), self.target, self.samples)
+        self.segments[-1].record_loss(self._given[-1], self.target, self.samples)
 
     def recompute(self, segment: int) -> None:
         """Compute a segment once more, with its graph."""
-        self.segments[segment].record(self._input_of(segment))
-
-    def backward(self, segment: int) -> None:
-        """Compute a segment's gradients into its bucket, and the slope for the previous segment."""
-        slope = self._slopes[segment] if segment < len(self._slopes) else None
-        before = self._slopes[segment - 1] if segment > 0 else None
-        self.segments[segment].backward(slope, before, self.bucket(segment))
-
-    def bucket(self, segment: int) -> torch.Tensor:
-        """Return where a segment's gradients are put; its stream's segments share the memory."""
-        bucket = self._buckets[segment % len(self._buckets)]
-        return bucket[: self.segments[segment].size]
+        self.segments[segment].record(self._given[segment])
 
     def poison(self) -> None:
         """Make reading before writing fail the check."""
-        poison(*self._given, *self._slopes, *self._buckets)
-
-    def _input_of(self, segment: int) -> torch.Tensor:
-        return self._given[segment - 1] if segment > 0 else self.inputs
+        super().poison()
+        poison(*self._given[1:])

@@ -155,7 +155,6 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
         "layer pass", "iteration", "the products and collectives of all streams, side by side"
     )
     tags = ("compute", "comm")
-    parameter_model = OverlapParameters
     parameters: OverlapParameters
     overlap: tuple[str, str] | None = ("compute_only", "comms_only")
     # In fp32 computing would take 60 times as long as communicating, and what is hidden of that
@@ -176,14 +175,9 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
         backend = self.parameters.backend
         fits = "gloo" if where.capabilities.host else "nccl"
         if backend not in ("auto", fits):
-            reason = (
-                "needs CUDA or ROCm"
-                if backend == "nccl"
-                else "takes data through the host's memory and blocks the thread that enqueues"
-            )
             raise NotApplicable(
-                f"{self.name}.backend={backend} {reason}; on {where.device_kind} take {fits}, or "
-                "leave it out"
+                f"{self.name}.backend={backend}: {fits} carries collectives on "
+                f"{where.device_kind}; leave it out"
             )
         self._computing(where.streams)
         groups = self.parameters.groups(where.ranks)
@@ -285,26 +279,17 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
     def _computing(self, streams: int) -> int:
         """Return how many streams compute; NotApplicable if some would have no work."""
         mode, given = self.parameters.mode, self.parameters.compute_streams
-        asked = f"{self.name}.compute_streams={given}"
-        if mode == "comms_only":
-            if given is not None:
-                raise NotApplicable(f"{asked}: in mode comms_only no stream computes; leave it out")
-            return 0
-        if mode == "compute_only":
-            if given not in (None, streams):
-                raise NotApplicable(
-                    f"{asked} of {streams} streams leaves some without work in mode compute_only; "
-                    "leave it out, or ask for as many streams"
-                )
-            return streams
-        if given is None:
-            return streams - max(1, min(_COMMUNICATING, streams // 2))
-        if given >= streams:
-            raise NotApplicable(
-                f"{asked} leaves none of {streams} streams to communicate; take at most "
-                f"{streams - 1}, or at least {given + 1} streams"
-            )
-        return given
+        by_default = streams - max(1, min(_COMMUNICATING, streams // 2))
+        computing = {"compute_only": streams, "comms_only": 0}.get(mode, by_default)
+        if given is None or given == computing:
+            return computing
+        both = mode == "comms_compute"
+        if both and given < streams:
+            return given
+        raise NotApplicable(
+            f"{self.name}.compute_streams={given} of {streams} streams leaves some without work in "
+            f"mode {mode}; {f'take at most {streams - 1}' if both else 'leave it out'}"
+        )
 
     def _part(self, members: int) -> int:
         """Return how many elements of a collective's array are each rank's part."""

@@ -67,7 +67,6 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
         alike=True,
     )
     tags = ("all_gather", "compute", "reduce")
-    parameter_model = FsdpParameters
     parameters: FsdpParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "heads": 2, "sequence": 16, "batch": 1, "learning_rate": 1e-4},

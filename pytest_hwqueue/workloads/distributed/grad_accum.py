@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from pydantic import Field
-from torch import nn
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.workloads.distributed.collectives import all_reduce
 from pytest_hwqueue.workloads.distributed.segments import (
     TRANSFORMER_SIZES,
-    Segment,
+    Chain,
     TransformerParameters,
     end_step,
     make_blocks,
     plain_gradients,
     random_batch,
-    split_by_block,
+    require_gradients,
 )
-from pytest_hwqueue.workloads.numerics import poison, require_close
+from pytest_hwqueue.workloads.numerics import poison
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 # Relative error of a block's gradient. The reference sums over all samples within its products,
@@ -60,7 +59,6 @@ class GradientAccumulation(Workload, declared="grad_accum"):
         alike=True,
     )
     tags = ("forward", "backward", "reduce")
-    parameter_model = AccumulationParameters
     parameters: AccumulationParameters
     sizes = TRANSFORMER_SIZES
     gradients = True
@@ -83,7 +81,10 @@ class GradientAccumulation(Workload, declared="grad_accum"):
             self._model[begin : begin + parameters.bucket_blocks]
             for begin in range(0, parameters.blocks, parameters.bucket_blocks)
         ]
-        self._replicas = [_Replica(self._cuts, self._inputs[0]) for _ in range(computing)]
+        # The model as each stream uses it: shared weights, its own gradients.
+        self._replicas = [
+            Chain(self._cuts, self._inputs[0], 1, len(self._cuts)) for _ in range(computing)
+        ]
         self._sums = [
             torch.empty(bucket.numel(), device=setup.device.torch_device)
             for bucket in self._replicas[0].buckets
@@ -124,14 +125,13 @@ class GradientAccumulation(Workload, declared="grad_accum"):
         inputs, target = torch.cat(self._inputs).float(), torch.cat(self._targets)
         model = [copy.deepcopy(block).float() for block in self._model]
         expected = plain_gradients(model, inputs, target, self._samples)
-        tolerance = _TOLERANCES[self.parameters.dtype]
-        for block, gradient in enumerate(split_by_block(self._sums, self._cuts)):
-            all_reduce(expected[block], self._group)
-            require_close(f"gradient of block {block}", gradient, expected[block], tolerance)
+        for gradient in expected:
+            all_reduce(gradient, self._group)
+        require_gradients(self._sums, self._cuts, expected, _TOLERANCES[self.parameters.dtype])
 
     def _forward(self, place: int, microbatch: int) -> None:
         inputs, target = self._inputs[microbatch], self._targets[microbatch]
-        self._replicas[place].forward(inputs, target, self._samples)
+        self._replicas[place].record(inputs, target, self._samples)
 
     def _reduce(self, place: int, bucket: int, first: bool) -> None:
         gradients, total = self._replicas[place].buckets[bucket], self._sums[bucket]
@@ -140,36 +140,3 @@ class GradientAccumulation(Workload, declared="grad_accum"):
             total.copy_(gradients)
         else:
             total.add_(gradients)
-
-
-class _Replica:
-    """The model as one stream uses it: shared weights, its own gradients.
-
-    Attributes:
-        buckets: the gradients of the current microbatch, (elements,) per bucket.
-
-    """
-
-    def __init__(self, cuts: Sequence[Sequence[nn.Module]], like: torch.Tensor) -> None:
-        self._segments = [Segment(cut) for cut in cuts]
-        self.buckets = [like.new_empty(segment.size) for segment in self._segments]
-        self._slope = torch.empty_like(like)
-
-    def forward(self, inputs: torch.Tensor, target: torch.Tensor, samples: int) -> None:
-        """Compute the loss, with a graph per segment."""
-        *before, last = self._segments
-        for segment in before:
-            segment.record(inputs)
-            assert segment.result is not None
-            inputs = segment.result
-        last.record_loss(inputs, target, samples)
-
-    def backward(self, bucket: int) -> None:
-        """Compute a bucket's gradients, and the slope for the previous bucket."""
-        slope = self._slope if bucket < len(self._segments) - 1 else None
-        before = self._slope if bucket > 0 else None
-        self._segments[bucket].backward(slope, before, self.buckets[bucket])
-
-    def poison(self) -> None:
-        """Make reading before writing fail the check."""
-        poison(*self.buckets, self._slope)

@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -87,66 +86,41 @@ class Router:
         poison(self.weights)
         self.dropped.fill_(-1)
 
-    def plain(self) -> PlainRouting:
+    def plain(self, tolerance: float) -> tuple[torch.Tensor, str]:
         """Make the same decisions plainly, after a run.
 
         If logits are equal up to rounding, either choice is right: so the run's choices are taken
         for what follows, and their logits are compared with the largest ones.
+
+        Args:
+            tolerance: largest difference of a chosen expert's logit from the one that should have
+                been chosen, relative to the largest of all logits, that rounding explains.
+
+        Returns:
+            the weights of each expert in each token's result, (tokens, experts), float64; and what
+            is wrong with the run's decisions, empty if nothing is.
+
         """
         logits = self.tokens.double() @ self._gate.double()
         top_k = len(self.chosen)
         of_chosen = logits.gather(1, self.chosen.t())
-        off = (of_chosen - logits.topk(top_k).values).abs().max() / logits.abs().max()
+        off = float((of_chosen - logits.topk(top_k).values).abs().max() / logits.abs().max())
         asked: Counter[int] = Counter()
         served = []
         for expert in self.chosen.flatten().tolist():
             served.append(asked[expert] < self._capacity)
             asked[expert] += 1
         kept = torch.tensor(served, device=logits.device).view(self.chosen.shape).t()
-        weights = of_chosen.softmax(dim=1) * kept
-        return PlainRouting(
-            weights=torch.zeros_like(logits).scatter_(1, self.chosen.t(), weights),
-            error=float(off),
-            dropped=served.count(False),
-            counted=int(self.dropped),
-        )
-
-
-@dataclass(frozen=True)
-class PlainRouting:
-    """The decisions that a router should have made.
-
-    Attributes:
-        weights: of each expert in each token's result, (tokens, experts), float64.
-        error: largest difference of a chosen expert's logit from the one that should have been
-            chosen, relative to the largest of all logits.
-        dropped: how many choices have no room.
-        counted: how many the router has counted.
-
-    """
-
-    weights: torch.Tensor
-    error: float
-    dropped: int
-    counted: int
-
-    def require_right(self, tolerance: float) -> None:
-        """Check the router's decisions.
-
-        Args:
-            tolerance: largest ``error`` that rounding explains.
-
-        Raises:
-            CheckFailed: naming what differs, and by how much.
-
-        """
-        if not self.error <= tolerance:
-            raise CheckFailed(
-                f"gate: an expert was chosen whose logit is off by {self.error:.3g} of the "
-                f"largest, which exceeds {tolerance:.3g}"
+        wrong, dropped, counted = "", served.count(False), int(self.dropped)
+        if not off <= tolerance:
+            wrong = (
+                f"gate: an expert was chosen whose logit is off by {off:.3g} of the largest, which "
+                f"exceeds {tolerance:.3g}"
             )
-        if self.counted != self.dropped:
-            raise CheckFailed(f"{self.dropped} choices find no room, {self.counted} were counted")
+        elif counted != dropped:
+            wrong = f"{dropped} choices find no room, {counted} were counted"
+        weights = of_chosen.softmax(dim=1) * kept
+        return torch.zeros_like(logits).scatter_(1, self.chosen.t(), weights), wrong
 
 
 # Error of a token's result, by its norm, relative to the tokens' root mean square, against
@@ -198,7 +172,6 @@ class MixtureOfExperts(Workload, declared="moe"):
         "layer pass", "iteration", "a batch of tokens: gate, exchanges, experts and weighted sum"
     )
     tags = ("gate", "expert", "combine")
-    parameter_model = MixtureParameters
     parameters: MixtureParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 32, "inner": 64, "tokens": 128},
@@ -296,13 +269,14 @@ class MixtureOfExperts(Workload, declared="moe"):
         dtype = self.parameters.dtype
         self._poison()
         run_once()
-        plain = self._router.plain()
-        tokens, weights = self._of_all_ranks(self._router.tokens), self._of_all_ranks(plain.weights)
+        weights, wrong = self._router.plain(_GATE_TOLERANCES[dtype])
+        tokens, weights = self._of_all_ranks(self._router.tokens), self._of_all_ranks(weights)
         expected = torch.zeros_like(tokens, dtype=torch.float64)
         for expert in self._experts:
             expected += weights[:, expert.number, None] * expert.expected(tokens)
         all_reduce(expected, self._group)
-        plain.require_right(_GATE_TOLERANCES[dtype])
+        if wrong:
+            raise CheckFailed(wrong)
         own = expected.chunk(self._ranks.size)[self._ranks.rank]
         _require_tokens_close(self._output, own, _TOLERANCES[dtype])
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.numerics import set_precision
+from pytest_hwqueue.workloads.numerics import poison, require_close, set_precision
 from pytest_hwqueue.workloads.workload import Parameters, Setup
 
 
@@ -182,12 +182,22 @@ def plain_gradients(
     return [torch.cat([next(gradients).reshape(-1) for _ in own]).float() for own in leaves]
 
 
-def split_by_block(
-    buckets: Sequence[torch.Tensor], cuts: Sequence[Sequence[nn.Module]]
-) -> list[torch.Tensor]:
-    """Split the gradients of segments into those of their blocks, which are all of one size."""
+def require_gradients(
+    buckets: Sequence[torch.Tensor],
+    cuts: Sequence[Sequence[nn.Module]],
+    expected: Sequence[torch.Tensor],
+    tolerance: float,
+) -> None:
+    """Split segments' gradients into those of their blocks, all of one size, and compare each.
+
+    Raises:
+        CheckFailed: naming the block, and how far it is off.
+
+    """
     pairs = zip(buckets, cuts, strict=True)
-    return [of_block for bucket, cut in pairs for of_block in bucket.chunk(len(cut))]
+    found = [of_block for bucket, cut in pairs for of_block in bucket.chunk(len(cut))]
+    for block, (gradient, right) in enumerate(zip(found, expected, strict=True)):
+        require_close(f"gradient of block {block}", gradient, right, tolerance)
 
 
 def end_step(streams: Sequence[Stream]) -> None:
@@ -253,6 +263,57 @@ class Segment:
         if slope_before is not None:
             slope_before.copy_(before)
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=bucket)
+
+
+class Chain:
+    """Segments one behind the other, whose buffers are used by one stream or lane.
+
+    Attributes:
+        segments: with their own leaves.
+        buckets: by segment, (size,): where `backward` leaves its gradients.
+
+    """
+
+    def __init__(
+        self, cuts: Sequence[Sequence[nn.Module]], like: torch.Tensor, slopes: int, buckets: int
+    ) -> None:
+        """Make the buffers.
+
+        Args:
+            cuts: blocks of each segment.
+            like: what a segment is given, (batch, sequence, hidden).
+            slopes: buffers for the slopes between segments, which take them in turn.
+            buckets: memory for gradients, likewise.
+
+        """
+        self.segments = [Segment(cut) for cut in cuts]
+        largest = max(segment.size for segment in self.segments)
+        self._memory = [like.new_empty(largest) for _ in range(buckets)]
+        self._slopes = [torch.empty_like(like) for _ in range(slopes)]
+        self.buckets = [
+            self._memory[number % buckets][: segment.size]
+            for number, segment in enumerate(self.segments)
+        ]
+
+    def record(self, inputs: torch.Tensor, target: torch.Tensor, samples: int) -> None:
+        """Compute all segments and the loss, with a graph per segment."""
+        *before, last = self.segments
+        for segment in before:
+            segment.record(inputs)
+            assert segment.result is not None
+            inputs = segment.result
+        last.record_loss(inputs, target, samples)
+
+    def backward(self, number: int) -> None:
+        """Compute a segment's gradients into its bucket, and the slope for the previous segment."""
+        last, slopes = len(self.segments) - 1, self._slopes
+        slope = slopes[number % len(slopes)] if number < last else None
+        before = slopes[(number - 1) % len(slopes)] if number > 0 else None
+        self.segments[number].backward(slope, before, self.buckets[number])
+
+    def poison(self) -> None:
+        """Make reading before writing fail the check."""
+        poison(*self._memory, *self._slopes)
 
 
 def _with_leaves(block: nn.Module, changed: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:

@@ -16,7 +16,6 @@ from pytest_hwqueue.workloads.inference.decoder import (
     TINY_DECODER,
     Decoder,
     DecoderParameters,
-    Join,
     Step,
     draw_requests,
     fewest_steps,
@@ -77,7 +76,6 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         "token", "request", "the time between two tokens of a request, joins included"
     )
     tags = ("prefill", "decode")
-    parameter_model = BatchParameters
     parameters: BatchParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
@@ -118,7 +116,7 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
             setup.seed,
         )
         self._plan = plan(self._requests, self._prefills, self._groups, parameters.steps)
-        self._decoder = Decoder(parameters, setup.device, setup.seed)
+        self._decoder = Decoder(parameters, setup.device, setup.seed, parameters.prompt)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
         self._prompts = [
@@ -127,7 +125,6 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
             )
             for each in self._requests
         ]
-        self._prompt_positions = torch.arange(parameters.prompt, device=place)[None]
         capacity = parameters.prompt + parameters.output
         slots = parameters.requests
         self._staging = [
@@ -163,9 +160,9 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
                 last[group] = number
             fed: dict[int, Event] = {}
             joined: dict[tuple[int, int], Event] = {}
-            for join in moment.joins:
-                place, group = join.request % self._prefills, join.request % self._groups
-                mover = join.request % self._moves
+            for request in moment.joins:
+                place, group = request % self._prefills, request % self._groups
+                mover = request % self._moves
                 stream = moving[mover]
                 if place in prefilled:
                     stream.wait(prefilled.pop(place))
@@ -174,7 +171,7 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
                 if (group, mover) not in joined:
                     # The last step of the group may still write to its slots.
                     stream.wait(fed[group])
-                stream.launch(self._move, *self._parts(join, place, group, steps[group][0]))
+                stream.launch(self._move, *self._parts(request, steps[group][0]))
                 joined[group, mover] = moved[place] = stream.record()
             for (group, _), event in joined.items():
                 decoding[group].wait(event)
@@ -197,8 +194,8 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         # The next iteration begins behind all that it reads and writes over.
         for place, event in moved.items():
             prefilling[place].wait(event)
-        for join in self._plan[0].joins:
-            moving[join.request % self._moves].wait(prefilled[join.request % self._prefills])
+        for request in self._plan[0].joins:
+            moving[request % self._moves].wait(prefilled[request % self._prefills])
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the tokens decoded for requests; those of empty slots do not count."""
@@ -240,14 +237,14 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
             for each in step.running
         ]
 
-    def _parts(self, join: Join, place: int, group: int, step: int) -> tuple[torch.Tensor, ...]:
-        """Return the sources and destinations of a move's copies."""
-        length = self._requests[join.request].prompt_tokens
+    def _parts(self, request: int, step: int) -> tuple[torch.Tensor, ...]:
+        """Return the sources and destinations of the copies by which a request joins a step."""
+        length, slot = self._requests[request].prompt_tokens, request // self._groups
         return (
-            self._staging[place][:, :, 0, :, :length],
-            self._caches[group][:, :, join.slot, :, :length],
-            self._first[join.request],
-            self._given[step, join.slot : join.slot + 1],
+            self._staging[request % self._prefills][:, :, 0, :, :length],
+            self._caches[request % self._groups][:, :, slot, :, :length],
+            self._first[request],
+            self._given[step, slot : slot + 1],
         )
 
     def _outputs(
@@ -278,8 +275,7 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         return [torch.cat(tokens) for tokens in found]
 
     def _prefill(self, prompt: torch.Tensor, first: torch.Tensor, cache: torch.Tensor) -> None:
-        positions = self._prompt_positions[:, : prompt.shape[1]]
-        logits = self._decoder.behind(prompt, positions, cache, 0)
+        logits = self._decoder.behind(prompt, cache, 0)
         torch.argmax(logits[:, -1], dim=-1, out=first)
 
     def _move(

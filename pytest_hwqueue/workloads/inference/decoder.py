@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -19,29 +18,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.numerics import MatmulType, set_precision
-from pytest_hwqueue.workloads.tenants.families import ModelFamily, Qwen3Decode, cache_argument
+from pytest_hwqueue.workloads.tenants.families import CacheBehind, Qwen3Decode, decoded
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.workload import HELD_KERNELS, Parameters
-
-
-def placed_model(
-    family: ModelFamily, dtype: MatmulType, device: Device, seed: int, **shape: Any
-) -> Any:
-    """Build a family's full model for inference; allow TF32 in the process or forbid it.
-
-    Args:
-        family: of the model.
-        dtype: numeric format of weights and arithmetic.
-        device: holds the weights.
-        seed: of the weights.
-        shape: fields of the configuration, instead of the published ones.
-
-    Raises:
-        HwqError: if transformers is not installed.
-
-    """
-    torch_type = set_precision(dtype)
-    return seeded_model(family, "full", seed, torch_type, device.torch_device, **shape)
 
 
 @dataclass(frozen=True)
@@ -58,14 +37,6 @@ class PlannedRequest:
     arrival: int
     prompt_tokens: int
     output_tokens: int
-
-
-@dataclass(frozen=True)
-class Join:
-    """Move a prefilled request into a slot of its group's batch."""
-
-    request: int
-    slot: int
 
 
 @dataclass(frozen=True)
@@ -92,13 +63,13 @@ class Moment:
     """What happens at one decode step of the period.
 
     Attributes:
-        joins: requests that join their batches before the step.
+        joins: requests that join their groups' batches before the step.
         prefills: requests prefilled meanwhile; they join before the next step.
         steps: of the groups with running requests.
 
     """
 
-    joins: tuple[Join, ...]
+    joins: tuple[int, ...]
     prefills: tuple[int, ...]
     steps: tuple[Step, ...]
 
@@ -141,8 +112,8 @@ def plan(
     """Serve the requests of a period, first come, first served; return what happens at each step.
 
     A router sends request i to prefill i modulo ``prefills`` and to group i modulo ``groups``,
-    where it has a slot to itself. A prefill keeps one request until it joins its group, at the next
-    step: so a prefill overlaps a step.
+    where it has slot i // ``groups`` to itself. A prefill keeps one request until it joins its
+    group, at the next step: so a prefill overlaps a step.
 
     Args:
         requests: by arrival; each runs for at most ``steps`` steps.
@@ -152,7 +123,7 @@ def plan(
 
     """
     prefilled: list[list[int]] = [[] for _ in range(steps)]
-    joined: list[list[Join]] = [[] for _ in range(steps)]
+    joined: list[list[int]] = [[] for _ in range(steps)]
     slots = -(-len(requests) // groups)
     running: list[list[list[tuple[int, int] | None]]] = [
         [[None] * slots for _ in range(groups)] for _ in range(steps)
@@ -164,10 +135,9 @@ def plan(
             at = (at + 1) % steps
         taken[number % prefills].add(at)
         prefilled[at].append(number)
-        slot = number // groups
-        joined[(at + 1) % steps].append(Join(number, slot))
+        joined[(at + 1) % steps].append(number)
         for token in range(request.output_tokens - 1):
-            running[(at + 1 + token) % steps][number % groups][slot] = number, token
+            running[(at + 1 + token) % steps][number % groups][number // groups] = number, token
     return [
         Moment(
             joins=tuple(joined[at]),
@@ -233,18 +203,25 @@ class Decoder:
         parameters: shape and numeric format.
         device: holds the weights.
         seed: of the weights.
+        longest: tokens that `behind` may find or add in a sequence.
         layers: number of layers, if not the parameters'.
 
     """
 
     def __init__(
-        self, parameters: DecoderParameters, device: Device, seed: int, layers: int | None = None
+        self,
+        parameters: DecoderParameters,
+        device: Device,
+        seed: int,
+        longest: int,
+        layers: int | None = None,
     ) -> None:
         self._shape = shape = parameters
         self._layers = parameters.layers if layers is None else layers
         self._place = device.torch_device
-        self.model = placed_model(
-            Qwen3Decode("0.6b"), shape.dtype, device, seed,
+        self._positions = torch.arange(longest, device=self._place)[None]
+        self.model = seeded_model(
+            Qwen3Decode("0.6b"), "full", seed, set_precision(shape.dtype), self._place,
             num_hidden_layers=self._layers,
             hidden_size=shape.hidden,
             num_attention_heads=shape.heads,
@@ -256,7 +233,6 @@ class Decoder:
             # token's own embedding, and each token would be followed by itself.
             initializer_range=0.02 * (_PUBLISHED_HIDDEN / shape.hidden) ** 0.5,
         )  # fmt: skip
-        self._cache_argument = cache_argument(self.model)
 
     def new_cache(self, batch: int, capacity: int) -> torch.Tensor:
         """Make an empty cache."""
@@ -264,14 +240,11 @@ class Decoder:
         size = (self._layers, 2, batch, shape.kv_heads, capacity, shape.head_dim)
         return torch.zeros(size, device=self._place, dtype=self.model.dtype)
 
-    def behind(
-        self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor, start: int
-    ) -> torch.Tensor:
+    def behind(self, tokens: torch.Tensor, cache: torch.Tensor, start: int) -> torch.Tensor:
         """Run tokens that follow ``start`` others; return the last token's logits.
 
         Args:
             tokens: (batch, n); one token, or a whole text that follows nothing.
-            positions: (1, n), from ``start`` on.
             cache: holds the ``start`` preceding tokens; the new ones are written after them.
             start: known to the host, so that only the valid part of the cache is read.
 
@@ -279,7 +252,13 @@ class Decoder:
             (batch, 1, vocabulary)
 
         """
-        return self._run(tokens, positions, _Behind(cache, start), None, 1)
+        positions = self._positions[:, start : start + tokens.shape[1]]
+        return decoded(self.model, tokens, positions, CacheBehind(cache, start), last=1)
+
+    def decode(self, text: torch.Tensor, cache: torch.Tensor, start: int, end: int) -> None:
+        """Run a text's tokens from ``start`` to ``end``, and write their most likely successor."""
+        logits = self.behind(text[:, start:end], cache, start)
+        torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, end : end + 1])
 
     def at(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
@@ -299,7 +278,7 @@ class Decoder:
         """
         slots = torch.arange(cache.shape[4], device=positions.device)
         seen = slots <= positions[:, None, :, None]
-        return self._run(tokens, positions, _At(cache, positions), seen, 0)
+        return decoded(self.model, tokens, positions, _At(cache, positions), seen)
 
     def plain(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
         """Run whole texts (batch, n) without a cache, with transformers' own mask.
@@ -312,8 +291,8 @@ class Decoder:
         logits: torch.Tensor = output.logits
         return logits
 
-    def require_greedy(self, what: str, prompt: torch.Tensor, decoded: torch.Tensor) -> None:
-        """Require that each decoded token is the most likely after the prompt and earlier tokens.
+    def require_greedy(self, what: str, prompt: torch.Tensor, output: torch.Tensor) -> None:
+        """Require that each token is the most likely after the prompt and earlier tokens.
 
         By induction this is greedy decoding, up to ties. It takes one plain pass over the whole
         text.
@@ -321,44 +300,26 @@ class Decoder:
         Args:
             what: for the error.
             prompt: (n,)
-            decoded: (m,), at least 1.
+            output: (m,), at least 1; decoded after the prompt.
 
         Raises:
             CheckFailed: naming the first wrong token, and its deviation.
 
         """
-        text = torch.cat([prompt, decoded])[None]
+        text = torch.cat([prompt, output])[None]
         # The last token's own successor is not asked for.
-        logits = self.plain(text[:, :-1], len(decoded))[0].float()
+        logits = self.plain(text[:, :-1], len(output))[0].float()
         best = logits.max(dim=-1)
-        found = logits.gather(1, decoded[:, None])[:, 0]
+        found = logits.gather(1, output[:, None])[:, 0]
         below = (best.values - found) / logits.std(dim=-1)
         tolerance = GREEDY_TOLERANCES[self._shape.dtype]
         for index, distance in enumerate(below.tolist()):
             if not distance <= tolerance:
                 raise CheckFailed(
-                    f"{what}: decoded token {index} is {int(decoded[index])}, but "
+                    f"{what}: decoded token {index} is {int(output[index])}, but "
                     f"{int(best.indices[index])} is likelier by {distance:.3g} standard "
                     f"deviations of the logits (tolerance {tolerance:g})"
                 )
-
-    def _run(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        cache: _Behind | _At,
-        mask: torch.Tensor | None,
-        last: int,
-    ) -> torch.Tensor:
-        logits: torch.Tensor = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            use_cache=True,
-            attention_mask={"full_attention": mask},
-            logits_to_keep=last,
-            **{self._cache_argument: cache},
-        ).logits
-        return logits
 
 
 def held_layers(layers: int, passes: int) -> int:
@@ -372,26 +333,8 @@ def spoil_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
     tokens.add_(1).remainder_(vocabulary)
 
 
-class _Behind:
-    """A cache for transformers' attention, for tokens that follow a known number of others."""
-
-    def __init__(self, cache: torch.Tensor, start: int) -> None:
-        self._cache = cache
-        self._start = start
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values; return all valid ones."""
-        end = self._start + keys.shape[2]
-        layer = self._cache[layer_idx]
-        layer[0, :, :, self._start : end] = keys
-        layer[1, :, :, self._start : end] = values
-        return layer[0, :, :, :end], layer[1, :, :, :end]
-
-
 class _At:
-    """The same, for tokens at positions (batch, n) held on the device."""
+    """As `CacheBehind`, for tokens at positions (batch, n) held on the device."""
 
     def __init__(self, cache: torch.Tensor, positions: torch.Tensor) -> None:
         self._cache = cache

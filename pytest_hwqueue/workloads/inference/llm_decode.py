@@ -42,7 +42,6 @@ class LlmDecode(Workload, declared="llm_decode"):
     units = ("tokens",)
     primary = PrimaryLatency("token", "launch", "the time between two tokens of a sequence")
     tags = ("token", "first_token")
-    parameter_model = DecodeParameters
     parameters: DecodeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {**TINY_DECODER, "context": 16},
@@ -56,8 +55,7 @@ class LlmDecode(Workload, declared="llm_decode"):
         place = setup.device.torch_device
         context = parameters.context
         length = context + parameters.tokens
-        self._decoder = Decoder(parameters, setup.device, setup.seed)
-        self._positions = torch.arange(length, device=place)[None]
+        self._decoder = Decoder(parameters, setup.device, setup.seed, length)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
         shape = (setup.streams, 1, length)
@@ -66,8 +64,7 @@ class LlmDecode(Workload, declared="llm_decode"):
         self._caches = [self._decoder.new_cache(1, length) for _ in self._texts]
         # The context's last token is what the first step is given.
         for text, cache in zip(self._texts, self._caches, strict=True):
-            before = slice(0, context - 1)
-            self._decoder.behind(text[:, before], self._positions[:, before], cache, 0)
+            self._decoder.behind(text[:, : context - 1], cache, 0)
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue the tokens, each for all streams before the next."""
@@ -102,13 +99,8 @@ class LlmDecode(Workload, declared="llm_decode"):
 
     def _prefill(self, text: torch.Tensor, cache: torch.Tensor) -> None:
         """Run the whole context and append its most likely successor."""
-        context = self.parameters.context
-        before = slice(0, context)
-        logits = self._decoder.behind(text[:, before], self._positions[:, before], cache, 0)
-        torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, context : context + 1])
+        self._decoder.decode(text, cache, 0, self.parameters.context)
 
     def _decode(self, position: int, text: torch.Tensor, cache: torch.Tensor) -> None:
         """Run the token at a position and write its most likely successor after it."""
-        here, behind = slice(position, position + 1), slice(position + 1, position + 2)
-        logits = self._decoder.behind(text[:, here], self._positions[:, here], cache, position)
-        torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, behind])
+        self._decoder.decode(text, cache, position, position + 1)

@@ -18,11 +18,11 @@ from pytest_hwqueue.workloads.inference.decoder import (
     Decoder,
     DecoderParameters,
     held_layers,
-    placed_model,
     spoil_tokens,
 )
-from pytest_hwqueue.workloads.numerics import poison, require_close
+from pytest_hwqueue.workloads.numerics import poison, require_close, set_precision
 from pytest_hwqueue.workloads.tenants.families import Bert
+from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, Workload
 
 # The width at which the published standard deviation of weights, 0.02, belongs.
@@ -104,7 +104,6 @@ class RagPipeline(Workload, declared="rag_pipeline"):
     units = ("queries",)
     primary = PrimaryLatency("query", "request", "a query, from its embedding to its whole answer")
     tags = ("embed", "retrieve", "rerank", "generate")
-    parameter_model = RagParameters
     parameters: RagParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
@@ -127,8 +126,8 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         prompt = parameters.document_tokens + parameters.query_tokens
         hidden = parameters.encoder_hidden
         self._encoder, self._cross_encoder = (
-            placed_model(
-                family, parameters.dtype, device, seed,
+            seeded_model(
+                family, "full", seed, set_precision(parameters.dtype), place,
                 num_hidden_layers=parameters.encoder_layers,
                 hidden_size=hidden,
                 num_attention_heads=parameters.encoder_heads,
@@ -141,7 +140,7 @@ class RagPipeline(Workload, declared="rag_pipeline"):
             )
             for family, seed in ((Bert("base"), setup.seed), (_Scorer("base"), setup.seed + 1))
         )  # fmt: skip
-        self._decoder = Decoder(parameters, device, setup.seed)
+        self._decoder = Decoder(parameters, device, setup.seed, prompt + parameters.generated)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
         shape = (parameters.documents, parameters.document_tokens)
@@ -149,7 +148,6 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         self._index = torch.cat(
             [self._embedder(part) for part in self._documents.split(_EMBEDDED_AT_ONCE)]
         )
-        self._positions = torch.arange(prompt + parameters.generated, device=place)[None]
         shape = (2 * len(self._stages[-1]), parameters.query_tokens)
         self._queries = [
             _Query(
@@ -178,17 +176,15 @@ class RagPipeline(Workload, declared="rag_pipeline"):
                 ("rerank", self._rerank, (query.tokens, query.found, query.scores, query.text)),
                 ("generate", self._generate, (query.text, cache)),
             )
-            before: tuple[int, Event] | None = None
-            for (tag, function, arguments), stage in zip(launches, self._stages, strict=True):
-                place = stage[number % len(stage)]
+            places = [stage[number % len(stage)] for stage in self._stages]
+            done: list[Event] = []
+            for place, (tag, function, arguments) in zip(places, launches, strict=True):
                 stream = streams[place]
-                if before is not None:
-                    stream.wait(before[1])
+                for event in done[-1:]:
+                    stream.wait(event)
                 stream.launch(function, *arguments, tag=f"{tag}#{number}")
-                done = stream.record()
-                if before is not None:
-                    taken[before[0], place] = done
-                before = place, done
+                done.append(stream.record())
+            taken.update(zip(itertools.pairwise(places), done[1:], strict=True))
         # The next iteration begins behind the readers of what it writes over.
         for (place, _), event in taken.items():
             streams[place].wait(event)
@@ -247,21 +243,18 @@ class RagPipeline(Workload, declared="rag_pipeline"):
     def _generate(self, text: torch.Tensor, cache: torch.Tensor) -> None:
         """Run the prompt, then decode token after token."""
         end = text.shape[1]
-        before, start = 0, end - self.parameters.generated
-        for position in range(start, end):
-            here = slice(before, position)
-            logits = self._decoder.behind(text[:, here], self._positions[:, here], cache, before)
-            torch.argmax(logits[:, -1], dim=-1, keepdim=True, out=text[:, position : position + 1])
-            before = position
+        bounds = [0, *range(end - self.parameters.generated, end)]
+        for start, position in itertools.pairwise(bounds):
+            self._decoder.decode(text, cache, start, position)
 
     @staticmethod
     def _pairs(tokens: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
         return torch.cat([tokens.expand(len(documents), -1), documents], dim=1)
 
     def _check_query(self, what: str, query: _Query) -> None:
-        dtype = self.parameters.dtype
+        tolerance = _TOLERANCES[self.parameters.dtype]
         expected = self._embedder(query.tokens[None])[0]
-        require_close(f"{what}: its vector", query.vector, expected, _TOLERANCES[dtype])
+        require_close(f"{what}: its vector", query.vector, expected, tolerance)
         scores = self._index.double() @ query.vector.double()
         # Ranks may change places within the rounding of a score, so their scores are compared.
         best = scores.topk(_RETRIEVED).values
@@ -272,7 +265,7 @@ class RagPipeline(Workload, declared="rag_pipeline"):
             raise CheckFailed(f"{what}: a document was retrieved twice: {query.found.tolist()}")
         documents = self._documents[query.found]
         expected = self._scorer(self._pairs(query.tokens, documents))
-        require_close(f"{what}: reranked scores", query.scores, expected, _TOLERANCES[dtype])
+        require_close(f"{what}: reranked scores", query.scores, expected, tolerance)
         prompt = torch.cat([documents[query.scores.argmax()], query.tokens])
         text = query.text[0]
         if not torch.equal(text[: len(prompt)], prompt):

@@ -100,7 +100,6 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
         "round", "request", "a draft and its verification: the time between a sequence's tokens"
     )
     tags = ("draft", "verify")
-    parameter_model = SpeculativeParameters
     parameters: SpeculativeParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {
@@ -115,8 +114,9 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
         """Make both models, and contexts with their caches."""
         parameters = self.parameters
         place = setup.device.torch_device
-        self._large = Decoder(parameters, setup.device, setup.seed)
-        self._small = Decoder(parameters, setup.device, setup.seed, parameters.draft_layers)
+        device, seed, context = setup.device, setup.seed, parameters.context
+        self._large = Decoder(parameters, device, seed, context)
+        self._small = Decoder(parameters, device, seed, context, parameters.draft_layers)
         layers = self._large.model.model.layers[parameters.draft_layers :]
         with torch.no_grad():
             for layer in layers:
@@ -229,10 +229,9 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
     ) -> _Sequence:
         parameters = self.parameters
         text = torch.randint(parameters.vocabulary, (capacity,), generator=generator).to(place)
-        context = torch.arange(parameters.context, device=place)[None]
         small, large = (model.new_cache(1, capacity) for model in (self._small, self._large))
         for model, cache in ((self._small, small), (self._large, large)):
-            model.behind(text[None, : parameters.context], context, cache, 0)
+            model.behind(text[None, : parameters.context], cache, 0)
         return _Sequence(
             text=text,
             length=torch.full((1,), parameters.context, device=place),

@@ -43,7 +43,6 @@ class GraphSubgraphs(Workload, declared="graph_subgraphs"):
     units = ("samples",)
     primary = PrimaryLatency("forward", "iteration", "all subgraphs and the merge of their results")
     tags = ("subgraph", "merge")
-    parameter_model = SubgraphParameters
     parameters: SubgraphParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"inputs": 128, "hidden": 256, "outputs": 64},

@@ -55,7 +55,6 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
             "latency of a large product alongside everything else, divided by that alone",
         ),
     )  # fmt: skip
-    parameter_model = HeteroParameters
     parameters: HeteroParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 256},

@@ -26,7 +26,6 @@ class LargeGemmOnly(Workload, declared="large_gemm_only"):
     units = ("TFLOP",)
     tags = ("product",)
     primary = PrimaryLatency("product", "launch", "one large product, from ready to done")
-    parameter_model = GemmParameters
     parameters: GemmParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 320},

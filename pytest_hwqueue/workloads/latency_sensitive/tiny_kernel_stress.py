@@ -43,7 +43,6 @@ class TinyKernelStress(Workload, declared="tiny_kernel_stress"):
     units = ("kernels",)
     tags = ("burst",)
     primary = PrimaryLatency("burst", "launch", "a burst of tiny kernels on one stream")
-    parameter_model = TinyParameters
     parameters: TinyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {},

@@ -64,7 +64,6 @@ class AsyncDataload(Workload, declared="async_dataload"):
     units = ("images",)
     primary = PrimaryLatency("batch", "request", "a batch's copy, preprocessing and forward pass")
     tags = ("copy", "preprocess", "compute")
-    parameter_model = DataloadParameters
     parameters: DataloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"batches": 4, "batch": 2, "side": 32, "model_size": "tiny"},

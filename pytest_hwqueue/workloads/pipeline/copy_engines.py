@@ -40,7 +40,6 @@ class CopyEngines(Workload, declared="copy_engines"):
     units = ("GB",)
     primary = PrimaryLatency("to_device", "launch", "one copy to the device, from ready to done")
     tags: ClassVar[tuple[str, ...]] = ("to_device", "within", "to_host")
-    parameter_model = CopyParameters
     parameters: CopyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mebibytes": 1},

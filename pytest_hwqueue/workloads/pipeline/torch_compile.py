@@ -57,7 +57,6 @@ class TorchCompile(Workload, declared="torch_compile"):
     units = ("samples",)
     primary = PrimaryLatency("forward", "iteration", "all stages, each with its regions and join")
     tags = ("region",)
-    parameter_model = CompileParameters
     parameters: CompileParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # Eager: on a host the compiler takes 20 s for an iteration of 1 ms.

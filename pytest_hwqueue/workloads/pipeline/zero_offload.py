@@ -77,7 +77,6 @@ class ZeroOffload(Workload, declared="zero_offload"):
     units = ("samples", "optimiser steps")
     primary = PrimaryLatency("step", "iteration", "a training step with its update on the host")
     tags = ("prefetch", "compute", "offload")
-    parameter_model = OffloadParameters
     parameters: OffloadParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"hidden": 64, "inner": 256, "sequence": 16},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
@@ -44,12 +45,14 @@ class ModelFamily(ABC):
         identity: the configuration fields that identify this variant.
         model_class: name of a transformers class that makes models from configurations.
         configuration_class: name of its configuration class.
+        items: what a batch consists of, with the fields of its shape in braces.
 
     """
 
     identity: ClassVar[tuple[str, ...]]
     model_class: ClassVar[str]
     configuration_class: ClassVar[str]
+    items: ClassVar[str]
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
@@ -57,10 +60,6 @@ class ModelFamily(ABC):
     @abstractmethod
     def configuration(self, size: ModelSize) -> dict[str, Any]:
         """Return the arguments of the configuration class."""
-
-    @abstractmethod
-    def items(self, shape: Any) -> str:
-        """Describe what a batch of a shape, as in `forward`, consists of."""
 
     @abstractmethod
     def forward(
@@ -98,6 +97,7 @@ class ResNet(ModelFamily):
     identity = ("layer_type", "depths", "hidden_sizes", "embedding_size", "num_channels")
     model_class = "AutoModelForImageClassification"
     configuration_class = "ResNetConfig"
+    items = "images of 3×{image_size}×{image_size}"
 
     def configuration(self, size: ModelSize) -> dict[str, Any]:
         """Return the arguments of ResNetConfig."""
@@ -112,11 +112,6 @@ class ResNet(ModelFamily):
             "num_labels": 1000 if size == "full" else 10,
         }
 
-    def items(self, shape: ImageShape) -> str:
-        """Images, and how large they are."""
-        side = shape.image_size
-        return f"images of 3×{side}×{side}"
-
     def forward(
         self, model: Any, batch: int, shape: ImageShape, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
@@ -124,12 +119,7 @@ class ResNet(ModelFamily):
         side = shape.image_size
         images = torch.randn(batch, 3, side, side, generator=generator)
         images = images.to(model.device, model.dtype)
-
-        def run() -> torch.Tensor:
-            logits: torch.Tensor = model(pixel_values=images).logits
-            return logits
-
-        return run
+        return lambda: model(pixel_values=images).logits
 
     def tame(self, model: Any) -> None:
         """Scale what each residual layer adds, so that a deep sum of them keeps its size.
@@ -154,6 +144,7 @@ class Bert(ModelFamily):
     identity = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
     model_class = "AutoModel"
     configuration_class = "BertConfig"
+    items = "sequences of {sequence_length} tokens"
 
     def configuration(self, size: ModelSize) -> dict[str, Any]:
         """Return the arguments of BertConfig."""
@@ -169,10 +160,6 @@ class Bert(ModelFamily):
             "attn_implementation": "sdpa",
         }
 
-    def items(self, shape: EncoderShape) -> str:
-        """Sequences, and how long they are."""
-        return f"sequences of {shape.sequence_length} tokens"
-
     def forward(
         self, model: Any, batch: int, shape: EncoderShape, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
@@ -180,12 +167,7 @@ class Bert(ModelFamily):
         places = (batch, shape.sequence_length)
         tokens = torch.randint(model.config.vocab_size, places, generator=generator)
         tokens = tokens.to(model.device)
-
-        def run() -> torch.Tensor:
-            states: torch.Tensor = model(input_ids=tokens).last_hidden_state
-            return states
-
-        return run
+        return lambda: model(input_ids=tokens).last_hidden_state
 
 
 class Qwen3Decode(ModelFamily):
@@ -200,6 +182,7 @@ class Qwen3Decode(ModelFamily):
     )  # fmt: skip
     model_class = "AutoModelForCausalLM"
     configuration_class = "Qwen3Config"
+    items = "tokens behind a context of {sequence_length}"
 
     def configuration(self, size: ModelSize) -> dict[str, Any]:
         """Return the arguments of Qwen3Config, from the published model's config.json."""
@@ -218,21 +201,11 @@ class Qwen3Decode(ModelFamily):
             "attn_implementation": "sdpa",
         }
 
-    def items(self, shape: DecoderShape) -> str:
-        """Tokens, and what stands before each."""
-        return f"tokens behind a context of {shape.sequence_length}"
-
     def forward(
         self, model: Any, batch: int, shape: DecoderShape, generator: torch.Generator
     ) -> DecodeStep:
         """Make a context of random keys and values and return the step behind it."""
         return DecodeStep(model, batch, shape.sequence_length, generator)
-
-
-def cache_argument(model: Any) -> str:
-    """Return the name under which a model takes its cache: transformers renamed it in 5.24."""
-    renamed = "cache" in inspect.signature(model.forward).parameters
-    return "cache" if renamed else "past_key_values"
 
 
 class DecodeStep:
@@ -241,67 +214,94 @@ class DecodeStep:
     Attributes:
         tokens: (batch, 1), what the step is given.
         next_tokens: (batch, 1), what it decodes; not fed back.
-        cache: keys and values of the context.
+        cache: keys and values of the context, as `CacheBehind` takes them, with one slot behind it
+            that each step writes anew.
 
     """
 
     def __init__(self, model: Any, batch: int, context: int, generator: torch.Generator) -> None:
-        device = model.device
-        tokens = torch.randint(model.config.vocab_size, (batch, 1), generator=generator)
-        self.tokens = tokens.to(device)
+        config, place = model.config, model.device
+        tokens = torch.randint(config.vocab_size, (batch, 1), generator=generator)
+        self.tokens = tokens.to(place)
         self.next_tokens = torch.empty_like(self.tokens)
-        self.cache = StepCache(model, batch, context, generator)
+        shape = (batch, config.num_key_value_heads, context + 1, config.head_dim)
+        drawn = torch.empty((2, config.num_hidden_layers, *shape), device=place, dtype=model.dtype)
+        for layer in drawn.flatten(0, 1):
+            layer.copy_(torch.randn(shape, generator=generator))
+        self.cache = drawn.transpose(0, 1)
         self._model = model
-        self._cache_argument = cache_argument(model)
-        self._position = torch.full((batch, 1), context, device=device)
+        self._context = context
+        self._position = torch.full((batch, 1), context, device=place)
 
     def __call__(self) -> torch.Tensor:
         """Return the logits, (batch, 1, vocabulary)."""
-        logits: torch.Tensor = self._model(
-            input_ids=self.tokens,
-            position_ids=self._position,
-            use_cache=True,
-            # The step sees the whole cache: there is no mask to make.
-            attention_mask={"full_attention": None},
-            **{self._cache_argument: self.cache},
-        ).logits
+        # The step sees the whole cache: there is no mask to make.
+        cache = CacheBehind(self.cache, self._context)
+        logits = decoded(self._model, self.tokens, self._position, cache)
         torch.argmax(logits, dim=-1, out=self.next_tokens)
         return logits
 
 
-class StepCache:
-    """Keys and values of a context, and one slot behind it that each step writes anew.
+def decoded(
+    model: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    cache: object,
+    mask: torch.Tensor | None = None,
+    last: int = 0,
+) -> torch.Tensor:
+    """Run tokens through a language model.
 
-    transformers' own StaticCache moves on with every step, and past its end a device asserts.
+    Args:
+        model: of transformers.
+        tokens: (batch, n).
+        positions: of the tokens, (batch, n) or (1, n).
+        cache: for transformers' attention, whose ``update`` it calls; transformers' own StaticCache
+            moves on with every call, and past its end a device asserts.
+        mask: true where a token sees another; None if it sees all of the cache.
+        last: of how many tokens to return logits; 0 is all.
 
-    Attributes:
-        keys: per layer (batch, heads, context + 1, head size), the last slot the step's.
-        values: likewise.
+    Returns:
+        logits, (batch, n or last, vocabulary)
+
+    """
+    logits: torch.Tensor = model(
+        input_ids=tokens,
+        position_ids=positions,
+        use_cache=True,
+        attention_mask={"full_attention": mask},
+        logits_to_keep=last,
+        **{_cache_argument(type(model).forward): cache},
+    ).logits
+    return logits
+
+
+@functools.cache
+def _cache_argument(forward: Callable[..., object]) -> str:
+    """Return the name under which a model takes its cache: transformers renamed it in 5.24."""
+    renamed = "cache" in inspect.signature(forward).parameters
+    return "cache" if renamed else "past_key_values"
+
+
+class CacheBehind:
+    """A cache for transformers' attention, for tokens that follow a known number of others.
+
+    Args:
+        cache: (layers, 2, batch, heads, capacity, head size), keys then values.
+        start: how many tokens stand before; what follows them is written, and all is read.
 
     """
 
-    def __init__(self, model: Any, batch: int, context: int, generator: torch.Generator) -> None:
-        config = model.config
-        shape = (batch, config.num_key_value_heads, context + 1, config.head_dim)
-
-        def random() -> list[torch.Tensor]:
-            return [
-                torch.randn(shape, generator=generator).to(model.device, model.dtype)
-                for _ in range(config.num_hidden_layers)
-            ]
-
-        self._context = context
-        self.keys = random()
-        self.values = random()
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens stand before the step, whatever the layer."""
-        return self._context
+    def __init__(self, cache: torch.Tensor, start: int) -> None:
+        self._cache = cache
+        self._start = start
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the step's keys and values of a layer; return the layer's whole cache."""
-        self.keys[layer_idx][:, :, self._context :] = keys
-        self.values[layer_idx][:, :, self._context :] = values
-        return self.keys[layer_idx], self.values[layer_idx]
+        """Write a layer's new keys and values; return all valid ones."""
+        end = self._start + keys.shape[2]
+        layer = self._cache[layer_idx]
+        layer[0, :, :, self._start : end] = keys
+        layer[1, :, :, self._start : end] = values
+        return layer[0, :, :, :end], layer[1, :, :, :end]

@@ -271,8 +271,9 @@ def open_models(
         # Weights were copied on whichever stream was current.
         torch.cuda.synchronize(device.torch_device)
     count = sum(parameter.numel() for parameter in model.parameters())
+    items = family.items.format(**shape.model_dump())
     description = (
-        f"{name} ({size}), batch {batch}, {family.items(shape)}, {_IN_WORDS[dtype]}, "
+        f"{name} ({size}), batch {batch}, {items}, {_IN_WORDS[dtype]}, "
         f"{count / 1e6:,.1f} million weights from {weights or 'a seed'}"
     )
     return [

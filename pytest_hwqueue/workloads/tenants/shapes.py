@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.workloads.tenants.families import ModelFamily
 
 
-# The family's class in `families`, and which of its variants the name means.
-MODELS: dict[str, tuple[str, str]] = {
-    "resnet18": ("ResNet", "18"),
-    "resnet34": ("ResNet", "34"),
-    "resnet50": ("ResNet", "50"),
-    "resnet101": ("ResNet", "101"),
-    "resnet152": ("ResNet", "152"),
-    "bert-base": ("Bert", "base"),
-    "bert-large": ("Bert", "large"),
-    "qwen3-0.6b": ("Qwen3Decode", "0.6b"),
-}
-
 MISSING_TRANSFORMERS = (
     "models need the package transformers, which is not installed: "
     "pip install 'pytest-hwqueue[models]'"
@@ -42,7 +30,7 @@ def model_family(name: str) -> ModelFamily:
     """
     if name not in MODELS:
         raise BadInput(f"no model {name!r}; there are {', '.join(MODELS)}")
-    family, variant = MODELS[name]
+    family, variant, _ = MODELS[name]
     families = importlib.import_module("pytest_hwqueue.workloads.tenants.families")
     found: type[ModelFamily] = getattr(families, family)
     return found(variant)
@@ -90,10 +78,16 @@ class DecoderShape(Shape):
     )
 
 
-_OF_FAMILIES: Mapping[str, type[Shape]] = {
-    "ResNet": ImageShape,
-    "Bert": EncoderShape,
-    "Qwen3Decode": DecoderShape,
+# The family's class in `families`, which of its variants the name means, and its shapes.
+MODELS: dict[str, tuple[str, str, type[Shape]]] = {
+    "resnet18": ("ResNet", "18", ImageShape),
+    "resnet34": ("ResNet", "34", ImageShape),
+    "resnet50": ("ResNet", "50", ImageShape),
+    "resnet101": ("ResNet", "101", ImageShape),
+    "resnet152": ("ResNet", "152", ImageShape),
+    "bert-base": ("Bert", "base", EncoderShape),
+    "bert-large": ("Bert", "large", EncoderShape),
+    "qwen3-0.6b": ("Qwen3Decode", "0.6b", DecoderShape),
 }
 
 
@@ -104,5 +98,5 @@ def model_shape(model: str, size: ModelSize, given: Mapping[str, Any]) -> Shape:
         BadInput: naming the model, the parameter, its value and what is valid.
 
     """
-    found = _OF_FAMILIES[MODELS[model][0]]
+    *_, found = MODELS[model]
     return valid_parameters(model, found, {**found.sizes[size], **given})
