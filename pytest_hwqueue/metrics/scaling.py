@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
+from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,
@@ -66,7 +66,7 @@ class ScalingPoint:
     iteration_ns: Sequence[int]
 
 
-class ScaledPoint(PlainData):
+class ScaledPoint(Figures):
     """One number of streams compared with the lowest."""
 
     streams: int
@@ -76,11 +76,6 @@ class ScaledPoint(PlainData):
         "exactly 1; refused if it tells too little"
     )
     efficiency: Estimate = Field(description="speedup / (streams / least count)")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        return earlier(data, "", "speedup", "efficiency")
 
 
 class Scaling(PlainData):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData, earlier
+from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -53,7 +52,7 @@ class DelaySummary(Figures):
     p95: Estimate
 
 
-class MedianDifference(PlainData):
+class MedianDifference(Figures):
     """The difference of two medians, ``first`` minus ``second``, with its interval.
 
     It is distribution-free: each median's order-statistic interval at 97.5 %, the ends subtracted
@@ -62,17 +61,11 @@ class MedianDifference(PlainData):
     run's are not, so it speaks for this run only.
     """
 
+    unit_of_earlier = "us"
+
     first: DelaySummary
     second: DelaySummary
     difference: Estimate
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "refused" not in data:
-            return data
-        found = earlier({**data, "difference_interval": data["interval"]}, "us", "difference")
-        return {name: value for name, value in found.items() if name != "interval"}
 
 
 class QueueSwitch(PlainData):
