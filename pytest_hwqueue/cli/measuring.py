@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import PASSED_ON, PassesOn, with_options
+from pytest_hwqueue.cli.options import PASSED_ON, PassesOn, given_options, with_options
 from pytest_hwqueue.errors import meant, nearest
-from pytest_hwqueue.settings.options import OPTIONS, PRIORITIES
+from pytest_hwqueue.settings.options import BY_NAME, PRIORITIES
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
@@ -37,20 +37,14 @@ def plugin_arguments(
             the plugin reads itself.
 
     """
-    arguments = []
-    for option in OPTIONS:
-        value = given.get(option.field)
-        if value in (None, (), False):
-            own = (defaults or {}).get(option.name)
-            value = None if option.variable in os.environ else own
-        if value is None:
-            continue
-        if option.flag:
-            arguments.append(option.command_line)
-        else:
-            values = value if isinstance(value, tuple) else (value,)
-            arguments += [f"{option.command_line}={each}" for each in values]
-    return arguments
+    named = ((BY_NAME[name], text) for name, text in (defaults or {}).items())
+    own = {option.field: text for option, text in named if option.variable not in os.environ}
+    own |= {name: value for name, value in given.items() if value not in (None, (), False)}
+    return [
+        option.command_line + f"={each}" * (not option.flag)
+        for option, values in given_options(own)
+        for each in values
+    ]
 
 
 def run_suite(

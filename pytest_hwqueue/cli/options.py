@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,15 @@ class Asked(Settings):
             return f"--{option.name}", "yes" if option.flag else given
         text = os.environ.get(option.variable) or option.default
         return f"environment variable {option.variable}", text
+
+
+def given_options(given: Mapping[str, Any]) -> Iterator[tuple[Option[Any], tuple[str, ...]]]:
+    """Return the options that a command was given, with their values; of a flag ``yes``."""
+    for option in OPTIONS:
+        value = given.get(option.field)
+        if value not in (None, (), False):
+            values = value if isinstance(value, tuple) else (value,)
+            yield option, ("yes",) if option.flag else values
 
 
 def _click_option(option: Option[Any], default: str, *, hidden: bool) -> click.Option:

@@ -261,6 +261,35 @@ def share_of(number: int, n: int) -> Estimate:
     return Estimate(value=number / n, low=low, high=high, n=n)
 
 
+def above_percentiles(
+    values: NDArray[np.float64], noun: str, nothing: str, refused: dict[str, str]
+) -> dict[str, tuple[float, NDArray[np.bool_]]]:
+    """Return P95 and P99 of values by name, each with which of them are greater.
+
+    Args:
+        values: shape (n,), in any unit and order.
+        noun: what they are of, for the reason.
+        nothing: why there is none above a percentile.
+        refused: gets the reason for each percentile that is missing.
+
+    """
+    import numpy as np
+
+    found = {}
+    for name, quantile in (("p95", 0.95), ("p99", 0.99)):
+        needed, n = minimum_samples(quantile), int(values.size)
+        if n < needed:
+            refused[name] = shortfall(needed, n, noun)
+            continue
+        threshold = float(np.quantile(values, quantile))
+        above = values > threshold
+        if above.any():
+            found[name] = threshold, above
+        else:
+            refused[name] = nothing
+    return found
+
+
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 10
 LEAST_BLOCK_ITERATIONS = 5

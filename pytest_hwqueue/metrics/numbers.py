@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 
 DIGITS = 3
 """Significant digits of every number; digits before the point are never dropped."""
+
+Name = TypeVar("Name", bound=Hashable)
+Whose = TypeVar("Whose")
 
 _NS_PER_MS = 1e6
 _TIME_UNITS = (("µs", 1e3), ("ms", 1e6), ("s", 1e9))
@@ -239,6 +243,14 @@ def listed(names: Iterable[str]) -> str:
     """Return ``a``, ``a and b`` or ``a, b and c``, of at least one name."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def grouped(pairs: Iterable[tuple[Name, Whose]]) -> dict[Name, list[Whose]]:
+    """Return whose belongs to each name, in the order given."""
+    found: dict[Name, list[Whose]] = {}
+    for name, whose in pairs:
+        found.setdefault(name, []).append(whose)
+    return found
 
 
 def duration(seconds: float) -> str:

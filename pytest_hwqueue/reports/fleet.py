@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_hwqueue.fleet.outliers import RATE
 from pytest_hwqueue.fleet.verdicts import ALL_FIGURES, NAMED, FleetVerdict, GpuVerdict
-from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.reports.charts import as_it_is, coloured_by, mark, told, view
 from pytest_hwqueue.reports.document import (
     Chart,
@@ -29,7 +29,6 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.drawing import colour
-from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.page.render import Page, Verdict, write_page
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
