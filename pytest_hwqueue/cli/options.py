@@ -91,16 +91,13 @@ def _click_option(option: Option[Any], default: str, *, hidden: bool) -> click.O
                 raise click.UsageError(str(error), ctx) from None
         return value
 
-    text = option.line
-    if default and not option.flag:
-        text += f" [{default}]"
     return click.Option(
         names,
-        help=as_typed(text),
+        help=as_typed(option.line_with(default)),
         metavar=option.metavar or None,
         multiple=option.repeatable,
         is_flag=option.flag,
-        default=None if not option.flag else False,
+        default=False if option.flag else None,
         callback=check,
         hidden=hidden,
     )

@@ -426,19 +426,16 @@ class _Charges:
         import numpy as np
 
         self._host = host
-        self._common: dict[Cause, dict[str, list[Span]]] = {}
-        self._of_request: dict[int, dict[Cause, dict[str, list[Span]]]] = {}
-        for one in evidence:
-            of = self._common
-            if one.request is not None:
-                of = self._of_request.setdefault(one.request, {})
-            of.setdefault(one.cause, {}).setdefault(one.what, []).append((one.start_ns, one.end_ns))
-        for whats in self._common.values():
-            for what, spans in whats.items():
-                whats[what] = union(spans)
+        # By the only request that it concerns, or None, and by cause; then by what it was.
+        self._seen: dict[tuple[int | None, Cause], dict[str, list[Span]]] = {}
+        whose = grouped(((one.request, one.cause), one) for one in evidence)
+        for key, those in whose.items():
+            spans = grouped((one.what, (one.start_ns, one.end_ns)) for one in those)
+            self._seen[key] = {what: union(of) for what, of in spans.items()}
         self._all = {
             cause: union(span for spans in whats.values() for span in spans)
-            for cause, whats in self._common.items()
+            for (request, cause), whats in self._seen.items()
+            if request is None
         }
         self.median_ns = int(median(map(_length, requests))) if requests else 0
         self._throttling_ns = self._cost_of_throttling(requests)
@@ -507,8 +504,8 @@ class _Charges:
     def _spans(self, request: Request, cause: Cause) -> list[Span]:
         begin, end = request.arrival_ns, request.finished_ns
         spans = within(self._all.get(cause, ()), begin, end)
-        for own in self._of_request.get(request.number, {}).get(cause, {}).values():
-            spans += within(union(own), begin, end)
+        for own in self._seen.get((request.number, cause), {}).values():
+            spans += within(own, begin, end)
         if cause == "generator late":
             spans.append((request.ready_ns, request.started_ns))
         return union(spans)
@@ -516,10 +513,10 @@ class _Charges:
     def _most_overlapping(self, request: Request, cause: Cause) -> str:
         """Return the evidence of a cause that covers most of a request."""
         begin, end = request.arrival_ns, request.finished_ns
-        own = self._of_request.get(request.number, {}).get(cause, {})
-        overlaps = {what: length(within(union(spans), begin, end)) for what, spans in own.items()}
-        for what, spans in self._common.get(cause, {}).items():
-            overlaps[what] = overlaps.get(what, 0) + length(within(spans, begin, end))
+        overlaps: Counter[str] = Counter()
+        for whose in (request.number, None):
+            for what, spans in self._seen.get((whose, cause), {}).items():
+                overlaps[what] += length(within(spans, begin, end))
         if cause == "generator late":
             overlaps["the load generator"] = request.started_ns - request.ready_ns
         if cause == "queued":

@@ -351,6 +351,17 @@ def block_interval(resamples: NDArray[np.float64], iterations: int) -> tuple[flo
     return low, high
 
 
+def block_estimate(
+    value: float, resamples: NDArray[np.float64] | None, n: int, noun: str, unit: str = ""
+) -> Estimate:
+    """Return a value with the interval of its resamples; without, if ``n`` are too few for any."""
+    if resamples is None or n < LEAST_ITERATIONS:
+        reason = shortfall(LEAST_ITERATIONS, n, noun)
+        return Estimate(value=value, n=n, unit=unit, refused=reason)
+    low, high = block_interval(resamples, n)
+    return Estimate(value=value, low=low, high=high, n=n, unit=unit)
+
+
 def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: str) -> Estimate:
     """Return the work per second of a series of iterations.
 

@@ -142,9 +142,10 @@ def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
 
 
 def milliseconds(
-    value_ms: float, unit: TimeUnit, interval_ms: Interval | None = None
+    value_ms: float, unit: TimeUnit | None = None, interval_ms: Interval | None = None
 ) -> PrintedFigure:
-    """Format a time in ms in another unit; never finer than a nanosecond."""
+    """Format a time in ms in another unit, by default its own; never finer than a nanosecond."""
+    unit = unit or time_unit(value_ms * _NS_PER_MS)
     factor = _NS_PER_MS / unit.ns
     finest = round(math.log10(unit.ns))
     return figure(value_ms * factor, _scaled(interval_ms, factor), unit.name, finest)

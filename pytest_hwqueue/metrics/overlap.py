@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pytest_hwqueue.metrics.estimate import Estimate, Figures
-from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS, block_count, block_interval, shortfall
+from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS, block_count, block_estimate
 from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline, length, union
 
 if TYPE_CHECKING:
@@ -169,12 +169,7 @@ def _estimate(values: _Array, n: int, series: str, unit: str) -> Estimate:
     """
     if n == 0:
         return Estimate(unit=unit, refused=f"nothing was measured of {series}")
-    value = float(values[0])
-    if n < LEAST_ITERATIONS:
-        reason = shortfall(LEAST_ITERATIONS, n, f"iterations of {series}")
-        return Estimate(value=value, n=n, unit=unit, refused=reason)
-    low, high = block_interval(values[1:], n)
-    return Estimate(value=value, low=low, high=high, n=n, unit=unit)
+    return block_estimate(float(values[0]), values[1:], n, f"iterations of {series}", unit)
 
 
 class TimelineSummary(Figures):

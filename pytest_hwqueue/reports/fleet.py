@@ -133,18 +133,8 @@ def fleet_json(found: FleetVerdict) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-SYSTEMS = ("slurm", "kubernetes")
-
-
 def drain_commands(found: FleetVerdict, system: str) -> list[str]:
-    """Return a command for each node with a named GPU.
-
-    Raises:
-        ValueError: if the system is none of `SYSTEMS`.
-
-    """
-    if system not in SYSTEMS:
-        raise ValueError(f"{system} is none of {', '.join(SYSTEMS)}")
+    """Return a command for each node with a named GPU, of ``slurm`` or ``kubernetes``."""
     by_node = grouped((gpu.node, f"{gpu.device} {gpu.verdict}") for gpu in found.named)
     if system == "kubernetes":
         return [f"kubectl cordon -- {shlex.quote(node)}" for node in sorted(by_node)]
