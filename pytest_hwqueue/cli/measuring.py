@@ -161,25 +161,16 @@ class MeasuringWorkloads(PassesOn):
 
     def _look_ahead(self, ctx: click.Context, args: Sequence[str]) -> tuple[str | None, bool]:
         """Return the first workload named, and whether its parameters are needed."""
-        own = {
-            name: parameter
-            for parameter in self.get_params(ctx)
-            if isinstance(parameter, click.Option)
-            for name in parameter.opts
-        }
-        named = None
-        needed = any(name in args for name in self.get_help_option_names(ctx))
-        rest = iter(args)
-        for argument in rest:
-            option = own.get(argument.partition("=")[0])
-            if option is not None:
-                if not option.is_flag and "=" not in argument:
-                    next(rest, None)
-            elif argument.startswith("--"):
-                needed = True
-            elif named is None and argument in WORKLOADS:
-                named = argument
-        return named, needed
+        parser = self.make_parser(ctx)
+        parser.ignore_unknown_options = True
+        given, rest, order = parser.parse_args([*args])
+        # An argument that is not there has no string: click's own sign, or None.
+        texts = [given.get(each.name) for each in self.params if isinstance(each, click.Argument)]
+        several = [each if isinstance(each, tuple) else (each,) for each in texts]
+        words = [word for each in (*several, rest) for word in each if isinstance(word, str)]
+        named = next((word for word in words if word in WORKLOADS), None)
+        unknown = any(word.startswith("--") for word in words)
+        return named, unknown or self.get_help_option(ctx) in order
 
 
 def with_parameters(names: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
