@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +28,16 @@ from pytest_hwqueue.cli.options import (
     UNDECIDED,
     Asked,
     PassesOn,
+    combined,
     comparison_status,
     gate_settings,
+    given_options,
     say,
     verdicts_text,
     with_options,
 )
 from pytest_hwqueue.errors import BadOption, HwqError
-from pytest_hwqueue.settings.options import BY_NAME
+from pytest_hwqueue.interleaved.variants import OF_THE_COMPARISON
 
 if TYPE_CHECKING:
     from pytest_hwqueue.gate.verdict import GateSettings
@@ -43,13 +45,19 @@ if TYPE_CHECKING:
     from pytest_hwqueue.interleaved.variants import SideVariant
 
 
-_GATE = ("rate", "min-effect", "detect", "fail-on", "allow-env")
-NOT_HERE = (
-    "runs", "json", "save", "compare", "against", "pairs", "baselines", "tau", "sentinel",
-    "markdown", "report", "budget", "profile", "profile-dir", "causes",
-)  # fmt: skip
+_KEPT = {"rate", "min-effect", "detect", "fail-on", "allow-env", "on", "dir"}
+_NOT_HERE = tuple(OF_THE_COMPARISON - _KEPT)
 # With 3 pairs normal theory can decide; with fewer nothing can.
-LEAST_PAIRS = 3
+_LEAST_PAIRS = 3
+
+
+def _of_sides(pairs: str, setup: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Add the options of two sides, with the help of each."""
+    least = click.IntRange(min=_LEAST_PAIRS)
+    return combined(
+        click.option("--setup", metavar="COMMAND", help=setup),
+        click.option("--pairs", metavar="N", type=least, default=12, show_default=True, help=pairs),
+    )
 
 
 @contextmanager
@@ -66,20 +74,16 @@ def _interruptible(more: str = "") -> Iterator[None]:
         raise click.exceptions.Exit(status) from None
 
 
-@with_options(without=NOT_HERE)
+@with_options(without=_NOT_HERE)
 @click.command(cls=PassesOn)
 @click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
 @click.option("--a", "variant_a", metavar="VARIANT", default="", help="how to measure side A")
 @click.option("--b", "variant_b", metavar="VARIANT", default="", help="how to measure side B")
-@click.option(
-    "--pairs", metavar="N", type=click.IntRange(min=LEAST_PAIRS), default=12, show_default=True,
-    help="process runs of each side, unless a sixth, a third or two thirds of them decide a cell",
-)  # fmt: skip
-@click.option(
-    "--setup", metavar="COMMAND",
-    help="shell command to run once in each side's folder, such as 'pip install .'; each side "
+@_of_sides(
+    "process runs of each side, unless a sixth, a third or two thirds of them decide a cell",
+    "shell command to run once in each side's folder, such as 'pip install .'; each side "
     "then has its own virtual environment",
-)  # fmt: skip
+)
 @_interruptible()
 def ab(
     places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, setup: str | None,
@@ -153,32 +157,26 @@ def _judged_by(given: dict[str, Any], pairs: int) -> tuple[GateSettings, tuple[s
 
 def _measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the options of `hwq run` that both sides share."""
-    options = {}
-    for name, option in BY_NAME.items():
-        value = given.get(option.field)
-        if name in (*_GATE, "on", "dir") or value in (None, (), False):
-            continue
-        options[name] = ("yes",) if option.flag else value if isinstance(value, tuple) else (value,)
-    return options
+    return {
+        option.name: values
+        for option, values in given_options(given)
+        if option.name not in OF_THE_COMPARISON
+    }
 
 
 _STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDECIDED}
 
 
-@with_options(without=(*NOT_HERE, "on", "workload", "detect"))
+@with_options(without=(*_NOT_HERE, "on", "workload", "detect"))
 @click.command(cls=PassesOn)
 @click.argument("name")
 @click.argument("good")
 @click.argument("bad")
-@click.option(
-    "--pairs", metavar="N", type=click.IntRange(min=LEAST_PAIRS), default=12, show_default=True,
-    help="process runs of each side in a comparison; twice as many where these do not decide",
-)  # fmt: skip
-@click.option(
-    "--setup", metavar="COMMAND",
-    help="shell command to run once in each worktree, such as 'pip install .', in a virtual "
+@_of_sides(
+    "process runs of each side in a comparison; twice as many where these do not decide",
+    "shell command to run once in each worktree, such as 'pip install .', in a virtual "
     "environment; a commit where it fails (such as with status 125) is skipped",
-)  # fmt: skip
+)
 @_interruptible(": the same command continues")
 def bisect(name: str, good: str, bad: str, pairs: int, setup: str | None, **given: Any) -> int:
     """Find the commit between GOOD and BAD that made NAME slower.

@@ -5,7 +5,8 @@ Exit status: 0 no GPU is named; 1 one is; 2 interrupted while measuring; 4 wrong
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,21 @@ def _session_options(given: Mapping[str, Any]) -> list[str]:
     return [*plugin_arguments(given), f"--hwq-runs={given['repeats']}"]
 
 
+@contextmanager
+def _measuring(then: str) -> Iterator[None]:
+    """End the command, with what can be done then, if it is interrupted or a cluster is lost."""
+    from pytest_hwqueue.processes.reaper import signals_interrupt
+
+    try:
+        with signals_interrupt():
+            yield
+    except (KeyboardInterrupt, ConnectionError) as error:
+        # An interruption's argument is the number of the signal.
+        why = str(error) if isinstance(error, ConnectionError) else ""
+        click.echo(f"{why or 'interrupted'}: {then}", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
 @_check_options
 @click.command()
 @_output_options
@@ -144,17 +160,12 @@ def check(devices: tuple[str, ...], out: Path, **given: Any) -> int:
     """
     from pytest_hwqueue.devices.kinds import choose_devices
     from pytest_hwqueue.fleet.check import check_devices, names_of
-    from pytest_hwqueue.processes.reaper import signals_interrupt
 
     _require_empty(out, f"judge it: hwq fleet merge {out}")
-    try:
+    with _measuring(f"what was measured is in {out}"):
         labels = [choice.label for each in devices for choice in choose_devices(each)]
         named = names_of(list(dict.fromkeys(labels)), given["count"])
-        with signals_interrupt():
-            check_devices(named, out, _session_options(given))
-    except KeyboardInterrupt:
-        click.echo(f"interrupted: what was measured is in {out}", err=True)
-        return INTERRUPTED
+        check_devices(named, out, _session_options(given))
     return _merged([out], given)
 
 
@@ -179,22 +190,13 @@ def run(
     (--resume goes on), and 4 for wrong usage or input.
     """  # fmt: skip
     from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
-    from pytest_hwqueue.processes.reaper import signals_interrupt
 
     if not resume:
         _require_empty(out, "go on with it: --resume")
     options = _session_options(given)
-    try:
-        with signals_interrupt():
-            cluster = Cluster(address, devices, given["count"])
-            try:
-                run_fleet(cluster, out, lambda name: options)
-            finally:
-                cluster.close()
-    except (KeyboardInterrupt, ConnectionError) as error:
-        why = str(error) or "interrupted"
-        click.echo(f"{why}: go on with hwq fleet run --resume --out {out}", err=True)
-        return INTERRUPTED
+    lost = _measuring(f"go on with hwq fleet run --resume --out {out}")
+    with lost, closing(Cluster(address, devices, given["count"])) as cluster:
+        run_fleet(cluster, out, lambda name: options)
     return _merged([out], given)
 
 

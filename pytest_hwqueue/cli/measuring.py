@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import PASSED_ON, PassesOn, with_options
+from pytest_hwqueue.cli.options import PASSED_ON, PassesOn, given_options, with_options
 from pytest_hwqueue.errors import meant, nearest
-from pytest_hwqueue.settings.options import OPTIONS, PRIORITIES
+from pytest_hwqueue.settings.options import BY_NAME, PRIORITIES
 from pytest_hwqueue.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
@@ -37,20 +37,14 @@ def plugin_arguments(
             the plugin reads itself.
 
     """
-    arguments = []
-    for option in OPTIONS:
-        value = given.get(option.field)
-        if value in (None, (), False):
-            own = (defaults or {}).get(option.name)
-            value = None if option.variable in os.environ else own
-        if value is None:
-            continue
-        if option.flag:
-            arguments.append(option.command_line)
-        else:
-            values = value if isinstance(value, tuple) else (value,)
-            arguments += [f"{option.command_line}={each}" for each in values]
-    return arguments
+    named = ((BY_NAME[name], text) for name, text in (defaults or {}).items())
+    own = {option.field: text for option, text in named if option.variable not in os.environ}
+    own |= {name: value for name, value in given.items() if value not in (None, (), False)}
+    return [
+        option.command_line + f"={each}" * (not option.flag)
+        for option, values in given_options(own)
+        for each in values
+    ]
 
 
 def run_suite(
@@ -167,25 +161,16 @@ class MeasuringWorkloads(PassesOn):
 
     def _look_ahead(self, ctx: click.Context, args: Sequence[str]) -> tuple[str | None, bool]:
         """Return the first workload named, and whether its parameters are needed."""
-        own = {
-            name: parameter
-            for parameter in self.get_params(ctx)
-            if isinstance(parameter, click.Option)
-            for name in parameter.opts
-        }
-        named = None
-        needed = any(name in args for name in self.get_help_option_names(ctx))
-        rest = iter(args)
-        for argument in rest:
-            option = own.get(argument.partition("=")[0])
-            if option is not None:
-                if not option.is_flag and "=" not in argument:
-                    next(rest, None)
-            elif argument.startswith("--"):
-                needed = True
-            elif named is None and argument in WORKLOADS:
-                named = argument
-        return named, needed
+        parser = self.make_parser(ctx)
+        parser.ignore_unknown_options = True
+        given, rest, order = parser.parse_args([*args])
+        # An argument that is not there has no string: click's own sign, or None.
+        texts = [given.get(each.name) for each in self.params if isinstance(each, click.Argument)]
+        several = [each if isinstance(each, tuple) else (each,) for each in texts]
+        words = [word for each in (*several, rest) for word in each if isinstance(word, str)]
+        named = next((word for word in words if word in WORKLOADS), None)
+        unknown = any(word.startswith("--") for word in words)
+        return named, unknown or self.get_help_option(ctx) in order
 
 
 def with_parameters(names: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,15 @@ class Asked(Settings):
         return f"environment variable {option.variable}", text
 
 
+def given_options(given: Mapping[str, Any]) -> Iterator[tuple[Option[Any], tuple[str, ...]]]:
+    """Return the options that a command was given, with their values; of a flag ``yes``."""
+    for option in OPTIONS:
+        value = given.get(option.field)
+        if value not in (None, (), False):
+            values = value if isinstance(value, tuple) else (value,)
+            yield option, ("yes",) if option.flag else values
+
+
 def _click_option(option: Option[Any], default: str, *, hidden: bool) -> click.Option:
     """Convert a row of the plugin's table into a command's option."""
     names = [f"--{option.name}", option.field]
@@ -82,16 +91,13 @@ def _click_option(option: Option[Any], default: str, *, hidden: bool) -> click.O
                 raise click.UsageError(str(error), ctx) from None
         return value
 
-    text = option.line
-    if default and not option.flag:
-        text += f" [{default}]"
     return click.Option(
         names,
-        help=as_typed(text),
+        help=as_typed(option.line_with(default)),
         metavar=option.metavar or None,
         multiple=option.repeatable,
         is_flag=option.flag,
-        default=None if not option.flag else False,
+        default=False if option.flag else None,
         callback=check,
         hidden=hidden,
     )

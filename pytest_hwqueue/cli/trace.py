@@ -164,13 +164,9 @@ def _check(tool: str, vendor: Tool, device: str, given: dict[str, Any], csv: boo
 
 
 def _file_name(name: str, streams: str | None) -> str:
+    of_streams = streams and f"s{streams.replace(',', '_')}"
     rank = rank_of_process()
-    parts = [name]
-    if streams is not None:
-        parts.append("s" + streams.replace(",", "_"))
-    if rank is not None:
-        parts.append(f"rank{rank}")
-    return "-".join(parts)
+    return "-".join(filter(None, (name, of_streams, None if rank is None else f"rank{rank}")))
 
 
 def words_of_cell(text: str) -> tuple[str, list[str]]:

@@ -19,6 +19,7 @@ import click
 from pytest_hwqueue.cli import scenario as common
 from pytest_hwqueue.cli.options import INTERRUPTED, USAGE, output, say, with_options
 from pytest_hwqueue.errors import BadOption, HwqError
+from pytest_hwqueue.settings.values import share
 
 if TYPE_CHECKING:
     from pytest_hwqueue.capacity.rates import Grid
@@ -198,7 +199,7 @@ _DEFAULTS: dict[str, Any] = {
 @click.option("--rates", metavar="LOW:HIGH",
               help="search between these, in requests per second (default: from a quarter of "
               "the scenario's rate to 64 times it)")  # fmt: skip
-@click.option("--precision", metavar="PERCENT", default=_DEFAULTS["precision"], show_default=True,
+@click.option("--precision", metavar="SHARE", default=_DEFAULTS["precision"], show_default=True,
               help="most that two neighbouring rates differ")  # fmt: skip
 @click.option("--windows", metavar="N", type=click.IntRange(min=1), show_default=True,
               default=_DEFAULTS["windows"],
@@ -263,9 +264,9 @@ def _planned_in_which(
 def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tuple[Case, Grid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
     from pytest_hwqueue.capacity.rates import make_grid
-    from pytest_hwqueue.capacity.search import Looks, arrival_of, least_requests
+    from pytest_hwqueue.capacity.search import Looks, least_requests
 
-    precision = _percent(given["precision"])
+    precision = share(2)("--precision", given["precision"])
     bounds = _rates(given["rates"])
     goals = [goal for case in wanted for goal in case.goals]
     grids = []
@@ -273,7 +274,6 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
         if not case.goals:
             raise HwqError(f"{case.id} has no goals, so any rate would do; give it some")
         own_rate = _own_rate(case, given["tenant"])
-        arrival_of(case, given["tenant"])
         if own_rate is None and bounds is None:
             raise BadOption("--tenant", given["tenant"], "its rate is a share of its peak, which "
                             "is not known yet; give --rates")  # fmt: skip
@@ -366,16 +366,6 @@ def _own_rate(case: Case, tenant: str) -> float | None:
     rate = arrival_of(case, tenant).rate_per_s
     (own,) = (each for each in case.tenants if each.name == tenant)
     return rate if own.arrival.of_peak is None else None
-
-
-def _percent(text: str) -> float:
-    try:
-        value = float(text.strip().removesuffix("%")) / 100
-    except ValueError:
-        value = -1.0
-    if not 0.01 <= value <= 1:
-        raise BadOption("--precision", text, "give 1% to 100%")
-    return value
 
 
 def _rates(text: str | None) -> tuple[float, float] | None:

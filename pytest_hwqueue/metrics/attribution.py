@@ -33,15 +33,18 @@ request at a time.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, compress
 from statistics import median, median_low
 from typing import Literal, get_args
 
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, Wait
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.latency import minimum_samples, share_of, shortfall
+from pytest_hwqueue.metrics.latency import above_percentiles, minimum_samples, share_of
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.metrics.switching import ready_delays
 from pytest_hwqueue.metrics.timeline import (
     Span,
@@ -218,13 +221,8 @@ def device_evidence(
     ran is left out: see `critical_path`.
     """
     own = [one for one in work if one.owner == owner and one.request is not None]
-    durations: dict[str, list[int]] = {}
-    for one in own:
-        durations.setdefault(one.name, []).append(one.end_ns - one.start_ns)
-    usual = {name: median_low(values) for name, values in durations.items()}
-    streams: dict[tuple[str, int], list[DeviceWork]] = {}
-    for one in work:
-        streams.setdefault((one.owner, one.stream), []).append(one)
+    usual = usual_lengths(own)
+    streams = grouped(((one.owner, one.stream), one) for one in work)
     queues = {key: _StreamQueue(kernels) for key, kernels in streams.items()}
 
     found: list[Evidence] = []
@@ -243,6 +241,12 @@ def device_evidence(
                 for name, start, end in held_up
             ]
     return found
+
+
+def usual_lengths(work: Iterable[DeviceWork]) -> dict[str, int]:
+    """Return the median length of the kernels of each name, in ns."""
+    lengths = grouped((one.name, one.end_ns - one.start_ns) for one in work)
+    return {name: median_low(values) for name, values in lengths.items()}
 
 
 class _StreamQueue:
@@ -267,7 +271,6 @@ LossPlace = Literal["host", "device"]
 UNEXPLAINED = "unexplained"
 EARLIER_REQUESTS = "its tenant's earlier requests"
 
-_TAILS = {"p95": 0.95, "p99": 0.99}
 # What keeps a thread from launching.
 _OF_THE_HOST: tuple[Cause, ...] = (
     "descheduled", "interrupted", "garbage collection", "compilation", "allocation", "blocked",
@@ -335,7 +338,6 @@ class TailAttribution:
     """The causes of the requests above a percentile.
 
     Attributes:
-        percentile: "p95" or "p99".
         threshold_ns: requests longer than this are the tail.
         median_ns: of all requests.
         requests: of the tail, the slowest first.
@@ -348,14 +350,13 @@ class TailAttribution:
 
     """
 
-    percentile: str
     threshold_ns: int
     median_ns: int
     requests: tuple[RequestCause, ...]
-    shares: Mapping[str, Estimate]
+    shares: dict[str, Estimate]
     whats: Mapping[Cause, tuple[tuple[str, int], ...]]
     not_seen: Mapping[Cause, str]
-    unexplained_in: Mapping[LossPlace, Estimate] | None
+    unexplained_in: dict[str, Estimate] | None
 
 
 @dataclass(frozen=True)
@@ -395,24 +396,13 @@ def attribute(
     tails: dict[str, TailAttribution] = {}
     refused: dict[str, str] = {}
     charges = _Charges(requests, evidence, host)
-    lengths = np.array([_length(request) for request in requests], dtype=np.int64)
-    causes: dict[int, RequestCause] = {}
-    for name, quantile in _TAILS.items():
-        needed = minimum_samples(quantile)
-        if len(requests) < needed:
-            refused[name] = shortfall(needed, len(requests), "requests")
-            continue
-        threshold = float(np.quantile(lengths, quantile))
-        tail = [one for one in requests if _length(one) > threshold]
-        if not tail:
-            refused[name] = "no request is longer than it: the slowest are equal"
-            continue
-        for one in tail:
-            if one.number not in causes:
-                causes[one.number] = charges.cause_of(one)
-        found = sorted((causes[one.number] for one in tail), key=lambda one: -one.excess_ns)
+    lengths = np.array([_length(request) for request in requests], dtype=np.float64)
+    equal = "no request is longer than it: the slowest are equal"
+    cause_of = cache(charges.cause_of)
+    for name, (threshold, above) in above_percentiles(lengths, "requests", equal, refused).items():
+        tail = map(cause_of, compress(requests, above))
+        found = sorted(tail, key=lambda one: -one.excess_ns)
         tails[name] = TailAttribution(
-            percentile=name,
             threshold_ns=int(threshold),
             median_ns=charges.median_ns,
             requests=tuple(found),
@@ -436,19 +426,16 @@ class _Charges:
         import numpy as np
 
         self._host = host
-        self._common: dict[Cause, dict[str, list[Span]]] = {}
-        self._of_request: dict[int, dict[Cause, dict[str, list[Span]]]] = {}
-        for one in evidence:
-            of = self._common
-            if one.request is not None:
-                of = self._of_request.setdefault(one.request, {})
-            of.setdefault(one.cause, {}).setdefault(one.what, []).append((one.start_ns, one.end_ns))
-        for whats in self._common.values():
-            for what, spans in whats.items():
-                whats[what] = union(spans)
+        # By the only request that it concerns, or None, and by cause; then by what it was.
+        self._seen: dict[tuple[int | None, Cause], dict[str, list[Span]]] = {}
+        whose = grouped(((one.request, one.cause), one) for one in evidence)
+        for key, those in whose.items():
+            spans = grouped((one.what, (one.start_ns, one.end_ns)) for one in those)
+            self._seen[key] = {what: union(of) for what, of in spans.items()}
         self._all = {
             cause: union(span for spans in whats.values() for span in spans)
-            for cause, whats in self._common.items()
+            for (request, cause), whats in self._seen.items()
+            if request is None
         }
         self.median_ns = int(median(map(_length, requests))) if requests else 0
         self._throttling_ns = self._cost_of_throttling(requests)
@@ -517,8 +504,8 @@ class _Charges:
     def _spans(self, request: Request, cause: Cause) -> list[Span]:
         begin, end = request.arrival_ns, request.finished_ns
         spans = within(self._all.get(cause, ()), begin, end)
-        for own in self._of_request.get(request.number, {}).get(cause, {}).values():
-            spans += within(union(own), begin, end)
+        for own in self._seen.get((request.number, cause), {}).values():
+            spans += within(own, begin, end)
         if cause == "generator late":
             spans.append((request.ready_ns, request.started_ns))
         return union(spans)
@@ -526,10 +513,10 @@ class _Charges:
     def _most_overlapping(self, request: Request, cause: Cause) -> str:
         """Return the evidence of a cause that covers most of a request."""
         begin, end = request.arrival_ns, request.finished_ns
-        own = self._of_request.get(request.number, {}).get(cause, {})
-        overlaps = {what: length(within(union(spans), begin, end)) for what, spans in own.items()}
-        for what, spans in self._common.get(cause, {}).items():
-            overlaps[what] = overlaps.get(what, 0) + length(within(spans, begin, end))
+        overlaps: Counter[str] = Counter()
+        for whose in (request.number, None):
+            for what, spans in self._seen.get((whose, cause), {}).items():
+                overlaps[what] += length(within(spans, begin, end))
         if cause == "generator late":
             overlaps["the load generator"] = request.started_ns - request.ready_ns
         if cause == "queued":
@@ -573,7 +560,7 @@ def _shares(found: Sequence[RequestCause], not_seen: Mapping[Cause, str]) -> dic
     }
 
 
-def _places(found: Sequence[RequestCause]) -> dict[LossPlace, Estimate]:
+def _places(found: Sequence[RequestCause]) -> dict[str, Estimate]:
     return {
         place: share_of(sum(one.place == place for one in found), len(found))
         for place in get_args(LossPlace)
@@ -581,12 +568,8 @@ def _places(found: Sequence[RequestCause]) -> dict[LossPlace, Estimate]:
 
 
 def _whats(found: Sequence[RequestCause]) -> dict[Cause, tuple[tuple[str, int], ...]]:
-    counts: dict[Cause, dict[str, int]] = {}
-    for one in found:
-        if one.cause is not None and one.what is not None:
-            of = counts.setdefault(one.cause, {})
-            of[one.what] = of.get(one.what, 0) + 1
+    named = grouped((one.cause, one.what) for one in found if one.cause and one.what is not None)
     return {
-        cause: tuple(sorted(of.items(), key=lambda item: (-item[1], item[0])))
-        for cause, of in counts.items()
+        cause: tuple(sorted(Counter(whats).items(), key=lambda item: (-item[1], item[0])))
+        for cause, whats in named.items()
     }

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.latency import minimum_samples, share_of, shortfall
+from pytest_hwqueue.metrics.latency import above_percentiles, share_of, shortfall
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.metrics.switching import MedianDifference, median_difference, without_difference
 
 if TYPE_CHECKING:
@@ -174,7 +175,6 @@ LEAST_PAIRS = 20
 """Pairs with a switch below which no penalty is given: it would rest on a few chances."""
 
 _NS_PER_US = 1e3
-_TAILS = {"p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True)
@@ -220,9 +220,7 @@ def launch_pairs(
     """
     import numpy as np
 
-    switches: dict[int, list[int]] = {}
-    for one in off_cpu:
-        switches.setdefault(one.tid, []).append(one.start_ns)
+    switches = grouped((one.tid, one.start_ns) for one in off_cpu)
     gaps, switched = [np.empty(0)], [np.empty(0, dtype=np.bool_)]
     pauses = np.sort(np.asarray(pauses_ns, dtype=np.int64))
     for tid, launches in launches_ns.items():
@@ -254,17 +252,10 @@ def _split(gaps_us: NDArray[np.float64], switched: NDArray[np.bool_]) -> LaunchP
         lost_share = float(beyond.sum() / gaps_us.sum())
     else:
         refused["lost_share"] = shortfall(1, int(without.size), "pairs without a switch")
-    tails: dict[str, Estimate] = {}
-    for name, quantile in _TAILS.items():
-        needed = minimum_samples(quantile)
-        if gaps_us.size < needed:
-            refused[name] = shortfall(needed, int(gaps_us.size), "pairs")
-            continue
-        above = gaps_us > np.quantile(gaps_us, quantile)
-        if above.any():
-            tails[name] = share_of(int((above & switched).sum()), int(above.sum()))
-        else:
-            refused[name] = "no gap is longer than it: its gaps are equal"
+    tails = {}
+    equal = "no gap is longer than it: its gaps are equal"
+    for name, (_, above) in above_percentiles(gaps_us, "pairs", equal, refused).items():
+        tails[name] = share_of(int((above & switched).sum()), int(above.sum()))
     return LaunchPairs(
         unit="us",
         with_switch=int(with_switch.size),

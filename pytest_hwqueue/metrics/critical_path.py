@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median_low, quantiles
+from statistics import quantiles
 from typing import NamedTuple
 
 from pytest_hwqueue.metrics.attribution import (
@@ -29,7 +29,9 @@ from pytest_hwqueue.metrics.attribution import (
     Evidence,
     Request,
     TailAttribution,
+    usual_lengths,
 )
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.metrics.timeline import Span, intersection, last, length, union, within
 
 
@@ -52,41 +54,38 @@ def critical_paths(requests: Iterable[Request], work: Iterable[DeviceWork]) -> C
         work: their kernels; kernels that belong to no request are ignored.
 
     """
-    by_request: dict[int, list[DeviceWork]] = {}
-    for one in work:
-        if one.request is not None:
-            by_request.setdefault(one.request, []).append(one)
-    spans: dict[int | None, list[Span]] = {}
+    by_request = grouped((one.request, one) for one in work)
+    spans: list[tuple[int | None, Span]] = []
     kernels: list[DeviceWork] = []
     for request in requests:
         _follow(request, by_request.get(request.number, ()), spans, kernels)
-    return CriticalPaths({stream: union(parts) for stream, parts in spans.items()}, kernels)
+    waited_for = {stream: union(parts) for stream, parts in grouped(spans).items()}
+    return CriticalPaths(waited_for, kernels)
 
 
 def _follow(
     request: Request,
     work: Sequence[DeviceWork],
-    spans: dict[int | None, list[Span]],
+    spans: list[tuple[int | None, Span]],
     kernels: list[DeviceWork],
 ) -> None:
     if not work:
-        spans.setdefault(None, []).append((request.started_ns, request.finished_ns))
+        spans.append((None, (request.started_ns, request.finished_ns)))
         return
     before = predecessors(work)
     at: DeviceWork | None = max(work, key=lambda one: one.end_ns)
     assert at is not None
     if at.end_ns < request.finished_ns:
         # The stream tells that it is done, and the host's thread wakes up.
-        for who in (None, at.stream):
-            spans.setdefault(who, []).append((at.end_ns, request.finished_ns))
+        spans += [(who, (at.end_ns, request.finished_ns)) for who in (None, at.stream)]
     first_ns = at.ready_ns
     while at is not None:
         kernels.append(at)
-        spans.setdefault(at.stream, []).append((at.ready_ns, at.end_ns))
+        spans.append((at.stream, (at.ready_ns, at.end_ns)))
         first_ns = min(first_ns, at.ready_ns)
         at = before(at)
     if request.started_ns < first_ns:
-        spans.setdefault(None, []).append((request.started_ns, first_ns))
+        spans.append((None, (request.started_ns, first_ns)))
 
 
 def predecessors(work: Sequence[DeviceWork]) -> Callable[[DeviceWork], DeviceWork | None]:
@@ -127,21 +126,13 @@ def time_slice_evidence(work: Sequence[DeviceWork], owner: str) -> list[Evidence
     also as much of the time by which a kernel ran longer than the median of its name as others'
     work ran meanwhile. Of these, what delayed the request's end is returned.
     """
-    requests: dict[int, list[DeviceWork]] = {}
-    others: dict[str, list[Span]] = {}
-    for one in work:
-        if one.owner != owner:
-            others.setdefault(one.owner, []).append((one.start_ns, one.end_ns))
-        elif one.request is not None:
-            requests.setdefault(one.request, []).append(one)
-    usual = {
-        name: median_low(of)
-        for name, of in _lengths(one for kernels in requests.values() for one in kernels).items()
-    }
+    own = [one for one in work if one.owner == owner and one.request is not None]
+    others = grouped((one.owner, (one.start_ns, one.end_ns)) for one in work if one.owner != owner)
+    usual = usual_lengths(own)
     ran = {other: union(spans) for other, spans in others.items()}
     anybody = union(span for spans in others.values() for span in spans)
     found = []
-    for kernels in requests.values():
+    for kernels in grouped((one.request, one) for one in own).values():
         turns = {one: _turns(one, anybody, usual[one.name]) for one in kernels}
         waited = union(span for spans in turns.values() for span in spans)
         cost_ns = max(one.end_ns for one in kernels) - _end_without(kernels, turns)
@@ -186,9 +177,7 @@ def take_turns(work: Iterable[DeviceWork]) -> bool:
 
     False where fewer than two tenants ran any.
     """
-    by_owner: dict[str, list[DeviceWork]] = {}
-    for one in work:
-        by_owner.setdefault(one.owner, []).append(one)
+    by_owner = grouped((one.owner, one) for one in work)
     running = [_unhindered(kernels) for kernels in by_owner.values()]
     for index, spans in enumerate(running):
         for others in running[:index]:
@@ -200,22 +189,15 @@ def take_turns(work: Iterable[DeviceWork]) -> bool:
 
 def _unhindered(work: Sequence[DeviceWork]) -> list[Span]:
     """Return when kernels ran that took no longer than is usual where nothing holds them up."""
+    lengths = grouped((one.name, one.end_ns - one.start_ns) for one in work)
     fastest = {
-        name: quantiles(of, n=10)[0] if len(of) > 1 else of[0]
-        for name, of in _lengths(work).items()
+        name: quantiles(of, n=10)[0] if len(of) > 1 else of[0] for name, of in lengths.items()
     }
     return union(
         (one.start_ns, one.end_ns)
         for one in work
         if one.end_ns - one.start_ns <= _UNHINDERED * fastest[one.name]
     )
-
-
-def _lengths(work: Iterable[DeviceWork]) -> dict[str, list[int]]:
-    lengths: dict[str, list[int]] = {}
-    for one in work:
-        lengths.setdefault(one.name, []).append(one.end_ns - one.start_ns)
-    return lengths
 
 
 # Names of a vendor's kernels have over 100 characters; what tells them apart is at both ends.

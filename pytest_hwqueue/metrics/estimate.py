@@ -228,50 +228,47 @@ Real.register(Estimate)
 _EARLIER = {"interval", "reason", "share"}
 
 
-def earlier(data: Any, unit: str, *names: str) -> Any:
-    """Turn the figures of a stored summary of earlier versions into what `Estimate` reads.
+class Figures(PlainData):
+    """A summary of estimates, which also reads those of earlier versions.
 
     There a summary had its figures' values by name, their intervals in ``intervals`` or beside
     them, and in ``refused`` the reason for what was missing.
-
-    Args:
-        data: what is stored; returned as it is unless it is of an earlier version.
-        unit: of the figures.
-        names: of the figures.
-
     """
-    if not isinstance(data, Mapping) or "refused" not in data:
-        return data
-    refused, intervals = data["refused"], data.get("intervals", {})
-    n = data.get("n", 0)
-    found = {}
-    for name in names:
-        keys = (name, f"{name}_interval", f"{name} interval")
-        value = data.get(name)
-        if isinstance(value, Mapping):
-            value, ends = value["value"], value["interval"]
-        else:
-            ends = intervals.get(name) or data.get(keys[1])
-        low, high = ends or (None, None)
-        found[name] = {
-            "value": value, "low": low, "high": high, "unit": unit,
-            "n": n.get(name.removesuffix("_ms"), min(n.values())) if isinstance(n, Mapping) else n,
-            "refused": next((refused[key] for key in keys if key in refused), ""),
-        }  # fmt: skip
-    gone = {"confidence", "intervals", "refused", "unit", *(f"{name}_interval" for name in names)}
-    return {name: value for name, value in data.items() if name not in gone} | found
-
-
-class Figures(PlainData):
-    """A summary of estimates, which also reads those of earlier versions."""
 
     unit_of_earlier: ClassVar[str] = ""
+    """Of the figures; of those whose names end in ``_ms`` it is that."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_earlier(cls, data: Any) -> Any:
-        figures = (name for name, each in cls.model_fields.items() if each.annotation is Estimate)
-        return earlier(data, cls.unit_of_earlier, *figures)
+        if not isinstance(data, Mapping):
+            return data
+        gone = set() if "n" in cls.model_fields else {"n"}
+        found = {}
+        if "refused" in data:
+            names = [name for name, each in cls.model_fields.items() if each.annotation is Estimate]
+            gone |= {"confidence", "interval", "intervals", "refused", "unit"}
+            gone |= {f"{name}_interval" for name in names}
+            found = {name: _earlier(data, name, cls.unit_of_earlier) for name in names}
+        return {name: value for name, value in data.items() if name not in gone} | found
+
+
+def _earlier(data: Mapping[str, Any], name: str, unit: str) -> Any:
+    """Return a summary's figure of an earlier version as `Estimate` reads it."""
+    value, refused, n = data.get(name), data["refused"], data.get("n", 0)
+    keys = (name, f"{name}_interval", f"{name} interval")
+    # The interval of an only figure was called just that.
+    ends = data.get("intervals", {}).get(name) or data.get(keys[1], data.get("interval"))
+    if isinstance(value, Mapping):
+        if "n" in value:
+            return value
+        value, ends = value["value"], value["interval"]
+    low, high = ends or (None, None)
+    return {
+        "value": value, "low": low, "high": high, "unit": "ms" if name.endswith("_ms") else unit,
+        "n": n.get(name.removesuffix("_ms"), min(n.values())) if isinstance(n, Mapping) else n,
+        "refused": next((refused[key] for key in keys if key in refused), ""),
+    }  # fmt: skip
 
 
 Summary = TypeVar("Summary", bound=PlainData)

@@ -261,6 +261,35 @@ def share_of(number: int, n: int) -> Estimate:
     return Estimate(value=number / n, low=low, high=high, n=n)
 
 
+def above_percentiles(
+    values: NDArray[np.float64], noun: str, nothing: str, refused: dict[str, str]
+) -> dict[str, tuple[float, NDArray[np.bool_]]]:
+    """Return P95 and P99 of values by name, each with which of them are greater.
+
+    Args:
+        values: shape (n,), in any unit and order.
+        noun: what they are of, for the reason.
+        nothing: why there is none above a percentile.
+        refused: gets the reason for each percentile that is missing.
+
+    """
+    import numpy as np
+
+    found = {}
+    for name, quantile in (("p95", 0.95), ("p99", 0.99)):
+        needed, n = minimum_samples(quantile), int(values.size)
+        if n < needed:
+            refused[name] = shortfall(needed, n, noun)
+            continue
+        threshold = float(np.quantile(values, quantile))
+        above = values > threshold
+        if above.any():
+            found[name] = threshold, above
+        else:
+            refused[name] = nothing
+    return found
+
+
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 10
 LEAST_BLOCK_ITERATIONS = 5
@@ -320,6 +349,17 @@ def block_interval(resamples: NDArray[np.float64], iterations: int) -> tuple[flo
     tail = normal_cdf(-math.sqrt(blocks / (blocks - 1)) * critical)
     low, high = np.quantile(resamples, [tail, 1 - tail]).tolist()
     return low, high
+
+
+def block_estimate(
+    value: float, resamples: NDArray[np.float64] | None, n: int, noun: str, unit: str = ""
+) -> Estimate:
+    """Return a value with the interval of its resamples; without, if ``n`` are too few for any."""
+    if resamples is None or n < LEAST_ITERATIONS:
+        reason = shortfall(LEAST_ITERATIONS, n, noun)
+        return Estimate(value=value, n=n, unit=unit, refused=reason)
+    low, high = block_interval(resamples, n)
+    return Estimate(value=value, low=low, high=high, n=n, unit=unit)
 
 
 def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: str) -> Estimate:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 
 DIGITS = 3
 """Significant digits of every number; digits before the point are never dropped."""
+
+Name = TypeVar("Name", bound=Hashable)
+Whose = TypeVar("Whose")
 
 _NS_PER_MS = 1e6
 _TIME_UNITS = (("µs", 1e3), ("ms", 1e6), ("s", 1e9))
@@ -138,9 +142,10 @@ def time_unit(first_ns: float, others_ns: Iterable[float] = ()) -> TimeUnit:
 
 
 def milliseconds(
-    value_ms: float, unit: TimeUnit, interval_ms: Interval | None = None
+    value_ms: float, unit: TimeUnit | None = None, interval_ms: Interval | None = None
 ) -> PrintedFigure:
-    """Format a time in ms in another unit; never finer than a nanosecond."""
+    """Format a time in ms in another unit, by default its own; never finer than a nanosecond."""
+    unit = unit or time_unit(value_ms * _NS_PER_MS)
     factor = _NS_PER_MS / unit.ns
     finest = round(math.log10(unit.ns))
     return figure(value_ms * factor, _scaled(interval_ms, factor), unit.name, finest)
@@ -239,6 +244,14 @@ def listed(names: Iterable[str]) -> str:
     """Return ``a``, ``a and b`` or ``a, b and c``, of at least one name."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def grouped(pairs: Iterable[tuple[Name, Whose]]) -> dict[Name, list[Whose]]:
+    """Return whose belongs to each name, in the order given."""
+    found: dict[Name, list[Whose]] = {}
+    for name, whose in pairs:
+        found.setdefault(name, []).append(whose)
+    return found
 
 
 def duration(seconds: float) -> str:

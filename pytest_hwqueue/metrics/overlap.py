@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData, earlier
-from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS, block_count, block_interval, shortfall
+from pytest_hwqueue.metrics.estimate import Estimate, Figures
+from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS, block_count, block_estimate
 from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline, length, union
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _AT_ONCE = 4_000_000
 _NS_PER_MS = 1e6
 
 
-class OverlapEfficiency(PlainData):
+class OverlapEfficiency(Figures):
     """The share of the shorter work that the longer one hid."""
 
     efficiency: Estimate = Field(
@@ -43,31 +43,14 @@ class OverlapEfficiency(PlainData):
     comms_ms: Estimate = Field(description="median time of communication alone")
     both_ms: Estimate = Field(description="median time of both together")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "refused" not in data:
-            return data
-        times = earlier(data, "ms", "compute_ms", "comms_ms", "both_ms")
-        efficiency = earlier(data, "", "efficiency")["efficiency"]
-        return _without_n({**times, "efficiency": efficiency})
 
-
-class Bandwidth(PlainData):
+class Bandwidth(Figures):
     """One rank's communication bandwidths in GB/s (10⁹ bytes), as nccl-tests defines them."""
+
+    unit_of_earlier = "GB/s"
 
     algorithm: Estimate = Field(description="size of the arrays over the median time")
     bus: Estimate = Field(description="what each rank had at least to send and to receive")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        return _without_n(earlier(data, "GB/s", "algorithm", "bus"))
-
-
-def _without_n(data: Any) -> Any:
-    """Leave out the numbers of iterations that earlier versions had apart from the figures."""
-    return {name: data[name] for name in data if name != "n"} if isinstance(data, dict) else data
 
 
 def overlap_efficiency(
@@ -186,12 +169,7 @@ def _estimate(values: _Array, n: int, series: str, unit: str) -> Estimate:
     """
     if n == 0:
         return Estimate(unit=unit, refused=f"nothing was measured of {series}")
-    value = float(values[0])
-    if n < LEAST_ITERATIONS:
-        reason = shortfall(LEAST_ITERATIONS, n, f"iterations of {series}")
-        return Estimate(value=value, n=n, unit=unit, refused=reason)
-    low, high = block_interval(values[1:], n)
-    return Estimate(value=value, low=low, high=high, n=n, unit=unit)
+    return block_estimate(float(values[0]), values[1:], n, f"iterations of {series}", unit)
 
 
 class TimelineSummary(Figures):

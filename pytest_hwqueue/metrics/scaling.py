@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier
+from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,
-    block_interval,
+    block_estimate,
     contiguous_blocks,
     shortfall,
     throughput,
@@ -66,7 +66,7 @@ class ScalingPoint:
     iteration_ns: Sequence[int]
 
 
-class ScaledPoint(PlainData):
+class ScaledPoint(Figures):
     """One number of streams compared with the lowest."""
 
     streams: int
@@ -76,11 +76,6 @@ class ScaledPoint(PlainData):
         "exactly 1; refused if it tells too little"
     )
     efficiency: Estimate = Field(description="speedup / (streams / least count)")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        return earlier(data, "", "speedup", "efficiency")
 
 
 class Scaling(PlainData):
@@ -214,13 +209,9 @@ def _compare(
 ) -> ScaledPoint:
     """Compare a count (first of each pair) with the least count (second)."""
     fewest = min(rate.n for rate in rates)
-    speedup = Estimate(value=rates[0] / rates[1], n=fewest)
-    if resampled[0] is None or resampled[1] is None:
-        reason = shortfall(LEAST_ITERATIONS, fewest, "iterations here and at the least count")
-        speedup = speedup.model_copy(update={"refused": reason})
-    else:
-        low, high = block_interval(resampled[0] / resampled[1], fewest)
-        speedup = speedup.model_copy(update={"low": low, "high": high})
+    both = None if resampled[0] is None or resampled[1] is None else resampled[0] / resampled[1]
+    noun = "iterations here and at the least count"
+    speedup = block_estimate(rates[0] / rates[1], both, fewest, noun)
     share = base_streams / streams
     speedup = speedup.told(most=MOST_EFFICIENCY / share, unit="×")
     return ScaledPoint(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData, earlier
+from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
@@ -53,7 +52,7 @@ class DelaySummary(Figures):
     p95: Estimate
 
 
-class MedianDifference(PlainData):
+class MedianDifference(Figures):
     """The difference of two medians, ``first`` minus ``second``, with its interval.
 
     It is distribution-free: each median's order-statistic interval at 97.5 %, the ends subtracted
@@ -62,17 +61,11 @@ class MedianDifference(PlainData):
     run's are not, so it speaks for this run only.
     """
 
+    unit_of_earlier = "us"
+
     first: DelaySummary
     second: DelaySummary
     difference: Estimate
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "refused" not in data:
-            return data
-        found = earlier({**data, "difference_interval": data["interval"]}, "us", "difference")
-        return {name: value for name, value in found.items() if name != "interval"}
 
 
 class QueueSwitch(PlainData):
@@ -163,17 +156,15 @@ def median_difference(first: Sequence[float], second: Sequence[float]) -> Median
     each = 1 - (1 - CONFIDENCE) / 2
     needed = minimum_samples(0.5, each)
     fewest = min(len(side) for side in sides)
-    difference = Estimate(n=fewest, unit="us")
-    if fewest < needed:
-        reason = "the smaller side " + shortfall(needed, fewest, "delays")
-        difference = difference.without_value(reason)
-    else:
+    reason = "the smaller side " + shortfall(needed, fewest, "delays")
+    difference = Estimate(n=fewest, unit="us", refused=reason)
+    if fewest >= needed:
         (low, high), (other_low, other_high) = (
             quantile_interval(side, 0.5, each) for side in sides
         )
         value = _linear_quantile(sides[0], 0.5) - _linear_quantile(sides[1], 0.5)
         ends = {"low": low - other_high, "high": high - other_low}
-        difference = difference.model_copy(update={"value": value, **ends})
+        difference = Estimate(value=value, **ends, n=fewest, unit="us")
     return MedianDifference(
         first=_summarise_side(sides[0]), second=_summarise_side(sides[1]), difference=difference
     )
@@ -270,19 +261,19 @@ def _summarise_side(ordered: list[float]) -> DelaySummary:
     n, negative = len(ordered), sum(delay < 0 for delay in ordered)
     figures = {}
     for name, quantile in _QUANTILES.items():
-        figure, needed = Estimate(n=n, unit="us"), minimum_samples(quantile, CONFIDENCE)
+        needed = minimum_samples(quantile, CONFIDENCE)
+        refused = shortfall(needed, n, "delays")
         if negative > _MOST_NEGATIVE * n:
-            figure = figure.without_value(
+            refused = (
                 f"{negative} of {n} kernels started before they were ready: the clocks or the "
                 "dependencies of the timeline are wrong"
             )
-        elif n < needed:
-            figure = figure.without_value(shortfall(needed, n, "delays"))
-        else:
+        elif n >= needed:
             low, high = quantile_interval(ordered, quantile, CONFIDENCE)
             value = _linear_quantile(ordered, quantile)
-            figure = figure.model_copy(update={"value": value, "low": low, "high": high})
-        figures[name] = figure
+            figures[name] = Estimate(value=value, low=low, high=high, n=n, unit="us")
+            continue
+        figures[name] = Estimate(n=n, unit="us", refused=refused)
     return DelaySummary(n=n, negative=negative, **figures)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from pytest_hwqueue.errors import BadInput, BoundMissed, RefusedFigure
 from pytest_hwqueue.metrics.estimate import Estimate, Summary, label, named
 from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import TimeUnit, milliseconds, time_unit
+from pytest_hwqueue.metrics.numbers import TimeUnit, milliseconds
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.latency import LatencySummary
@@ -106,7 +106,7 @@ def _assert_below(self: LatencyBounds, name: str, text: str, tag: str | None) ->
     if figure * _NS_PER_MS < bound.ns:
         return
     interval = figure.interval
-    shown = milliseconds(float(figure), time_unit(figure * _NS_PER_MS), interval)
+    shown = milliseconds(float(figure), interval_ms=interval)
     message = f"{label(name)} of {what} is {shown} (n = {latency.n}), not below {bound.name}"
     if interval is None:
         message += f"; it has no interval: {figure.refused}"

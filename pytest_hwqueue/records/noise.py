@@ -305,14 +305,12 @@ def tail_causes(tail: TailAttribution) -> TailCauses:
         threshold_ms=tail.threshold_ns / _NS_PER_MS,
         median_ms=tail.median_ns / _NS_PER_MS,
         requests=len(tail.requests),
-        shares=dict(tail.shares),
+        shares=tail.shares,
         named={
             cause: [Named(what=what, requests=number) for what, number in whats[:_MOST_NAMED]]
             for cause, whats in tail.whats.items()
         },
         not_seen={str(cause): reason for cause, reason in tail.not_seen.items()},
-        unexplained_in=None
-        if tail.unexplained_in is None
-        else {str(place): share for place, share in tail.unexplained_in.items()},
+        unexplained_in=tail.unexplained_in,
         words=in_words(tail),
     )

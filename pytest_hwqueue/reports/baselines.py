@@ -36,6 +36,7 @@ from pytest_hwqueue.metrics.numbers import (
     counted,
     decimals,
     fixed,
+    grouped,
     rate,
     time_unit,
 )
@@ -49,7 +50,7 @@ from pytest_hwqueue.reports.document import (
     Row,
     Table,
 )
-from pytest_hwqueue.reports.notes import Notes, grouped
+from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.verdicts import figure_value, least_detected, mean_value, tau_words
 from pytest_hwqueue.verdicts.figures import figure
 from pytest_hwqueue.verdicts.stored import HOW_TO_RECORD, StoredFigure, describe_stored

@@ -217,7 +217,7 @@ class CellRows:
 
     def _hidden(self, overlap: OverlapEfficiency) -> list[str]:
         parts = [
-            f"{name} {milliseconds(float(given), time_unit(given * _NS_PER_MS))}"
+            f"{name} {milliseconds(float(given))}"
             for name, given in (("compute alone", overlap.compute_ms),
                                 ("comms alone", overlap.comms_ms), ("both", overlap.both_ms))
             if given.value is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_hwqueue.fleet.outliers import RATE
 from pytest_hwqueue.fleet.verdicts import ALL_FIGURES, NAMED, FleetVerdict, GpuVerdict
-from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.reports.charts import as_it_is, coloured_by, mark, told, view
 from pytest_hwqueue.reports.document import (
     Chart,
@@ -29,7 +29,6 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.drawing import colour
-from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.page.render import Page, Verdict, write_page
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
@@ -134,18 +133,8 @@ def fleet_json(found: FleetVerdict) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-SYSTEMS = ("slurm", "kubernetes")
-
-
 def drain_commands(found: FleetVerdict, system: str) -> list[str]:
-    """Return a command for each node with a named GPU.
-
-    Raises:
-        ValueError: if the system is none of `SYSTEMS`.
-
-    """
-    if system not in SYSTEMS:
-        raise ValueError(f"{system} is none of {', '.join(SYSTEMS)}")
+    """Return a command for each node with a named GPU, of ``slurm`` or ``kubernetes``."""
     by_node = grouped((gpu.node, f"{gpu.device} {gpu.verdict}") for gpu in found.named)
     if system == "kubernetes":
         return [f"kubectl cordon -- {shlex.quote(node)}" for node in sorted(by_node)]

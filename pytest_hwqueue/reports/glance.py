@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, rate_in_short, work_unit
+from pytest_hwqueue.metrics.numbers import (
+    REFUSED,
+    PrintedFigure,
+    counted,
+    grouped,
+    rate_in_short,
+    work_unit,
+)
 from pytest_hwqueue.records.cell import LAUNCH_BOUND, RunRecord
 from pytest_hwqueue.records.stored import CellRuns
 from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, record_remarks, status_of
@@ -19,7 +26,6 @@ from pytest_hwqueue.reports.notes import (
     Notes,
     by_kind,
     every_cell,
-    grouped,
     how_timed,
     title,
 )  # fmt: skip

@@ -9,9 +9,8 @@ from itertools import pairwise
 from pytest_hwqueue.gate.verdict import Quantity, percent
 from pytest_hwqueue.history.analysis import LEAST_SESSIONS
 from pytest_hwqueue.history.series import FoundChange, HistoryFile, SeriesHistory
-from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.reports.document import Column, Document, Heading, Line, Paragraph, Row, Table
-from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.verdicts import figure_value
 from pytest_hwqueue.workloads.registry import WORKLOADS
 

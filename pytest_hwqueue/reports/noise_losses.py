@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import percent, printed
+from pytest_hwqueue.metrics.numbers import grouped, percent, printed
 from pytest_hwqueue.noise.losses import (
     by_run,
     core_speed,
@@ -16,7 +16,6 @@ from pytest_hwqueue.noise.losses import (
 )
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.tenancy import TENANTS
 
 # What runs beside the measured process under each of the remedies too.

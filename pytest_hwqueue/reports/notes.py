@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.document import Heading, Paragraph, Part, Row
 
@@ -124,16 +124,7 @@ def _common_file(cells: Sequence[Cell]) -> str:
 
 
 _NUMBERS = re.compile(r"\d[\d.]*")
-Name = TypeVar("Name", bound=Hashable)
 Whose = TypeVar("Whose")
-
-
-def grouped(pairs: Iterable[tuple[Name, Whose]]) -> dict[Name, list[Whose]]:
-    """Return whose belongs to each name, in the order given."""
-    found: dict[Name, list[Whose]] = {}
-    for name, whose in pairs:
-        found.setdefault(name, []).append(whose)
-    return found
 
 
 def by_kind(texts: Iterable[tuple[str, Whose]]) -> dict[str, tuple[str, list[Whose]]]:
@@ -230,17 +221,17 @@ class Notes:
     def lines(self, cells: int) -> list[str]:
         """Return the notes of a table with so many cells, one unwrapped line each."""
         lines = [f"{name}: {text}" for name, text in self._explanations.items()]
-        merged: dict[tuple[str, str], list[str]] = {}
+        merged: list[tuple[tuple[str, str], str]] = []
         for (figure, pattern), refusal in self._refusals.items():
             reason = pattern
             if refusal.counts:
                 has, missing = refusal.counts["has"], refusal.counts["missing"]
                 more = f" ({_span(missing)} missing)" if missing else ""
                 reason = pattern.replace(_PLACE, f"has {_span(has)}{more}")
-            merged.setdefault((_subject(refusal, cells), reason), []).append(figure)
+            merged.append(((_subject(refusal, cells), reason), figure))
         lines += [
             f"{', '.join(dict.fromkeys(figures))} refused for {subject}: {reason}"
-            for (subject, reason), figures in merged.items()
+            for (subject, reason), figures in grouped(merged).items()
         ]
         lines += [f"{superscript(number)} {text}" for text, number in self._footnotes.items()]
         return lines

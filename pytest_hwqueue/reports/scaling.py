@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
-from pytest_hwqueue.metrics.numbers import REFUSED, counted, percent, printed, rate, times
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, grouped, percent, printed, rate, times
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.files import write_text
@@ -15,7 +15,7 @@ from pytest_hwqueue.reports.charts import scaling_chart
 from pytest_hwqueue.reports.document import Chart, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import Notes, device_name, grouped, setting_words
+from pytest_hwqueue.reports.notes import Notes, device_name, setting_words
 
 
 def _told(records: Sequence[RunRecord]) -> Iterator[tuple[list[RunRecord], Scaling | None, str]]:

@@ -12,6 +12,7 @@ from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,
     counted,
+    grouped,
     microseconds,
     milliseconds,
     percent,
@@ -29,7 +30,6 @@ from pytest_hwqueue.reports.notes import (
     CellNames,
     Notes,
     by_kind,
-    grouped,
     heading,
     how_timed,
     title,
@@ -45,12 +45,12 @@ def queue_switches(records: Sequence[RunRecord]) -> list[str]:
     Every cell's probe measures the same property of its device, so several are one figure: the
     median, and the range of all.
     """
-    groups: dict[tuple[str, str, int], list[Estimate]] = {}
-    for record in records:
-        cell, found = record.cell, record.metrics.queue_switch
-        if found is not None and cell.streams > 1:
-            key = (cell.device, cell.scheduler, cell.streams)
-            groups.setdefault(key, []).append(found.overhead.difference)
+    probed = [(each.cell, each.metrics.queue_switch) for each in records]
+    groups = grouped(
+        ((cell.device, cell.scheduler, cell.streams), found.overhead.difference)
+        for cell, found in probed
+        if found is not None and cell.streams > 1
+    )
     several = [len({key[at] for key in groups}) > 1 for at in (0, 1)]
     parts = []
     for (device, mode, streams), probes in sorted(groups.items()):

@@ -14,6 +14,7 @@ from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,
     counted,
+    grouped,
     milliseconds,
     rate,
     time_unit,
@@ -30,7 +31,7 @@ from pytest_hwqueue.reports.document import (
     Table,
 )
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.notes import Notes, grouped
+from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 SEVERITY: tuple[State, ...] = (

@@ -31,12 +31,16 @@ Value = TypeVar("Value")
 class Option(Generic[Value]):
     """One setting: an attribute of `Settings`, from whose name all its others derive.
 
-    ``line`` stands in lists of options, ``help`` is the documentation users read. Of ``rare`` ones
-    `pytest --help` says nothing, only `hwq help`.
+    ``line`` stands in lists of options, ``help`` is the documentation users read: ``more``, behind
+    the line if it begins with no letter. Of ``rare`` ones `pytest --help` says nothing, only
+    `hwq help`.
 
     Attributes:
         field: the attribute, such as ``max_time``.
         name: such as ``max-time``.
+        command_line: such as ``--hwq-max-time``.
+        key: the ini key and the attribute in pytest's options, such as ``hwq_max_time``.
+        variable: the environment variable, such as ``HWQ_MAX_TIME``.
 
     """
 
@@ -44,34 +48,25 @@ class Option(Generic[Value]):
     # typed fields take longer to make than the whole table.
     def __init__(
         self, default: str, parse: Callable[[str, str], Value], metavar: str, topic: str,
-        line: str, help: str, repeatable: bool = False, flag: bool = False, rare: bool = False,
+        line: str, more: str = "", repeatable: bool = False, flag: bool = False, rare: bool = False,
     ) -> None:  # fmt: skip
         self.default, self.parse = default, parse
-        self.metavar, self.topic, self.line, self.help = metavar, topic, line, help
+        self.metavar, self.topic, self.line = metavar, topic, line
+        self.help = more if more[:1].isalpha() else line + more
         self.repeatable, self.flag, self.rare = repeatable, flag, rare
 
     def __set_name__(self, owner: type, field: str) -> None:
-        self.field, self.name = field, field.replace("_", "-")
+        self.field, self.name, self.key = field, field.replace("_", "-"), f"hwq_{field}"
+        self.command_line, self.variable = f"--hwq-{self.name}", self.key.upper()
 
     def __get__(self, settings: Settings, owner: type) -> Value:
         """Read the default, which nobody has given otherwise."""
         value = settings.__dict__[self.field] = self.parse(*settings.text_of(self))
         return value
 
-    @property
-    def command_line(self) -> str:
-        """Such as ``--hwq-max-time``."""
-        return f"--hwq-{self.name}"
-
-    @property
-    def key(self) -> str:
-        """The ini key and the attribute in pytest's options, such as ``hwq_max_time``."""
-        return f"hwq_{self.field}"
-
-    @property
-    def variable(self) -> str:
-        """The environment variable, such as ``HWQ_MAX_TIME``."""
-        return self.key.upper()
+    def line_with(self, default: str) -> str:
+        """Return the line, followed by a default."""
+        return f"{self.line} [{default}]" if default and not self.flag else self.line
 
     @property
     def help_with_default(self) -> str:
@@ -156,8 +151,7 @@ class Settings:
         "none (never inside the measured window; device events give the times)", rare=True)
     xsched_root = Option("", read.path, "DIR", "scheduler",
         "folder in which XSched is installed",
-        "folder in which XSched is installed, with bin/xserver and lib/; by default the "
-        "environment variable XSCHED_ROOT", rare=True)
+        ", with bin/xserver and lib/; by default the environment variable XSCHED_ROOT", rare=True)
     preloads = Option("", read.folders, "DIR[,DIR...]", "scheduler",
         "folders that describe schedulers preload:NAME",
         "folders with the descriptions NAME.yaml of schedulers preload:NAME", rare=True)
@@ -175,16 +169,14 @@ class Settings:
     param = Option("", read.parameters, "NAME=VALUE", "workloads",
         "set a workload's parameter; repeatable",
         "set a workload's parameter, such as mm_dim=2048 or large_gemm_only.dtype=bf16; "
-        "repeatable",
-        repeatable=True)
+        "repeatable", repeatable=True)
     seed = Option("0", read.integer(0), "N", "workloads",
         "seed of random choices and input data",
         "seed of all random choices and input data")
     weights = Option("", read.path, "DIR", "workloads",
         "folder with the weights of a scenario's models",
-        "folder with the weights of a scenario's models, each in a folder named after it "
-        "(resnet18, ...) as save_pretrained writes it; by default they are random, from a seed",
-        rare=True)
+        ", each in a folder named after it (resnet18, ...) as save_pretrained writes it; by "
+        "default they are random, from a seed", rare=True)
     samples = Option("1000", read.integer(1), "N", "samples",
         "samples of each cell; P99 needs 368",
         "samples to measure of each cell's primary latency (a token, a query, a step: see `hwq "
@@ -203,7 +195,7 @@ class Settings:
         "before", flag=True, rare=True)
     timeout = Option("300", read.seconds, "SECONDS", "samples",
         "total time a cell may take, in seconds",
-        "total time a cell may take, in seconds; a cell that hangs is ended and recorded")
+        "; a cell that hangs is ended and recorded")
     runs = Option("auto", read.integer_or_auto, "N", "samples",
         "fresh processes that measure each cell",
         "measure every cell in N fresh processes, interleaved: each measures every cell once. "
@@ -223,11 +215,10 @@ class Settings:
         "tests then fail. A session keeps its device until it ends")
     warmup = Option("10", read.integer(0), "N", "samples",
         "minimum warm-up iterations",
-        "minimum warm-up iterations; more follow until the time per iteration is stable",
-        rare=True)
+        "; more follow until the time per iteration is stable", rare=True)
     dir = Option(".hwqueue", read.folder, "DIR", "files",
         "folder for records",
-        "folder for records; each is written as soon as its cell is measured")
+        "; each is written as soon as its cell is measured")
     json = Option("", read.path, "FILE", "files",
         "write the session's records to one file",
         "write all records of the session to one JSON file")
@@ -238,7 +229,6 @@ class Settings:
         "write a trace of each cell, for Perfetto",
         "also write a trace of one pass per cell, for Perfetto", flag=True)
     profile_dir = Option("hwq-profiles", read.folder, "DIR", "files",
-        "folder for the traces of --hwq-profile",
         "folder for the traces of --hwq-profile", rare=True)
     commit = Option("", read.commit, "SHA[-dirty]", "files",
         "commit under test, where git cannot be asked",
@@ -251,7 +241,6 @@ class Settings:
         "scenario that misses a latency goal), always (trace every cell and add the causes to "
         "its record; about 5 s each), never")
     baselines = Option("baselines", read.folder, "DIR", "baselines",
-        "folder of the stored baselines",
         "folder of the stored baselines")
     save_records = Option("no", read.flag, "", "baselines",
         "with --hwq-save, also keep whole records",
@@ -278,21 +267,19 @@ class Settings:
         "as missing:fail,inconclusive:pass. One that is not named warns, but incomparable "
         "fails; repeatable", repeatable=True)
     min_effect = Option("5%", read.share(10), "SHARE", "gate",
-        "no change below this is a regression",
         "no change below this is a regression", rare=True)
     tau = Option("auto", read.share_or_auto, "SHARE", "gate",
         "how much sessions of unchanged code differ",
-        "how much sessions of unchanged code differ (standard deviation), if you know: 0.5% "
-        "with locked clocks on one host, 1% without; `hwq baseline calibrate` measures it; "
-        "auto: what 4 or more sessions of the baseline show, with fewer 2%", rare=True)
+        " (standard deviation), if you know: 0.5% with locked clocks on one host, 1% without; "
+        "`hwq baseline calibrate` measures it; auto: what 4 or more sessions of the baseline "
+        "show, with fewer 2%", rare=True)
     sentinel = Option("", lambda o, v: v, "CELL", "gate",
         "cell that shows whether the machine changed",
         "id of a cell that does not contain the product (a fixed kernel): if it changed along "
         "with the whole suite, the machine has changed and nothing is compared", rare=True)
     allow_env = Option("no", read.flag, "", "gate",
         "also compare across drivers and clock settings",
-        "also compare runs with other driver, framework and clock settings",
-        flag=True, rare=True)
+        "also compare runs with other driver, framework and clock settings", flag=True, rare=True)
     noise = Option("none", read.noises, "NOISE[,NOISE...]", "noise",
         "load to measure under: cpu, disk, ...",
         "background load on this machine's CPU: also measure each test under it, alternating "
@@ -312,8 +299,7 @@ class Settings:
     sim_noise = Option("", read.noise, "NAME=AMPLITUDE,...", "testing",
         "noise on a simulated device's kernels",
         "noise on a simulated device's kernels, seeded by --hwq-seed or seed=N: session, run "
-        "and jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1",
-        rare=True)
+        "and jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1", rare=True)
     # fmt: on
 
     def __init__(self, **given: Any) -> None:

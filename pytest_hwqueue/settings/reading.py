@@ -110,16 +110,12 @@ def add_options(parser: pytest.Parser) -> None:
             how = {"action": "store_const", "const": "yes"}
         elif option.repeatable:
             how["action"] = "append"
-        text = SUPPRESS if option.rare else _line(option)
+        # argparse expands %.
+        text = option.line_with(option.default).replace("%", "%%")
+        text = SUPPRESS if option.rare else text
         # Without `dest`, pytest compares it with each other's.
         group.addoption(option.command_line, dest=option.key, default=None, help=text, **how)
         parser.addini(option.key, option.help, default=None)
-
-
-def _line(option: Option[Any]) -> str:
-    """Return an option's line, with its default; argparse expands % in it."""
-    default = "" if option.flag or not option.default else f" [{option.default}]"
-    return f"{option.line}{default}".replace("%", "%%")
 
 
 def hide_ini_keys(config: pytest.Config) -> None:

@@ -22,6 +22,7 @@ _BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 VERDICTS = ("inconclusive", "no-baseline", "incomparable", "missing")
 """Those that --hwq-on gives a reaction to: the others always fail, or always pass."""
 _REACTIONS = ("pass", "warn", "fail")
+_YES = ("1", "true", "yes", "on")
 
 
 def _split(value: str) -> list[str]:
@@ -100,8 +101,7 @@ def integer_or_auto(option: str, value: str) -> int | None:
 
 def seconds(option: str, value: str) -> float:
     """Take seconds above 0; ``20`` or ``20s``."""
-    text = value[:-1] if value.endswith("s") else value
-    number = _real(text)
+    number = _real(value.removesuffix("s"))
     if not 0 < number <= _LONGEST_S:
         raise BadOption(
             option, value, "give seconds greater than 0, such as 20 or 0.5, and at most a year"
@@ -194,9 +194,7 @@ def device(option: str, value: str) -> str:
 def parameters(option: str, value: str) -> tuple[tuple[str, str], ...]:
     """Take NAME=VALUE, one per line."""
     pairs = []
-    for line in value.splitlines():
-        if not line.strip():
-            continue
+    for line in filter(str.strip, value.splitlines()):
         name, equals, text = line.partition("=")
         if not equals or not name.strip():
             raise BadOption(option, line, "give NAME=VALUE or WORKLOAD.NAME=VALUE")
@@ -285,8 +283,6 @@ def path(_option: str, value: str) -> Path | None:
 def flag(option: str, value: str) -> bool:
     """Take yes or no."""
     lowered = value.lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off", ""):
-        return False
-    raise BadOption(option, value, "give yes or no")
+    if lowered not in (*_YES, "0", "false", "no", "off", ""):
+        raise BadOption(option, value, "give yes or no")
+    return lowered in _YES

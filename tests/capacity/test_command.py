@@ -254,7 +254,7 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
         ("--tenant nobody", ("", ""), "the tenants are high, low"),
         ("--tenant low", ("", ""), "its arrival is closed, which has no rate"),
         ("--tenant high --rates 9", ("", ""), "give two rates per second"),
-        ("--tenant high --precision 0", ("", ""), "give 1% to 100%"),
+        ("--tenant high --precision 0", ("", ""), "give a share above 0 and below 200%"),
         ("--tenant high --window 5", ("", ""), "is no duration"),
         ("--tenant high --requests 100 --windows 2", ("", ""),
          "fewer than the 465 independent requests"),

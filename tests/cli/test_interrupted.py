@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import hwq
+
 # Ctrl-C in the middle of the command's imports, and while the interpreter ends.
 PROGRAM = """
 import atexit, os, signal, sys
@@ -45,3 +47,21 @@ def test_ctrl_c_ends_it_in_one_line(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, errors)
     assert done.stdout.startswith(output)
+
+
+@pytest.mark.parametrize(("command", "module", "name", "error", "said"), [
+    ("check", "check", "check_devices", KeyboardInterrupt(15), "interrupted: what was measured"),
+    ("run", "cluster", "Cluster", KeyboardInterrupt(2), "interrupted: go on with hwq fleet run"),
+    ("run", "cluster", "Cluster", ConnectionError("it is gone"), "it is gone: go on with hwq"),
+])  # fmt: skip
+def test_an_interrupted_fleet_says_what_can_be_done_and_no_signals_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, module: str, name: str,
+    error: BaseException, said: str,
+) -> None:  # fmt: skip
+    def interrupted(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"pytest_hwqueue.fleet.{module}.{name}", interrupted)
+    done = hwq("fleet", command, "--out", tmp_path / "out", "--device", "sim:h200")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(said)

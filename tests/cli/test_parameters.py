@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from pytest_hwqueue.cli.measuring import plugin_arguments
+from pytest_hwqueue.cli.options import given_options
 from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
 from pytest_hwqueue.workloads.registry import workload_class
 from pytest_hwqueue.workloads.workload import Parameters
@@ -74,3 +76,10 @@ def test_one_called_like_an_option_is_set_by_param(launched: Launched) -> None:
     assert result.exit_code == 0, result.output
     assert "--hwq-json=all.json" in launched.command
     assert parameters(launched) == ["continuous_batch.requests=4"]
+
+
+def test_given_options_have_their_values_and_flags_yes() -> None:
+    given = {"lean": True, "whole_windows": False, "streams": "4", "param": ("a=1", "b=2")}
+    found = {option.name: values for option, values in given_options({**given, "seed": None})}
+    assert found == {"lean": ("yes",), "streams": ("4",), "param": ("a=1", "b=2")}
+    assert "--hwq-lean" in plugin_arguments(given)

@@ -12,13 +12,13 @@ from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.capacity.result import KIND as CAPACITY
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.errors import RecordError, files, translated
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.records.cell import Json, RunRecord, read_model, read_record
 from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.reports.judgement_file import judgement_of
-from pytest_hwqueue.reports.notes import grouped
 from pytest_hwqueue.reports.verdicts import by_severity
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement

@@ -161,11 +161,9 @@ def causes_parts(causes: Causes | None) -> list[Part]:
 
 
 def _tail(name: str, tail: TailCauses) -> list[Part]:
-    unit = time_unit(tail.threshold_ms * _NS_PER_MS)
     title = (
         f"{counted(tail.requests, 'request')} above {name.upper()} of "
-        f"{milliseconds(tail.threshold_ms, unit)}; the median took "
-        f"{milliseconds(tail.median_ms, time_unit(tail.median_ms * _NS_PER_MS))}"
+        f"{milliseconds(tail.threshold_ms)}; the median took {milliseconds(tail.median_ms)}"
     )
     columns = (
         Column("cause", "cause"), Column("share", "share of these requests", bars=True),

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.harness.summary import find_sweeps
-from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.records.files import write_bytes, write_text
 from pytest_hwqueue.reports.capacity import answers, capacity_document
 from pytest_hwqueue.reports.charts import coloured_by, mark
 from pytest_hwqueue.reports.document import Chart, Column, Document, Heading, Part
 from pytest_hwqueue.reports.drawing import REMEDY, Spec, config, picture
 from pytest_hwqueue.reports.noise_losses import noise_lines
-from pytest_hwqueue.reports.notes import device_name, grouped
+from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
 from pytest_hwqueue.reports.scaling import scaling_parts

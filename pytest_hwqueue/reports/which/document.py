@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, in_unit, listed
+from pytest_hwqueue.metrics.numbers import REFUSED, PrintedFigure, counted, grouped, in_unit, listed
 from pytest_hwqueue.reports.charts import pareto_chart
 from pytest_hwqueue.reports.document import (
     Bullets,
@@ -21,7 +21,7 @@ from pytest_hwqueue.reports.document import (
     Table,
     Verbatim,
 )
-from pytest_hwqueue.reports.notes import Notes, grouped
+from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.which import words
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.schedulers.declaration import NATIVE

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import counted, duration, in_unit, listed
-from pytest_hwqueue.reports.notes import grouped
+from pytest_hwqueue.metrics.numbers import counted, duration, grouped, in_unit, listed
 from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof
 
