@@ -151,24 +151,11 @@ ITERATION_TIME = Quantity("iteration_time", "time per iteration", None)
 """The companion of every other figure: the mean time per iteration of a run, in ns. It needs no
 number of samples, so there is always something to judge; see `CellGate`."""
 
-_KNOWN = {
-    quantity.name: quantity for quantity in (P50, P90, P95, P99, P999, THROUGHPUT, ITERATION_TIME)
-}
+QUANTITIES = {each.name: each for each in (P50, P90, P95, P99, P999, THROUGHPUT, ITERATION_TIME)}
+"""What can be gated, by name. The largest sample is not among them: it grows with the number of
+samples, and no number of them bounds it."""
+
 _TAIL_DOWNWARDS = (P999, P99, P95, P90)
-
-
-def quantity(name: str) -> Quantity:
-    """Return the gated quantity with that name.
-
-    The largest sample is not among them: it grows with the number of samples, and no number of them
-    bounds it.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
-    if name not in _KNOWN:
-        raise ValueError(f"no gated quantity is named {name!r}; known are {', '.join(_KNOWN)}")
-    return _KNOWN[name]
 
 
 def fall_back(wanted: Quantity, n: int) -> Quantity | None:

@@ -25,9 +25,8 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
-from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.statistics import rejected
-from pytest_hwqueue.gate.suite_gate import SuiteShift
+from pytest_hwqueue.gate.suite_gate import SuiteShift, conclude
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Quantity, Verdict
 from pytest_hwqueue.interleaved.sides import Pair, SideRuns, acquitted_early, by_pairs, match, reach
 from pytest_hwqueue.records.cell import RunRecord

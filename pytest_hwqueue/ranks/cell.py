@@ -25,6 +25,7 @@ from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import DeviceError, HwqError
 from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
+from pytest_hwqueue.harness.closed_loop import RankSynchronisation
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import NOTHING_DECLARED, summarise
 from pytest_hwqueue.metrics.dependence import proportion_interval
@@ -95,8 +96,8 @@ def group_of_one(device: Device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class RankGroup:
-    """This rank among those that measure a cell; see `harness.rank_synchronisation`."""
+class RankGroup(RankSynchronisation):
+    """This rank among those that measure a cell."""
 
     def __init__(
         self, launched: LaunchedRank, device: Device, test: str, cell: int, timeout_s: float

@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import median
 from typing import Literal, TypeVar
 
 from pytest_hwqueue.baselines.runs import ITERATION
 from pytest_hwqueue.baselines.runs import Run as StoredRun
 from pytest_hwqueue.gate.calibrate import LEAST_RUNS, detectable_effect
-from pytest_hwqueue.gate.runs import SHORT, ProcessRun, figure_of, short_runs
-from pytest_hwqueue.gate.statistics import compare_pairs
+from pytest_hwqueue.gate.runs import ProcessRun, figure_of, most_set_aside
+from pytest_hwqueue.gate.statistics import compare, compare_pairs
 from pytest_hwqueue.gate.verdict import (
     ITERATION_TIME,
     P99,
+    QUANTITIES,
     THROUGHPUT,
     GateSettings,
     Quantity,
     fall_back,
     percent,
-    quantity,
 )
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p999")
@@ -107,7 +107,7 @@ def figure(
         name, owner = own, ""
     if name in QUANTILES:
         n = min(run.n for run in (*baseline, *new))
-        wanted = quantity(name)
+        wanted = QUANTITIES[name]
         return GatedFigure(fall_back(wanted, n) or wanted, name, "latency", "latency", n)
     if name == ITERATION_TIME.name:
         return GatedFigure(ITERATION_TIME, name, "iteration", name)
@@ -118,13 +118,13 @@ def figure(
         return GatedFigure(replace(THROUGHPUT, unit=unit), name, "throughput", unit)
     if owner in first.tags and own in _TAG_QUANTILES:
         counts = [run.tags[owner].n for run in (*baseline, *new) if owner in run.tags]
-        plain = quantity(own)
+        plain = QUANTITIES[own]
         gated = fall_back(plain, min(counts)) or plain
         return GatedFigure(_of(gated, owner), name, "tag", owner)
     if name in first.ratios:
         return GatedFigure(_of(P99, name, ratio=True), name, "ratio", name)
     if owner in first.ratios and own in _RATIO_QUANTILES:
-        return GatedFigure(_of(quantity(own), owner, ratio=True), name, "ratio", owner)
+        return GatedFigure(_of(QUANTITIES[own], owner, ratio=True), name, "ratio", owner)
     return None
 
 
@@ -173,6 +173,10 @@ class ShortRun:
         )
 
 
+SHORT = 0.5
+"""A run with fewer samples than this share of the median run's is short."""
+
+
 def usual_length(counts: Sequence[int]) -> int:
     """Return the median number of samples of full-length runs, rounded down.
 
@@ -187,24 +191,30 @@ def usual_length(counts: Sequence[int]) -> int:
 def set_aside_short(
     old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]
 ) -> tuple[ShortRun, ...]:
-    """Return the runs set aside for being short; see `gate.runs` for the rule.
+    """Return the runs set aside for having fewer than half of the median run's samples.
+
+    They are no more than `most_set_aside` allows, of both sides together. If more are that short,
+    none is exceptional: nothing is set aside, and all runs are cut to the shortest. So new runs
+    that are all short, because the code got slow, are never set aside. The choice depends on the
+    pooled numbers of samples alone, so relabelling what is left is exact.
 
     Args:
         old: session and number of samples of each baseline run.
         new: the same of the new runs.
 
     """
-    counts = [count for _, count in (*old, *new)]
-    if not counts:
+    if not old or not new:
         return ()
-    chosen = short_runs([count for _, count in old], [count for _, count in new])
-    usual = usual_length(counts)
-    sides: tuple[SideName, SideName] = ("baseline", "new")
-    return tuple(
-        ShortRun(side, index + 1, *runs[index], usual)
-        for side, runs, indices in zip(sides, (old, new), chosen, strict=True)
-        for index in sorted(indices)
+    counts = [count for _, count in (*old, *new)]
+    limit, usual = SHORT * median(counts), usual_length(counts)
+    sides: tuple[tuple[SideName, Sequence[tuple[str, int]]], ...] = ("baseline", old), ("new", new)
+    short = tuple(
+        ShortRun(side, number, session, count, usual)
+        for side, runs in sides
+        for number, (session, count) in enumerate(runs, start=1)
+        if count < limit
     )
+    return short if len(short) <= most_set_aside(len(old), len(new)) else ()
 
 
 MOST_N_RATIO = 1.1
@@ -324,8 +334,8 @@ def seen_by_others(
         prepared = prepare(full, old, new, paired=settings.paired)
         if prepared is None or prepared.figure.quantity.demoted_from:
             continue
-        sd = _sd(prepared, settings)
-        if sd is not None and len(prepared.baseline) >= LEAST_RUNS:
+        sd = _sd(prepared, settings) if len(prepared.baseline) >= LEAST_RUNS else None
+        if sd is not None:
             effect = detectable_effect(sd, len(prepared.baseline), settings, compared)
             seen[effect] = (full, prepared.figure.quantity.label)
     if not seen or min(seen) > settings.detect:
@@ -340,10 +350,6 @@ def _sd(prepared: Prepared, settings: GateSettings) -> float | None:
     if not all(math.isfinite(run.value) and run.value > 0 for side in sides for run in side):
         return None
     x, y = ([math.log(run.value) for run in side] for side in sides)
-    if settings.paired and len(x) > 1:
+    if settings.paired:
         return compare_pairs(x, y, settings.floor).sd
-    freedom = sum(len(side) - 1 for side in (x, y) if side)
-    if freedom < 1:
-        return None
-    squares = math.fsum((value - fmean(side)) ** 2 for side in (x, y) if side for value in side)
-    return max(math.sqrt(squares / freedom), settings.floor)
+    return compare(x, y, settings.floor, session_share=0.0).sd

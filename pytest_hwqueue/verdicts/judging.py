@@ -163,7 +163,7 @@ class Judging:
 
         To be asked when all cells have had their first runs; then after each round of one run of
         each cell wanted. For a run that was set aside for being short another one is wanted; few
-        are, see `gate.runs`, so this comes to an end.
+        are, see `set_aside_short`, so this comes to an end.
         """
         return list(dict.fromkeys(_cell_of(key) for key, _ in self._fed_gate().wanted()))
 

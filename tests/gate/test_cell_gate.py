@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.gate.calibrate import can_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
-from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun
+from pytest_hwqueue.gate.suite_gate import conclude
 from pytest_hwqueue.gate.verdict import (
     ITERATION_TIME,
     P90,
