@@ -23,7 +23,7 @@ from pytest_hwqueue.gate.calibrate import (
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.look import FigureEvidence
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.sessions import Allowing, unknown_sessions, with_session_effect
+from pytest_hwqueue.gate.sessions import unknown_sessions, with_session_effect
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.verdict import (
     INTERVAL_CONFIDENCE,
@@ -63,9 +63,9 @@ class SuiteGate:
 
     Args:
         settings: of the gate.
-        baselines: the baseline's runs by cell; a cell gated for two quantities is two cells. Runs
-            that have ``iteration_ns`` give their cell a companion, which is not a separate cell:
-            `CellGate` says when it can convict.
+        baselines: the baseline's runs by cell, at least one each; a cell gated for two quantities
+            is two cells. Runs that have ``iteration_ns`` give their cell a companion, which is not
+            a separate cell: `CellGate` says when it can convict.
         quantities: of the cells' values; P99 for cells not listed.
         sentinel: the key of a cell that does not contain the product (a fixed kernel), if any.
 
@@ -100,9 +100,7 @@ class SuiteGate:
         return max(1, len(self._family))
 
     def add(self, key: str, run: ProcessRun) -> None:
-        """Take one more new run of a cell; one without a baseline is accepted but not judged."""
-        if key not in self._cells:
-            self._cells[key] = self._cell(key, ())
+        """Take one more new run of a cell."""
         cell = self._cells[key]
         cell.add(run)
         if not cell.wanted:
@@ -183,7 +181,7 @@ class SuiteGate:
         return self._quantities.get(key, P99)
 
     def _cell(self, key: str, baseline: Sequence[ProcessRun]) -> CellGate:
-        own = self.allowing.get(key, Allowing(self.settings, self.settings))
+        own = self.allowing[key]
         return CellGate(baseline, self._quantity(key), own.main, self.compared, own.companion)
 
 

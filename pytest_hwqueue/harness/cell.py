@@ -12,7 +12,7 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.program import Enqueue, Program, slowed_launches
+from pytest_hwqueue.harness.program import Enqueue, Program, SlowedLaunches, percent
 from pytest_hwqueue.records.cell import (
     ITERATION,
     Cell,
@@ -119,8 +119,11 @@ class OpenCell:
         self.pool.synchronize()
 
     def iteration(self, workload: Workload) -> Enqueue:
-        """Return the function that enqueues an iteration, slower if that was asked for."""
-        return slowed_launches(self.device, workload.iterate, self.request.faults)
+        """Return what enqueues an iteration, slower on a real device if that was asked for."""
+        faults = self.request.faults
+        if not faults or self.device.model is not None:
+            return workload.iterate
+        return SlowedLaunches(self.device, workload.iterate, percent(faults))
 
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:

@@ -270,13 +270,6 @@ def slowed_model(device: Device, faults: Sequence[str]) -> AbstractContextManage
     return device.model.slowed(1 + percent(faults) / 100)
 
 
-def slowed_launches(device: Device, enqueue: Enqueue, faults: Sequence[str]) -> Enqueue:
-    """Return an iteration whose launches on a real device are slower."""
-    if not faults or device.model is not None:
-        return enqueue
-    return SlowedLaunches(device, enqueue, percent(faults))
-
-
 def slowed_request(
     device: Device, enqueue: Enqueue, faults: Sequence[str], request_ns: int
 ) -> Enqueue:

@@ -354,10 +354,9 @@ def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
         HwqError: if the ranks did not measure the same iterations.
 
     """
-    parts = [record.samples for record in records]
-    if any(part is None for part in parts):
+    of_rank = [record.samples for record in records if record.samples is not None]
+    if len(of_rank) < len(records):
         raise HwqError("a rank measured nothing")
-    of_rank = [part for part in parts if part is not None]
     refused: dict[str, str] = {}
     samples = _slowest(of_rank, refused)
     first = records[0]

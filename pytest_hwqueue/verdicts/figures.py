@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from pytest_hwqueue.baselines.runs import ITERATION
 from pytest_hwqueue.baselines.runs import Run as StoredRun
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import LEAST_RUNS, detectable_effect
 from pytest_hwqueue.gate.runs import ProcessRun, figure_of, most_set_aside
 from pytest_hwqueue.gate.statistics import compare, compare_pairs
@@ -36,7 +37,6 @@ class GatedFigure:
     Attributes:
         quantity: how the gate treats it; a tail quantile for which runs are too short is
             replaced by a lower one, which has its own name.
-        wanted: name of the requested quantity.
         n: how many samples of each run count, where samples are kept in order; else None.
         source: ``latency``, ``throughput``, or the name of a tag or ratio.
         kind: where in a stored run it stands.
@@ -44,7 +44,6 @@ class GatedFigure:
     """
 
     quantity: Quantity
-    wanted: str
     kind: str
     source: str
     n: int | None = None
@@ -85,6 +84,26 @@ def known_names(runs: Sequence[StoredRun]) -> list[str]:
     return list(names)
 
 
+def require_known(names: Sequence[str], runs: Sequence[StoredRun], label: str) -> None:
+    """Refuse a figure that no cell has, where any run is there to tell.
+
+    Args:
+        names: of figures.
+        runs: one of each cell.
+        label: of the runs, for people.
+
+    Raises:
+        BadInput: naming the figures that there are.
+
+    """
+    known = known_names(runs)
+    for name in names:
+        if runs and name not in known:
+            raise BadInput(
+                f"no cell of {label} has a figure {name!r}; there are {', '.join(known)}"
+            )
+
+
 def figure(
     name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]
 ) -> GatedFigure | None:
@@ -108,23 +127,23 @@ def figure(
     if name in QUANTILES:
         n = min(run.n for run in (*baseline, *new))
         wanted = QUANTITIES[name]
-        return GatedFigure(fall_back(wanted, n) or wanted, name, "latency", "latency", n)
+        return GatedFigure(fall_back(wanted, n) or wanted, "latency", "latency", n)
     if name == ITERATION_TIME.name:
-        return GatedFigure(ITERATION_TIME, name, "iteration", name)
+        return GatedFigure(ITERATION_TIME, "iteration", name)
     if name == THROUGHPUT.name:
         unit = next(iter(first.throughput), None)
         if unit is None:
             return None
-        return GatedFigure(replace(THROUGHPUT, unit=unit), name, "throughput", unit)
+        return GatedFigure(replace(THROUGHPUT, unit=unit), "throughput", unit)
     if owner in first.tags and own in _TAG_QUANTILES:
         counts = [run.tags[owner].n for run in (*baseline, *new) if owner in run.tags]
         plain = QUANTITIES[own]
         gated = fall_back(plain, min(counts)) or plain
-        return GatedFigure(_of(gated, owner), name, "tag", owner)
+        return GatedFigure(_of(gated, owner), "tag", owner)
     if name in first.ratios:
-        return GatedFigure(_of(P99, name, ratio=True), name, "ratio", name)
+        return GatedFigure(_of(P99, name, ratio=True), "ratio", name)
     if owner in first.ratios and own in _RATIO_QUANTILES:
-        return GatedFigure(_of(QUANTITIES[own], owner, ratio=True), name, "ratio", owner)
+        return GatedFigure(_of(QUANTITIES[own], owner, ratio=True), "ratio", owner)
     return None
 
 

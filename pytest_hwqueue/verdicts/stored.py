@@ -127,21 +127,17 @@ def describe_stored(
     cells: Mapping[str, CellBaseline], figures: Sequence[str], settings: GateSettings
 ) -> list[StoredFigure]:
     """Describe each figure of each cell; those that can fail share the error rate."""
-    found = {}
+    found, quantities, cell_ids = {}, {}, {}
     for cell_id, cell in sorted(cells.items()):
         for name in figures:
-            gated = figure(name, cell.runs, ())
+            gated, key = figure(name, cell.runs, ()), f"{cell_id}\n{name}"
             if gated is not None:
-                runs = [gated.run(run) for run in cell.runs]
-                found[f"{cell_id}\n{name}"] = cell_id, gated.quantity, runs
-    compared = max(1, sum(can_be_convicted(runs, quantity) for _, quantity, runs in found.values()))
+                found[key] = [gated.run(run) for run in cell.runs]
+                quantities[key], cell_ids[key] = gated.quantity, cell_id
+    compared = max(1, sum(can_be_convicted(runs, quantities[key]) for key, runs in found.items()))
     described = []
-    allowing = with_session_effect(
-        {key: runs for key, (_, _, runs) in found.items()},
-        {key: quantity for key, (_, quantity, _) in found.items()},
-        settings,
-    )
-    for key, (cell_id, quantity, runs) in found.items():
+    allowing = with_session_effect(found, quantities, settings)
+    for key, runs in found.items():
         logs = [math.log(run.value) for run in runs if run.value > 0]
         sound = len(logs) == len(runs)
         sd = max(stdev(logs), settings.floor) if sound and len(logs) > 1 else None
@@ -153,7 +149,9 @@ def describe_stored(
                 sd, len(runs), allowing[key].main, compared, session_share=share
             )
         warning = drift_alarm(runs) if sound else "a run's figure is not above 0"
-        described.append(StoredFigure(cell_id, quantity, runs, sd, detectable, warning))
+        described.append(
+            StoredFigure(cell_ids[key], quantities[key], runs, sd, detectable, warning)
+        )
     return described
 
 
