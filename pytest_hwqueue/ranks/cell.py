@@ -30,20 +30,8 @@ from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import NOTHING_DECLARED, summarise
 from pytest_hwqueue.metrics.dependence import proportion_interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
-from pytest_hwqueue.ranks.launched import (
-    LaunchedRank,
-    connect,
-    failures,
-    in_words,
-    tell_failure,
-)
-from pytest_hwqueue.records.cell import (
-    BackToBack,
-    RankPart,
-    RanksSummary,
-    RunRecord,
-    Samples,
-)
+from pytest_hwqueue.ranks.launched import LaunchedRank, connect, failures, in_words, tell_failure
+from pytest_hwqueue.records.cell import BackToBack, RankPart, RanksSummary, RunRecord, Samples
 from pytest_hwqueue.workloads.workload import Ranks
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pytest_hwqueue.baselines.runs import ITERATION
 from pytest_hwqueue.baselines.runs import Run as StoredRun
@@ -16,7 +16,6 @@ from pytest_hwqueue.gate.runs import ProcessRun, figure_of, most_set_aside
 from pytest_hwqueue.gate.statistics import compare, compare_pairs
 from pytest_hwqueue.gate.verdict import (
     ITERATION_TIME,
-    P99,
     QUANTITIES,
     THROUGHPUT,
     GateSettings,
@@ -141,7 +140,7 @@ def figure(
         gated = fall_back(plain, min(counts)) or plain
         return GatedFigure(_of(gated, owner), "tag", owner)
     if name in first.ratios:
-        return GatedFigure(_of(P99, name, ratio=True), "ratio", name)
+        return GatedFigure(_of(QUANTITIES["p99"], name, ratio=True), "ratio", name)
     if owner in first.ratios and own in _RATIO_QUANTILES:
         return GatedFigure(_of(QUANTITIES[own], owner, ratio=True), "ratio", owner)
     return None
@@ -239,8 +238,6 @@ def set_aside_short(
 MOST_N_RATIO = 1.1
 """A quantile whose samples were not kept cannot be cut; beyond this ratio of n it is said."""
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -316,7 +313,9 @@ def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
     return replace(chosen.run(stored), n=n, iteration_ns=time)
 
 
-def _kept(runs: Sequence[_T], sides: Sequence[SideName], aside: Sequence[ShortRun]) -> list[_T]:
+def _kept(
+    runs: Sequence[StoredRun], sides: Sequence[SideName], aside: Sequence[ShortRun]
+) -> list[StoredRun]:
     gone = {run.number for run in aside if run.side in sides}
     return [run for number, run in enumerate(runs, start=1) if number not in gone]
 
