@@ -75,7 +75,7 @@ _SESSION_FILE = "session.json"
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A cell that is not compared, and why as far as known."""
+    """A cell that only one side has, and why as far as known."""
 
     cell_id: Annotated[str, Field(alias="cell")]
     reason: str
