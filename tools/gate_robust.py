@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from pytest_hwqueue.gate.cell_gate import CellGate
-from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import rejected
-from pytest_hwqueue.gate.suite_gate import SuiteGate
+from pytest_hwqueue.gate.suite_gate import SuiteGate, conclude
 from pytest_hwqueue.gate.verdict import P99, GateSettings
 
 Floats = NDArray[np.float64]

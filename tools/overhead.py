@@ -28,8 +28,8 @@ from pytest_hwqueue.devices.kinds import choose_devices, open_device
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
+from pytest_hwqueue.harness.measured_pass import back_to_back, block_iterations
 from pytest_hwqueue.harness.program import Program, eager, graph
-from pytest_hwqueue.harness.throughput_pass import back_to_back, block_iterations
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,

@@ -173,7 +173,7 @@ def _gated(name: str, runs: Sequence[Run]) -> list[ProcessRun] | None:
 
 
 def _rates(unit: str, runs: Sequence[Run]) -> list[ProcessRun]:
-    found = GatedFigure(replace(THROUGHPUT, unit=unit), "throughput", "throughput", unit)
+    found = GatedFigure(replace(THROUGHPUT, unit=unit), "throughput", unit)
     return [found.run(run) for run in runs]
 
 

@@ -74,11 +74,10 @@ _SESSION_FILE = "session.json"
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A record without figures to compare."""
+class Unmatched:
+    """A cell that only one side has, and why as far as known."""
 
-    cell_id: str
-    status: str
+    cell_id: Annotated[str, Field(alias="cell")]
     reason: str
 
 
@@ -90,22 +89,15 @@ class Source:
         label: for people: DEVICE/NAME of a baseline, else the path.
         kind: where they came from.
         cells: by id, in the order of the ids.
-        left_out: records whose status is not ok; their cells may have others that are.
+        left_out: cells of records without figures to compare, with their status and why it is
+            not ok; they may have other records that are.
 
     """
 
     label: str
     kind: Literal["baseline", "session", "records"]
     cells: dict[str, CellBaseline]
-    left_out: tuple[LeftOut, ...] = ()
-
-
-@dataclass(frozen=True)
-class Unmatched:
-    """A cell that only one side has, and why as far as known."""
-
-    cell_id: Annotated[str, Field(alias="cell")]
-    reason: str
+    left_out: tuple[Unmatched, ...] = ()
 
 
 def load_source(text: str, store: Store, of: Source | None = None) -> Source:
@@ -126,15 +118,13 @@ def load_source(text: str, store: Store, of: Source | None = None) -> Source:
     """
     device, _, name = text.rpartition("/")
     if is_name(name) and (is_device(device) or not device):
-        devices = store.devices_with(name)
-        if device in devices:
-            devices = [device]
-        elif devices and of is not None and not device:
+        devices = [each for each in store.devices_with(name) if device in ("", each)]
+        if devices and of is not None and not device:
             devices = _of_devices(name, devices, of)
-        if len(devices) > 1 and not device:
+        if len(devices) > 1:
             listed = " or ".join(f"{each}/{name}" for each in devices)
             raise RecordError(f"{name!r} is a baseline of several devices: write {listed}")
-        if devices and device in ("", *devices):
+        if devices:
             cells = store.read(name, devices[0])
             return Source(f"{devices[0]}/{name}", "baseline", cells)
     path = Path(text)
@@ -201,7 +191,7 @@ def source_of(
     for session, record in records:
         cell_id = record.cell.id
         if record.status != "ok":
-            left_out.append(LeftOut(cell_id, record.status, record.reason))
+            left_out.append(Unmatched(cell_id, f"{record.status}: {record.reason}"))
             continue
         with within(label):
             new = cell_of_record(record, session)

@@ -106,7 +106,7 @@ def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given
     options.output(move_document(f"{device}/{name}", move))
     for left in source.left_out:
         if not chosen or left.cell_id in chosen:
-            click.echo(f"left out: {left.cell_id}: {left.status}: {left.reason}", err=True)
+            click.echo(f"left out: {left.cell_id}: {left.reason}", err=True)
     warning = too_few_runs(cells.values())
     if warning:
         click.echo(f"warning: {warning}", err=True)

@@ -245,24 +245,26 @@ def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings)
         ValueError: if a cell has a value that is not finite and above zero, or no session of two
             runs or more.
     """
-    variances = {}
-    for key, runs in cells.items():
+    estimates = {}
+    for key, runs in sorted(cells.items()):
         if any(not (math.isfinite(run.value) and run.value > 0) for run in runs):
             raise ValueError(f"{key}: every run's value must be finite and above 0 to calibrate")
-        variances[key] = _variances(key, runs)
-    between = [max(0.0, v.session) for v in variances.values() if v.session is not None]
+        estimates[key] = _estimate(key, runs)
+    between = [max(0.0, session) for _, session, _ in estimates.values() if session is not None]
     tau = None
     if between:
         root = math.sqrt(math.fsum(between) / len(between))
         tau = max(settings.floor, math.ceil(round(root / _TAU_STEP, 6)) * _TAU_STEP)
     used = settings if tau is None else replace(settings, tau=tau)
-    return Calibration(
-        cells={
-            key: _cell(runs, variances[key], used, max(1, len(cells)))
-            for key, runs in sorted(cells.items())
-        },
-        tau=tau,
-    )
+    found = {}
+    for key, (run, session, cell) in estimates.items():
+        sd = max(math.sqrt(run + max(0.0, session or 0.0)), settings.floor)
+        found[key] = replace(
+            cell,
+            detectable=detectable_effect(sd, cell.runs, used, len(cells)),
+            runs_needed=runs_needed(sd, settings.detect, used, len(cells)),
+        )
+    return Calibration(found, tau)
 
 
 def drift_alarm(runs: Sequence[ProcessRun]) -> str:
@@ -288,16 +290,8 @@ def drift_alarm(runs: Sequence[ProcessRun]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Variances:
-    sessions: int
-    run: float
-    run_interval: tuple[float, float]
-    session: float | None
-    session_interval: tuple[float, float] | None
-
-
-def _variances(key: str, runs: Sequence[ProcessRun]) -> _Variances:
+def _estimate(key: str, runs: Sequence[ProcessRun]) -> tuple[float, float | None, CellCalibration]:
+    """Return the variance between a cell's runs, that between sessions, and its noise so far."""
     by_session: dict[str, list[float]] = {}
     for run in runs:
         by_session.setdefault(run.session, []).append(math.log(run.value))
@@ -310,9 +304,17 @@ def _variances(key: str, runs: Sequence[ProcessRun]) -> _Variances:
     squares = math.fsum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     variance = squares / within
     tails = ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)
-    run_low, run_high = (squares / chi2_quantile(tail, within) for tail in tails)
+    run_low, run_high = (math.sqrt(squares / chi2_quantile(tail, within)) for tail in tails)
+    warning = drift_alarm(runs)
+    if not warning and number < LEAST_SESSIONS:
+        warning = (
+            f"{number} sessions say little of how sessions differ: take {LEAST_SESSIONS} or more"
+        )
+    cell = CellCalibration(
+        total, number, math.sqrt(variance), (run_low, run_high), None, None, math.nan, None, warning
+    )
     if number < 2:
-        return _Variances(number, variance, (run_low, run_high), None, None)
+        return variance, None, cell
     means = np.array([group.mean() for group in groups])
     grand = float(sizes @ means) / total
     between = float(sizes @ (means - grand) ** 2) / (number - 1)
@@ -328,34 +330,6 @@ def _variances(key: str, runs: Sequence[ProcessRun]) -> _Variances:
         / (harmonic * chi2_quantile(tail, number - 1))
         for tail in tails
     )
-    interval = (max(0.0, low), max(0.0, high))
-    return _Variances(number, variance, (run_low, run_high), session, interval)
-
-
-def _cell(
-    runs: Sequence[ProcessRun], variances: _Variances, settings: GateSettings, cells: int
-) -> CellCalibration:
-    session = variances.session
-    total_sd = max(math.sqrt(variances.run + max(0.0, session or 0.0)), settings.floor)
-    warning = drift_alarm(runs)
-    if not warning and variances.sessions < LEAST_SESSIONS:
-        warning = (
-            f"{variances.sessions} sessions say little of how sessions differ: take "
-            f"{LEAST_SESSIONS} or more"
-        )
-    interval = variances.session_interval
-    return CellCalibration(
-        runs=len(runs),
-        sessions=variances.sessions,
-        run_sd=math.sqrt(variances.run),
-        run_sd_interval=_roots(variances.run_interval),
-        session_sd=None if session is None else math.sqrt(max(0.0, session)),
-        session_sd_interval=interval and _roots(interval),
-        detectable=detectable_effect(total_sd, len(runs), settings, cells),
-        runs_needed=runs_needed(total_sd, settings.detect, settings, cells),
-        warning=warning,
-    )
-
-
-def _roots(interval: tuple[float, float]) -> tuple[float, float]:
-    return math.sqrt(interval[0]), math.sqrt(interval[1])
+    session_sd, *ends = (math.sqrt(max(0.0, each)) for each in (session, low, high))
+    cell = replace(cell, session_sd=session_sd, session_sd_interval=(ends[0], ends[1]))
+    return variance, session, cell

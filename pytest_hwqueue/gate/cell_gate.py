@@ -13,12 +13,7 @@ from pytest_hwqueue.gate.calibrate import (
     is_exact,
     shares,
 )
-from pytest_hwqueue.gate.look import (
-    Failures,
-    FigureEvidence,
-    compare_failures,
-    weigh,
-)
+from pytest_hwqueue.gate.look import Failures, FigureEvidence, compare_failures, weigh
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.verdict import (
     ITERATION_TIME,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, stdev
+from statistics import stdev
 from typing import Annotated, Literal
 
 import numpy as np
@@ -138,17 +138,14 @@ def isolated(values: Sequence[float], most: int) -> frozenset[int]:
     if 2 * most >= count:
         return frozenset()
     order = sorted(range(count), key=values.__getitem__)
-    ranked = [values[i] for i in order]
-    least = max(LEAST_GAP, SPREADS * least_spread(ranked[most : count - most]))
+    inner = [values[i] for i in order[most : count - most]]
+    least = max(LEAST_GAP, SPREADS * least_spread(inner))
     found: set[int] = set()
-    for size in range(most, 0, -1):
-        if ranked[size] - ranked[size - 1] > least:
-            found.update(order[:size])
-            break
-    for size in range(most, 0, -1):
-        if ranked[count - size] - ranked[count - size - 1] > least:
-            found.update(order[count - size :])
-            break
+    for outermost in (order, order[::-1]):
+        for size in range(most, 0, -1):
+            if abs(values[outermost[size]] - values[outermost[size - 1]]) > least:
+                found.update(outermost[:size])
+                break
     return frozenset(found)
 
 
@@ -248,35 +245,3 @@ def least_spread(values: Sequence[float]) -> float:
         within += total_squares - part_squares - rest**2 / (count - size)
         best = min(best, within)
     return math.sqrt(max(0.0, best) / (count - 2))
-
-
-SHORT = 0.5
-"""A run with fewer samples than this share of the median run's is short."""
-
-
-def short_runs(
-    baseline: Sequence[int], new: Sequence[int]
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the indices of short runs, of the baseline and of the new runs.
-
-    Runs are short if they have fewer than half of the median run's samples, both sides taken
-    together, and are no more than `most_set_aside` allows. If more are that short, none is
-    exceptional: nothing is set aside, and all runs are cut to the shortest. So new runs that are
-    all short, because the code got slow, are never set aside.
-
-    The choice depends on the pooled numbers of samples alone, so relabelling what is left is exact.
-    Compare the rest cut to their least number of samples, and name the runs set aside.
-
-    Args:
-        baseline: numbers of samples of the baseline's runs.
-        new: the same of the new runs.
-    """
-    counts = [*baseline, *new]
-    if not baseline or not new:
-        return frozenset(), frozenset()
-    limit = SHORT * median(counts)
-    short = [i for i, count in enumerate(counts) if count < limit]
-    if len(short) > most_set_aside(len(baseline), len(new)):
-        return frozenset(), frozenset()
-    runs = len(baseline)
-    return frozenset(i for i in short if i < runs), frozenset(i - runs for i in short if i >= runs)

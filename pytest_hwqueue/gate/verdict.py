@@ -151,24 +151,11 @@ ITERATION_TIME = Quantity("iteration_time", "time per iteration", None)
 """The companion of every other figure: the mean time per iteration of a run, in ns. It needs no
 number of samples, so there is always something to judge; see `CellGate`."""
 
-_KNOWN = {
-    quantity.name: quantity for quantity in (P50, P90, P95, P99, P999, THROUGHPUT, ITERATION_TIME)
-}
+QUANTITIES = {each.name: each for each in (P50, P90, P95, P99, P999, THROUGHPUT, ITERATION_TIME)}
+"""What can be gated, by name. The largest sample is not among them: it grows with the number of
+samples, and no number of them bounds it."""
+
 _TAIL_DOWNWARDS = (P999, P99, P95, P90)
-
-
-def quantity(name: str) -> Quantity:
-    """Return the gated quantity with that name.
-
-    The largest sample is not among them: it grows with the number of samples, and no number of them
-    bounds it.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
-    if name not in _KNOWN:
-        raise ValueError(f"no gated quantity is named {name!r}; known are {', '.join(_KNOWN)}")
-    return _KNOWN[name]
 
 
 def fall_back(wanted: Quantity, n: int) -> Quantity | None:
@@ -314,15 +301,13 @@ class Verdict:
             runs["new"] = self.history[-1].new_runs
         parts = []
         for side, how in product(("baseline", "new"), ("slower", "faster")):
-            factors = [run.factor for run in self.set_aside if run.side == side]
-            if how == "slower":
-                factors = [factor for factor in factors if factor > 1]
-            else:
-                factors = [1 / factor for factor in factors if factor <= 1]
+            factors = sorted(
+                run.factor if run.factor > 1 else 1 / run.factor
+                for run in self.set_aside
+                if run.side == side and (run.factor > 1) == (how == "slower")
+            )
             if factors:
-                each = " and ".join(
-                    f"{f:.0f}" if f >= 9.95 else f"{f:.1f}" for f in sorted(factors)
-                )
+                each = " and ".join(f"{f:.0f}" if f >= 9.95 else f"{f:.1f}" for f in factors)
                 parts.append(f"{len(factors)} of {runs[side]} {side} runs {each} x {how}")
         return f"{', '.join(parts)}, set aside" if parts else ""
 
@@ -376,15 +361,12 @@ def refusal(
     """Return the verdict that rules a comparison out, or ``None`` if it can be made.
 
     Args:
-        baseline: its runs.
+        baseline: its runs, at least one.
         new: the new runs so far.
         quantity: what their values are.
     """
     verdict = partial(Verdict, quantity=quantity, baseline=tuple(baseline), new=tuple(new))
     label = quantity.label
-    if not baseline:
-        text = f"{label} has no baseline yet: store these runs to have one"
-        return verdict("no-baseline", "no-baseline", text)
     least = min(run.n for run in (*baseline, *new))
     short = quantity.quantile is not None and least < quantity.least_n
     if short and is_accompanied((*baseline, *new), quantity):

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
 
 from pytest_hwqueue.devices.launches import no_garbage_collection
 from pytest_hwqueue.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.records.cell import WarmUp
+from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 from pytest_hwqueue.workloads.workload import Ranks
 
 _PAUSE_NS = 200_000_000
@@ -34,34 +34,21 @@ _WARM_UP_TOLERANCE = 0.05
 _MOST_WARM_UP_NS = 5_000_000_000
 
 
-class RankSynchronisation(Protocol):
-    """What measuring needs from the other ranks, outside measured intervals."""
+class RankSynchronisation:
+    """What measuring needs from other ranks, outside measured intervals; here there are none."""
 
-    @property
-    def ranks(self) -> Ranks:
-        """This process's rank, and the number of ranks."""
+    ranks = Ranks()
+    """This process's rank, and the number of ranks."""
 
     def agreed(self, value: int) -> int:
         """Return the value that rank 0 passed: all ranks must do the same next."""
+        return value
 
     def barrier(self) -> None:
         """Return once all ranks have arrived here."""
 
 
-class OneRank:
-    """One process."""
-
-    ranks = Ranks()
-
-    def agreed(self, value: int) -> int:
-        """Return the value."""
-        return value
-
-    def barrier(self) -> None:
-        """Return at once."""
-
-
-ONE_RANK = OneRank()
+ONE_RANK = RankSynchronisation()
 
 
 @dataclass(frozen=True)
@@ -113,20 +100,6 @@ class LoopResult:
 Pause = Callable[[int], None]
 
 
-class WindowObserver(Protocol):
-    """Observes the measured time, for instance to count events within it.
-
-    It opens before the lead-in iterations, so that opening does not cool the caches before the
-    first sample.
-    """
-
-    def opened(self) -> None:
-        """Called after garbage collection and once events exist, before the first iteration."""
-
-    def closed(self) -> None:
-        """Called after the last iteration, before its times are processed."""
-
-
 def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
@@ -170,9 +143,14 @@ def measure(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    window: WindowObserver | None = None,
+    window: CpuCounting | None = None,
 ) -> LoopResult:
-    """Measure up to ``plan.iterations`` iterations in the plan's sync mode."""
+    """Measure up to ``plan.iterations`` iterations in the plan's sync mode.
+
+    The ``window`` opens once garbage is collected and events exist, before the lead-in iterations,
+    so that opening does not cool the caches before the first sample. It closes after the last
+    iteration, before times are processed.
+    """
     pool.tags = program.tags
     loop = _synchronised if plan.sync_mode == "per_iteration" else _pipelined
     with garbage_collection_held():
@@ -185,7 +163,7 @@ def _synchronised(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    window: WindowObserver | None,
+    window: CpuCounting | None,
 ) -> LoopResult:
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns, rank_sync = device.clock_ns, plan.rank_sync
@@ -247,7 +225,7 @@ def _pipelined(
     program: Program,
     plan: LoopPlan,
     pause: Pause,
-    window: WindowObserver | None,
+    window: CpuCounting | None,
 ) -> LoopResult:
     """Enqueue iterations back to back; times come from events, read once completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags

@@ -176,7 +176,7 @@ class Slot:
 
 
 LATENESS_LIMIT_MS = 1.0
-"""The P99 of lateness up to which a run is valid, unless a caller allows another."""
+"""The P99 of lateness up to which a run is valid."""
 
 _LEAST_GRACE_NS = 1_000_000_000
 
@@ -358,18 +358,16 @@ def lateness(log: RequestLog) -> GeneratorLateness | None:
     )
 
 
-def invalid_reason(
-    late: GeneratorLateness | None, limit_ms: float = LATENESS_LIMIT_MS
-) -> str | None:
+def invalid_reason(late: GeneratorLateness | None) -> str | None:
     """Return why a late generator makes a run invalid, and what to change; or None."""
-    if late is None or late.p99_us <= limit_ms * 1e3:
+    if late is None or late.p99_us <= LATENESS_LIMIT_MS * 1e3:
         return None
     p99_ms, max_ms = late.p99_us / 1e3, late.max_us / 1e3
     return (
         f"the generator was late: P99 of {late.n} requests started {p99_ms:.3g} ms after they were "
         f"due and could be served (at most {max_ms:.3g} ms), and the limit is "
-        f"{limit_ms:g} ms; give each tenant a core that nothing else uses (fewer tenants, fewer "
-        "other processes, or taskset)"
+        f"{LATENESS_LIMIT_MS:g} ms; give each tenant a core that nothing else uses (fewer tenants, "
+        "fewer other processes, or taskset)"
     )
 
 

@@ -270,13 +270,6 @@ def slowed_model(device: Device, faults: Sequence[str]) -> AbstractContextManage
     return device.model.slowed(1 + percent(faults) / 100)
 
 
-def slowed_launches(device: Device, enqueue: Enqueue, faults: Sequence[str]) -> Enqueue:
-    """Return an iteration whose launches on a real device are slower."""
-    if not faults or device.model is not None:
-        return enqueue
-    return SlowedLaunches(device, enqueue, percent(faults))
-
-
 def slowed_request(
     device: Device, enqueue: Enqueue, faults: Sequence[str], request_ns: int
 ) -> Enqueue:
@@ -374,6 +367,7 @@ class _SlowedStream:
         self.index = stream.index
         self.priority = stream.priority
         self.handle = stream.handle
+        self.record, self.wait, self.synchronize = stream.record, stream.wait, stream.synchronize
 
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
@@ -382,15 +376,3 @@ class _SlowedStream:
         number = self._launches[self.index]
         self._launches[self.index] += 1
         self._slowed.launch(self._stream, number, function, arguments, tag)
-
-    def record(self, event: Event | None = None) -> Event:
-        """Record an event on the stream."""
-        return self._stream.record(event)
-
-    def wait(self, event: Event) -> None:
-        """Make the stream wait for an event."""
-        self._stream.wait(event)
-
-    def synchronize(self) -> None:
-        """Wait for the stream."""
-        self._stream.synchronize()

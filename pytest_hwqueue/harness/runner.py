@@ -12,7 +12,7 @@ import torch
 from pytest_hwqueue.devices.compute_units import open_pool
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.harness.attempt import Failure, attempt
-from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress, take_timeline
+from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress
 from pytest_hwqueue.harness.closed_loop import LoopPlan, warm_up
 from pytest_hwqueue.harness.measured_pass import take_samples
 from pytest_hwqueue.harness.program import (
@@ -23,7 +23,7 @@ from pytest_hwqueue.harness.program import (
     slowed_model,
     tags_of_iteration,
 )
-from pytest_hwqueue.harness.timeline_pass import events_disturb
+from pytest_hwqueue.harness.timeline_pass import events_disturb, take_timeline
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.noise.evidence import core_speed

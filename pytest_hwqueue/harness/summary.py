@@ -103,14 +103,9 @@ def _bandwidth(
     return bandwidth(alone, traffic.array_bytes, traffic.bus_factor)
 
 
-def enqueueing_share(samples: Samples) -> float:
-    """Return the share of its iterations in which the host was still enqueueing them."""
-    return sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
-
-
 def bound_by_launching(samples: Samples) -> str | None:
     """Return a note if enqueueing took over half of the time: then the queues were not measured."""
-    share = enqueueing_share(samples)
+    share = sum(samples.enqueue_ns) / max(1, sum(samples.host_ns or samples.pace_ns))
     if share <= _BOUND_BY_LAUNCHING:
         return None
     return (

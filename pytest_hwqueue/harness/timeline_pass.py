@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from pytest_hwqueue.devices.launches import trace_path
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.errors import DeviceError, translated
+from pytest_hwqueue.errors import DeviceError, InvalidMeasurement, translated
+from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import (
     ONE_RANK,
     LoopPlan,
@@ -25,7 +27,7 @@ from pytest_hwqueue.harness.closed_loop import (
     measure,
     warm_up,
 )
-from pytest_hwqueue.harness.program import Enqueue, Program
+from pytest_hwqueue.harness.program import Enqueue, Program, eager
 from pytest_hwqueue.metrics.overlap import TimelineSummary, summarise_timeline
 from pytest_hwqueue.metrics.switching import (
     THREADS,
@@ -34,10 +36,8 @@ from pytest_hwqueue.metrics.switching import (
     without_difference,
     without_switch,
 )
-from pytest_hwqueue.metrics.timeline import (
-    Timeline,
-    tag_latencies,
-)
+from pytest_hwqueue.metrics.timeline import Timeline, tag_latencies
+from pytest_hwqueue.records.files import file_name
 
 # Enough for P99 of a tag with few launches an iteration; more would cost seconds to read.
 _MOST_KERNELS = 60_000
@@ -88,27 +88,19 @@ def traced_latencies(
     by_time = time_ns // max(1, plan.iteration_ns)
     planned = plan.traced_iterations if primary and plan.traced_iterations else plan.iterations
     iterations = plan.rank_sync.agreed(max(1, min(planned, most // kernels, by_time)))
-
-    def repeated() -> None:
-        for _ in range(iterations):
-            once()
-
-    timeline = pool.timeline(repeated)
+    timeline = pool.timeline(_repeat(once, iterations))
     return tag_latencies(timeline, program.request_name, launches), iterations
-
-
-@dataclass(frozen=True)
-class ReferencePass:
-    """What a reference took, in ns: its tagged launches, and its iterations on the device."""
-
-    launches_ns: list[int]
-    iterations_ns: list[int]
 
 
 def reference_pass(
     device: Device, pool: StreamPool, program: Program, plan: LoopPlan, *, traced: bool
-) -> ReferencePass:
-    """Measure a reference, and its launches in the same way as the cell's own."""
+) -> tuple[list[int], list[int]]:
+    """Measure a reference, and its launches in the same way as the cell's own.
+
+    Returns:
+        what its tagged launches took, and its iterations on the device, in ns.
+
+    """
     warmed = warm_up(device, pool, program, plan)
     # It is short: nothing is read between its iterations.
     measured = measure(device, pool, program, plan, lambda done: None)
@@ -117,8 +109,7 @@ def reference_pass(
         pool.tags = None
         timed = replace(plan, iteration_ns=warmed.iteration_ns)
         found, _ = traced_latencies(pool, program, timed)
-    launches = [ns for values in found.values() for ns in values]
-    return ReferencePass(launches, measured.device_ns)
+    return [ns for values in found.values() for ns in values], measured.device_ns
 
 
 # An accelerator's launch queues take about a thousand launches (facts: trouble from 960 on).
@@ -133,23 +124,20 @@ _STREAMS_PER_PROBE_KERNEL = 32
 
 
 @dataclass(frozen=True)
-class TimelinePass:
-    """The results of a cell's timeline pass, and the timelines that they come from."""
+class HeldPass:
+    """Kernels that ran once on all streams and once on one, with the switch of queues they show."""
 
-    summary: TimelineSummary
-    ready_to_start: QueueSwitch
-    kernels_per_iteration: int
+    queue_switch: QueueSwitch
     many: Timeline
     one: Timeline
 
 
 @dataclass(frozen=True)
-class Probe:
-    """The result of a cell's queue-switch probe, and the timelines that it comes from."""
+class TimelinePass(HeldPass):
+    """A cell's timeline pass."""
 
-    queue_switch: QueueSwitch
-    many: Timeline
-    one: Timeline
+    summary: TimelineSummary
+    kernels_per_iteration: int
 
 
 def timeline_pass(
@@ -169,10 +157,10 @@ def timeline_pass(
     one = pool.held_timeline(_repeat(lambda: enqueue(collapsed), repeats))
     with translated(DeviceError, "the timeline cannot be read", ValueError):
         summary, switch = summarise_timeline(many), queue_switch(many, one)
-        return TimelinePass(summary, switch, len(once.kernels), many, one)
+        return TimelinePass(switch, many, one, summary, len(once.kernels))
 
 
-def probe_queue_switch(device: Device, pool: StreamPool) -> Probe:
+def probe_queue_switch(device: Device, pool: StreamPool) -> HeldPass:
     """Measure queue-switch overhead with kernels of one block, round-robin.
 
     They last 50 µs, or longer beyond 32 streams, whose first kernels start one after the other.
@@ -191,7 +179,7 @@ def probe_queue_switch(device: Device, pool: StreamPool) -> Probe:
             streams[0].launch(kernel)
 
     many, one = pool.held_timeline(spread), pool.held_timeline(collapsed)
-    return Probe(probed_switch(many, one, host=device.capabilities.host), many, one)
+    return HeldPass(probed_switch(many, one, host=device.capabilities.host), many, one)
 
 
 def refused_on_host(found: QueueSwitch, *, host: bool) -> QueueSwitch:
@@ -235,3 +223,99 @@ def _repeat(function: Callable[[], None], times: int) -> Callable[[], None]:
             function()
 
     return run
+
+
+def take_timeline(cell: OpenCell, program: Program) -> None:
+    """Take the timeline and the queue-switch probe, and write a trace if requested.
+
+    Raises:
+        InvalidMeasurement: if kernels did not run on the requested streams.
+
+    """
+    cell.stage("timeline")
+    request, found, pool = cell.request, cell.found, cell.pool
+    pool.tags = None
+    traced = _timeline_program(cell, program)
+    try:
+        passed = timeline_pass(pool, traced.enqueue, request.plan.rank_sync)
+        _count_kernels(cell, program, passed.kernels_per_iteration if traced is program else None)
+        _check_streams(cell, passed.summary)
+        host = cell.device.capabilities.host
+        ready_to_start = refused_on_host(passed.queue_switch, host=host)
+        probe = probe_queue_switch(cell.device, pool)
+        found.metrics = found.metrics.model_copy(
+            update={
+                "timeline": passed.summary,
+                "ready_to_start": ready_to_start,
+                "queue_switch": probe.queue_switch,
+            }
+        )
+        for what, held in (("work", passed), ("probe", probe)):
+            found.kept.add(f"{what} on all streams", held.many)
+            found.kept.add(f"{what} on one", held.one)
+    except DeviceError as error:
+        found.metrics.refused["timeline"] = str(error)
+    if request.trace_folder is not None:
+        request.trace_folder.mkdir(parents=True, exist_ok=True)
+        path = trace_path(request.trace_folder, file_name(request.cell.id))
+        pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
+        found.notes.append(f"trace: {path}")
+
+
+def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
+    """Refuse figures of a workload whose kernels did not run on all requested streams."""
+    if summary.elsewhere == summary.kernels:
+        raise InvalidMeasurement(
+            f"all {summary.kernels} kernels ran on streams that are not ours, such as the default "
+            "stream: no priority and no scheduler of streams had anything to do with them; launch "
+            "the work on the current stream"
+        )
+    if summary.elsewhere:
+        cell.found.notes.append(
+            f"{summary.elsewhere} of {summary.kernels} kernels ran on streams that are not ours, "
+            "such as NCCL's own or the default stream: they count for the stream that launched "
+            "them, and have neither its queue nor its priority"
+        )
+    asked, used = cell.request.cell.streams, summary.streams_used
+    if used == asked:
+        return
+    text = f"{asked} streams were requested, but kernels ran on {used}"
+    if cell.request.make_workload is not None:
+        raise InvalidMeasurement(f"{text}: the figures are not those of {asked} streams")
+    cell.found.notes.append(text)
+
+
+def _count_kernels(cell: OpenCell, program: Program, of_an_iteration: int | None) -> None:
+    """Give the counters the number of measured kernels; trace an iteration if it is unknown."""
+    found, pool = cell.found, cell.pool
+    if found.counters is None:
+        return
+    if of_an_iteration is None:
+        pool.synchronize()
+        try:
+            of_an_iteration = len(pool.timeline(lambda: program.enqueue(pool.streams)).kernels)
+        except DeviceError as error:
+            found.counters = found.counters.without_kernels(str(error))
+            return
+    found.counters = found.counters.with_kernels(of_an_iteration)
+
+
+def _timeline_program(cell: OpenCell, program: Program) -> Program:
+    """Return an iteration whose work can be held back as a whole, and runs on its streams."""
+    request, notes = cell.request, cell.found.notes
+    if program.whole:
+        notes.append(
+            "timeline taken in eager dispatch: one graph for all streams does not run on them"
+        )
+    elif request.cell.dispatch == "graph":
+        return program
+    changed = request.workload.timeline_parameters(request.cell.streams)
+    changed = {k: v for k, v in changed.items() if request.cell.parameters.get(k) != v}
+    if not changed or request.make_workload is None:
+        whole = program.whole
+        return eager(cell.device, cell.iteration(request.workload), False) if whole else program
+    workload = request.make_workload(changed)
+    cell.set_up(workload)
+    described = ", ".join(f"{name}={value}" for name, value in changed.items())
+    notes.append(f"timeline taken with {described}, so that all work could be held")
+    return Program(cell.iteration(workload), None)

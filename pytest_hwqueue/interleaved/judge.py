@@ -22,20 +22,18 @@ from pytest_hwqueue.baselines.runs import (
     soft_differences,
 )
 from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
-from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.statistics import rejected
-from pytest_hwqueue.gate.suite_gate import SuiteShift
+from pytest_hwqueue.gate.suite_gate import SuiteShift, conclude
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Quantity, Verdict
 from pytest_hwqueue.interleaved.sides import Pair, SideRuns, acquitted_early, by_pairs, match, reach
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.figures import (
     GatedFigure,
     Prepared,
-    known_names,
     prepare,
+    require_known,
     seen_by_others,
 )
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, judged_once
@@ -110,13 +108,7 @@ class InterleavedJudging:
         if problem:
             self._problems.setdefault(side, problem)
         runs = [cell.runs[0] for cell in self._sides[side].runs.values()]
-        known = known_names(runs)
-        for name in self._figures:
-            if runs and name not in known:
-                raise BadInput(
-                    f"no cell of {self._labels[side]} has a figure {name!r}; there are "
-                    f"{', '.join(known)}"
-                )
+        require_known(self._figures, runs, self._labels[side])
 
     def measured(self, side: ABSide) -> list[str]:
         """Return the ids of the cells measured successfully so far."""

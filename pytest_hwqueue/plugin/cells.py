@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, workload_c
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
-    from pytest_hwqueue.verdicts.stored import PlannedCell
+    from pytest_hwqueue.verdicts.stored import Parts
     from pytest_hwqueue.workloads.workload import Workload
 
 
@@ -253,7 +252,7 @@ def _parametrized_by_test(metafunc: pytest.Metafunc) -> set[str]:
 _OPEN = "auto"
 
 
-def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedCell] | None:
+def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[Parts] | None:
     """Return the cells that tests will measure, or None if some are unknown before they run.
 
     Args:
@@ -261,25 +260,21 @@ def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[PlannedC
         sync_mode: the session's.
 
     """
-    from pytest_hwqueue.verdicts.stored import PlannedCell
-
     if any(map(is_scenario, items)):
         # The cells of a scenario are its tenants.
         return None
-    planned = []
+    planned: list[Parts] = []
     for item in items:
         parameters = parameters_of(item)
-        dispatch = parameters.get("hwq_dispatch")
-        known = PlannedCell(
-            device=parameters.get("hwq_device"),
-            scheduler=parameters.get("hwq_scheduler"),
-            dispatch=None if dispatch == _OPEN else dispatch,
-            sync_mode=sync_mode,
-        )
+        known: dict[str, object] = {
+            "device": parameters.get("hwq_device"),
+            "scheduler": parameters.get("hwq_scheduler"),
+            "dispatch": parameters.get("hwq_dispatch"),
+            "sync_mode": sync_mode,
+        }
         mark = item.get_closest_marker("hwq_workload")
         if mark is not None and mark.args:
-            streams = parameters.get("hwq_streams")
-            known = replace(known, name=mark.args[0], streams=streams)
+            known |= {"name": mark.args[0], "streams": parameters.get("hwq_streams")}
         # A test of one's own may measure anything, on as many streams as it likes.
-        planned.append(known)
+        planned.append({k: v for k, v in known.items() if v not in (None, "", _OPEN)})
     return planned

@@ -38,7 +38,8 @@ from pytest_hwqueue.verdicts.stored import (
     StoredFigure,
     describe_stored,
     load_named,
-    nothing_planned,
+    may_be,
+    nothing_in_common,
     why_unjudged,
 )
 
@@ -159,10 +160,10 @@ class Regression:
         planned = planned_cells(items, settings.sync_mode)
         if named is None or planned is None or settings.save == settings.compare:
             return
-        if not any(each.may_be(cell) for cell in named.cells for each in planned):
+        if not any(may_be(each, cell) for cell in named.cells for each in planned):
             raise pytest.UsageError(
                 "--hwq-compare: none of the tests measures a cell of the baseline\n"
-                + nothing_planned(named.label, named.cells, planned)
+                + nothing_in_common(named.label, named.cells, planned)
             )
 
     def planned_samples(self) -> dict[str, int]:

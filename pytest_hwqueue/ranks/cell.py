@@ -25,24 +25,13 @@ from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import DeviceError, HwqError
 from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
+from pytest_hwqueue.harness.closed_loop import RankSynchronisation
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import NOTHING_DECLARED, summarise
 from pytest_hwqueue.metrics.dependence import proportion_interval
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
-from pytest_hwqueue.ranks.launched import (
-    LaunchedRank,
-    connect,
-    failures,
-    in_words,
-    tell_failure,
-)
-from pytest_hwqueue.records.cell import (
-    BackToBack,
-    RankPart,
-    RanksSummary,
-    RunRecord,
-    Samples,
-)
+from pytest_hwqueue.ranks.launched import LaunchedRank, connect, failures, in_words, tell_failure
+from pytest_hwqueue.records.cell import BackToBack, RankPart, RanksSummary, RunRecord, Samples
 from pytest_hwqueue.workloads.workload import Ranks
 
 if TYPE_CHECKING:
@@ -95,8 +84,8 @@ def group_of_one(device: Device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class RankGroup:
-    """This rank among those that measure a cell; see `harness.rank_synchronisation`."""
+class RankGroup(RankSynchronisation):
+    """This rank among those that measure a cell."""
 
     def __init__(
         self, launched: LaunchedRank, device: Device, test: str, cell: int, timeout_s: float
@@ -353,10 +342,9 @@ def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
         HwqError: if the ranks did not measure the same iterations.
 
     """
-    parts = [record.samples for record in records]
-    if any(part is None for part in parts):
+    of_rank = [record.samples for record in records if record.samples is not None]
+    if len(of_rank) < len(records):
         raise HwqError("a rank measured nothing")
-    of_rank = [part for part in parts if part is not None]
     refused: dict[str, str] = {}
     samples = _slowest(of_rank, refused)
     first = records[0]

@@ -291,15 +291,9 @@ def _within(time_ns: float | None, bound_ms: float | None) -> bool:
     return time_ns is None or bound_ms is None or time_ns <= bound_ms * 1e6
 
 
-def advice(text: str) -> str:
-    """Return what to try for the first known message in ``text``; empty if none is known."""
-    for pattern, what in _KNOWN:
-        if re.search(pattern, text, re.IGNORECASE):
-            return what
-    return ""
-
-
 def with_advice(reason: str, output: str) -> str:
     """Return a reason with what to try, if it or the process's last output is a known message."""
-    what = advice(f"{reason}\n{output}")
-    return f"{reason}. Try: {what}" if what else reason
+    for pattern, what in _KNOWN:
+        if re.search(pattern, f"{reason}\n{output}", re.IGNORECASE):
+            return f"{reason}. Try: {what}"
+    return reason

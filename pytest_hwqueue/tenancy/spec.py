@@ -91,12 +91,10 @@ class TenantSpec:
             raise BadInput(f"{where}: give one of model, workload, function, server")
         if self.batch is not None and self.model is None:
             raise BadInput(f"{where}: batch is a model's; a workload has parameters")
-        if self.batch is not None and self.batch < 1:
-            raise BadInput(f"{where}: batch is {self.batch}; give at least 1")
-        if self.streams < 1:
-            raise BadInput(f"{where}: streams is {self.streams}; give at least 1")
-        if self.concurrency < 1:
-            raise BadInput(f"{where}: concurrency is {self.concurrency}; give at least 1")
+        for name in ("batch", "streams", "concurrency"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise BadInput(f"{where}: {name} is {count}; give at least 1")
         if self.share is not None and not 0 < self.share <= 1:
             raise BadInput(f"{where}: share is {self.share}; give one above 0 and at most 1")
 

@@ -219,7 +219,7 @@ def _function(
                 "one argument, the streams, and launch all that it does"
             )
 
-    work = TenantWork(enqueue, streams, WorkDone(_described(spec)), check)
+    work = TenantWork(enqueue, streams, WorkDone(_described(spec, spec.parameters)), check)
     return work
 
 
@@ -244,14 +244,9 @@ def _workload(spec: TenantSpec, device: Device, streams: Sequence[Stream], seed:
         open_group_of_one(device)
     workload.setup(Setup(device, spec.streams, seed))
     unit, amount = next(iter(workload.work_per_iteration().items()))
-
-    def run_once() -> None:
-        workload.iterate(streams)
-        for stream in streams:
-            stream.synchronize()
-
     what = WorkDone(_described(spec, parameters.model_dump()), amount, unit)
-    return TenantWork(workload.iterate, streams, what, lambda: workload.check(run_once))
+    work = TenantWork(workload.iterate, streams, what, lambda: workload.check(work.request))
+    return work
 
 
 def _models(
@@ -284,9 +279,8 @@ def _of_model(model: OpenModel, streams: Sequence[Stream]) -> TenantWork:
     return TenantWork(lambda _: model.request(), streams, what, model.check)
 
 
-def _described(spec: TenantSpec, parameters: Mapping[str, object] | None = None) -> str:
-    values = spec.parameters if parameters is None else parameters
-    given = ", ".join(f"{name}={value}" for name, value in values.items())
+def _described(spec: TenantSpec, parameters: Mapping[str, object]) -> str:
+    given = ", ".join(f"{name}={value}" for name, value in parameters.items())
     name = spec.function or spec.workload
     return f"{name} with {given}" if given else f"{name}"
 

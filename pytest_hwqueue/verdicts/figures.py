@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
-from typing import Literal, TypeVar
+from statistics import median
+from typing import Literal
 
 from pytest_hwqueue.baselines.runs import ITERATION
 from pytest_hwqueue.baselines.runs import Run as StoredRun
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import LEAST_RUNS, detectable_effect
-from pytest_hwqueue.gate.runs import SHORT, ProcessRun, figure_of, short_runs
-from pytest_hwqueue.gate.statistics import compare_pairs
+from pytest_hwqueue.gate.runs import ProcessRun, figure_of, most_set_aside
+from pytest_hwqueue.gate.statistics import compare, compare_pairs
 from pytest_hwqueue.gate.verdict import (
     ITERATION_TIME,
-    P99,
+    QUANTITIES,
     THROUGHPUT,
     GateSettings,
     Quantity,
     fall_back,
     percent,
-    quantity,
 )
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p999")
@@ -36,7 +36,6 @@ class GatedFigure:
     Attributes:
         quantity: how the gate treats it; a tail quantile for which runs are too short is
             replaced by a lower one, which has its own name.
-        wanted: name of the requested quantity.
         n: how many samples of each run count, where samples are kept in order; else None.
         source: ``latency``, ``throughput``, or the name of a tag or ratio.
         kind: where in a stored run it stands.
@@ -44,7 +43,6 @@ class GatedFigure:
     """
 
     quantity: Quantity
-    wanted: str
     kind: str
     source: str
     n: int | None = None
@@ -85,6 +83,26 @@ def known_names(runs: Sequence[StoredRun]) -> list[str]:
     return list(names)
 
 
+def require_known(names: Sequence[str], runs: Sequence[StoredRun], label: str) -> None:
+    """Refuse a figure that no cell has, where any run is there to tell.
+
+    Args:
+        names: of figures.
+        runs: one of each cell.
+        label: of the runs, for people.
+
+    Raises:
+        BadInput: naming the figures that there are.
+
+    """
+    known = known_names(runs)
+    for name in names:
+        if runs and name not in known:
+            raise BadInput(
+                f"no cell of {label} has a figure {name!r}; there are {', '.join(known)}"
+            )
+
+
 def figure(
     name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]
 ) -> GatedFigure | None:
@@ -107,24 +125,24 @@ def figure(
         name, owner = own, ""
     if name in QUANTILES:
         n = min(run.n for run in (*baseline, *new))
-        wanted = quantity(name)
-        return GatedFigure(fall_back(wanted, n) or wanted, name, "latency", "latency", n)
+        wanted = QUANTITIES[name]
+        return GatedFigure(fall_back(wanted, n) or wanted, "latency", "latency", n)
     if name == ITERATION_TIME.name:
-        return GatedFigure(ITERATION_TIME, name, "iteration", name)
+        return GatedFigure(ITERATION_TIME, "iteration", name)
     if name == THROUGHPUT.name:
         unit = next(iter(first.throughput), None)
         if unit is None:
             return None
-        return GatedFigure(replace(THROUGHPUT, unit=unit), name, "throughput", unit)
+        return GatedFigure(replace(THROUGHPUT, unit=unit), "throughput", unit)
     if owner in first.tags and own in _TAG_QUANTILES:
         counts = [run.tags[owner].n for run in (*baseline, *new) if owner in run.tags]
-        plain = quantity(own)
+        plain = QUANTITIES[own]
         gated = fall_back(plain, min(counts)) or plain
-        return GatedFigure(_of(gated, owner), name, "tag", owner)
+        return GatedFigure(_of(gated, owner), "tag", owner)
     if name in first.ratios:
-        return GatedFigure(_of(P99, name, ratio=True), name, "ratio", name)
+        return GatedFigure(_of(QUANTITIES["p99"], name, ratio=True), "ratio", name)
     if owner in first.ratios and own in _RATIO_QUANTILES:
-        return GatedFigure(_of(quantity(own), owner, ratio=True), name, "ratio", owner)
+        return GatedFigure(_of(QUANTITIES[own], owner, ratio=True), "ratio", owner)
     return None
 
 
@@ -173,6 +191,10 @@ class ShortRun:
         )
 
 
+SHORT = 0.5
+"""A run with fewer samples than this share of the median run's is short."""
+
+
 def usual_length(counts: Sequence[int]) -> int:
     """Return the median number of samples of full-length runs, rounded down.
 
@@ -187,30 +209,34 @@ def usual_length(counts: Sequence[int]) -> int:
 def set_aside_short(
     old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]
 ) -> tuple[ShortRun, ...]:
-    """Return the runs set aside for being short; see `gate.runs` for the rule.
+    """Return the runs set aside for having fewer than half of the median run's samples.
+
+    They are no more than `most_set_aside` allows, of both sides together. If more are that short,
+    none is exceptional: nothing is set aside, and all runs are cut to the shortest. So new runs
+    that are all short, because the code got slow, are never set aside. The choice depends on the
+    pooled numbers of samples alone, so relabelling what is left is exact.
 
     Args:
         old: session and number of samples of each baseline run.
         new: the same of the new runs.
 
     """
-    counts = [count for _, count in (*old, *new)]
-    if not counts:
+    if not old or not new:
         return ()
-    chosen = short_runs([count for _, count in old], [count for _, count in new])
-    usual = usual_length(counts)
-    sides: tuple[SideName, SideName] = ("baseline", "new")
-    return tuple(
-        ShortRun(side, index + 1, *runs[index], usual)
-        for side, runs, indices in zip(sides, (old, new), chosen, strict=True)
-        for index in sorted(indices)
+    counts = [count for _, count in (*old, *new)]
+    limit, usual = SHORT * median(counts), usual_length(counts)
+    sides: tuple[tuple[SideName, Sequence[tuple[str, int]]], ...] = ("baseline", old), ("new", new)
+    short = tuple(
+        ShortRun(side, number, session, count, usual)
+        for side, runs in sides
+        for number, (session, count) in enumerate(runs, start=1)
+        if count < limit
     )
+    return short if len(short) <= most_set_aside(len(old), len(new)) else ()
 
 
 MOST_N_RATIO = 1.1
 """A quantile whose samples were not kept cannot be cut; beyond this ratio of n it is said."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -287,7 +313,9 @@ def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
     return replace(chosen.run(stored), n=n, iteration_ns=time)
 
 
-def _kept(runs: Sequence[_T], sides: Sequence[SideName], aside: Sequence[ShortRun]) -> list[_T]:
+def _kept(
+    runs: Sequence[StoredRun], sides: Sequence[SideName], aside: Sequence[ShortRun]
+) -> list[StoredRun]:
     gone = {run.number for run in aside if run.side in sides}
     return [run for number, run in enumerate(runs, start=1) if number not in gone]
 
@@ -324,8 +352,8 @@ def seen_by_others(
         prepared = prepare(full, old, new, paired=settings.paired)
         if prepared is None or prepared.figure.quantity.demoted_from:
             continue
-        sd = _sd(prepared, settings)
-        if sd is not None and len(prepared.baseline) >= LEAST_RUNS:
+        sd = _sd(prepared, settings) if len(prepared.baseline) >= LEAST_RUNS else None
+        if sd is not None:
             effect = detectable_effect(sd, len(prepared.baseline), settings, compared)
             seen[effect] = (full, prepared.figure.quantity.label)
     if not seen or min(seen) > settings.detect:
@@ -340,10 +368,6 @@ def _sd(prepared: Prepared, settings: GateSettings) -> float | None:
     if not all(math.isfinite(run.value) and run.value > 0 for side in sides for run in side):
         return None
     x, y = ([math.log(run.value) for run in side] for side in sides)
-    if settings.paired and len(x) > 1:
+    if settings.paired:
         return compare_pairs(x, y, settings.floor).sd
-    freedom = sum(len(side) - 1 for side in (x, y) if side)
-    if freedom < 1:
-        return None
-    squares = math.fsum((value - fmean(side)) ** 2 for side in (x, y) if side for value in side)
-    return max(math.sqrt(squares / freedom), settings.floor)
+    return compare(x, y, settings.floor, session_share=0.0).sd

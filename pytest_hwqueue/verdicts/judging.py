@@ -21,8 +21,8 @@ from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State, V
 from pytest_hwqueue.verdicts.figures import (
     Prepared,
     ShortRun,
-    known_names,
     prepare,
+    require_known,
     seen_by_others,
     usual_length,
 )
@@ -115,13 +115,7 @@ class Judging:
         once: bool = False,
     ) -> None:
         runs = [run for cell in baseline.cells.values() for run in cell.runs[:1]]
-        known = known_names(runs)
-        for name in figures:
-            if runs and name not in known:
-                raise BadInput(
-                    f"no cell of {baseline.label} has a figure {name!r}; there are "
-                    f"{', '.join(known)}"
-                )
+        require_known(figures, runs, baseline.label)
         if sentinel is not None and sentinel not in baseline.cells:
             raise BadInput(f"the sentinel {sentinel!r} is no cell of {baseline.label}")
         self._baseline = baseline
@@ -135,11 +129,6 @@ class Judging:
         # What the runs so far amount to; None since the last one was added.
         self._gate: SuiteGate | None = None
         self._prepared: dict[str, Prepared] = {}
-
-    @property
-    def first_runs(self) -> int:
-        """How many runs of each cell the first pass takes."""
-        return self._settings.first_runs
 
     def add(self, cell: CellBaseline) -> None:
         """Take new runs of a cell."""
@@ -162,7 +151,7 @@ class Judging:
 
         To be asked when all cells have had their first runs; then after each round of one run of
         each cell wanted. For a run that was set aside for being short another one is wanted; few
-        are, see `gate.runs`, so this comes to an end.
+        are, see `set_aside_short`, so this comes to an end.
         """
         return list(dict.fromkeys(_cell_of(key) for key, _ in self._fed_gate().wanted()))
 
@@ -298,8 +287,7 @@ def compare_sources(
     )  # fmt: skip
     for cell in new.cells.values():
         judging.add(cell)
-    reasons = {left.cell_id: f"{left.status}: {left.reason}" for left in new.left_out}
-    return judging.judgement(reasons)
+    return judging.judgement({left.cell_id: left.reason for left in new.left_out})
 
 
 def planned_samples(baseline: Source) -> dict[str, int]:

@@ -127,21 +127,17 @@ def describe_stored(
     cells: Mapping[str, CellBaseline], figures: Sequence[str], settings: GateSettings
 ) -> list[StoredFigure]:
     """Describe each figure of each cell; those that can fail share the error rate."""
-    found = {}
+    found, quantities, cell_ids = {}, {}, {}
     for cell_id, cell in sorted(cells.items()):
         for name in figures:
-            gated = figure(name, cell.runs, ())
+            gated, key = figure(name, cell.runs, ()), f"{cell_id}\n{name}"
             if gated is not None:
-                runs = [gated.run(run) for run in cell.runs]
-                found[f"{cell_id}\n{name}"] = cell_id, gated.quantity, runs
-    compared = max(1, sum(can_be_convicted(runs, quantity) for _, quantity, runs in found.values()))
+                found[key] = [gated.run(run) for run in cell.runs]
+                quantities[key], cell_ids[key] = gated.quantity, cell_id
+    compared = max(1, sum(can_be_convicted(runs, quantities[key]) for key, runs in found.items()))
     described = []
-    allowing = with_session_effect(
-        {key: runs for key, (_, _, runs) in found.items()},
-        {key: quantity for key, (_, quantity, _) in found.items()},
-        settings,
-    )
-    for key, (cell_id, quantity, runs) in found.items():
+    allowing = with_session_effect(found, quantities, settings)
+    for key, runs in found.items():
         logs = [math.log(run.value) for run in runs if run.value > 0]
         sound = len(logs) == len(runs)
         sd = max(stdev(logs), settings.floor) if sound and len(logs) > 1 else None
@@ -153,7 +149,9 @@ def describe_stored(
                 sd, len(runs), allowing[key].main, compared, session_share=share
             )
         warning = drift_alarm(runs) if sound else "a run's figure is not above 0"
-        described.append(StoredFigure(cell_id, quantity, runs, sd, detectable, warning))
+        described.append(
+            StoredFigure(cell_ids[key], quantities[key], runs, sd, detectable, warning)
+        )
     return described
 
 
@@ -161,71 +159,30 @@ _PARTS = ("name", "device", "streams", "scheduler", "dispatch", "sync_mode", "si
 _MOST_LISTED = 6
 
 
-@dataclass(frozen=True)
-class PlannedCell:
-    """What is known about a cell before it is measured; None is not known yet.
-
-    Attributes:
-        name: the workload's name; empty: not known yet.
-        device: label, such as ``cuda``.
-        streams: number of them.
-        scheduler: mode.
-        dispatch: mode.
-        sync_mode: when the host waits.
-
-    """
-
-    name: str = ""
-    device: str | None = None
-    streams: int | None = None
-    scheduler: str | None = None
-    dispatch: str | None = None
-    sync_mode: str | None = None
-
-    @property
-    def known(self) -> dict[str, object]:
-        """The parts that are known, by name."""
-        return {name: part for name, part in vars(self).items() if part not in (None, "")}
-
-    def may_be(self, cell: Cell) -> bool:
-        """Whether this may turn out to be a given cell."""
-        return all(getattr(cell, name) == part for name, part in self.known.items())
+Parts = Mapping[str, object]
+"""What is known about a cell, by the names of its fields; before it is measured, not all is."""
 
 
-def nothing_in_common(label: str, baseline: Sequence[Cell], measured: Sequence[Cell]) -> str:
-    """Return text on what a baseline holds, what was measured, and where the two differ.
-
-    Args:
-        label: of the baseline, for people.
-        baseline: its cells.
-        measured: the cells measured, none of them one of the baseline's.
-
-    """
-    what = f"measured: {_listed([cell.id for cell in measured])}\n"
-    parts = [{part: getattr(cell, part) for part in _PARTS} for cell in measured]
-    return _nothing(label, baseline, what, parts)
+def may_be(known: Parts, cell: Cell) -> bool:
+    """Whether what is known in part may turn out to be a given cell."""
+    return all(getattr(cell, name) == part for name, part in known.items())
 
 
-def nothing_planned(label: str, baseline: Sequence[Cell], planned: Sequence[PlannedCell]) -> str:
-    """Return the same before anything is measured.
-
-    Args:
-        label: of the baseline, for people.
-        baseline: its cells.
-        planned: cells to be measured, none of which can be one of the baseline's.
-
-    """
-    return _nothing(label, baseline, "", [cell.known for cell in planned])
-
-
-def _nothing(
-    label: str, baseline: Sequence[Cell], what: str, theirs: Sequence[Mapping[str, object]]
+def nothing_in_common(
+    label: str, baseline: Sequence[Cell], measured: Sequence[Cell | Parts]
 ) -> str:
-    """Return what a baseline holds, and the parts in which no cell of it is like the others.
+    """Return text on what a baseline holds, and the parts in which no cell of it is as others.
 
-    Of the others, a part that is not known is not there.
+    Args:
+        label: of the baseline, for people.
+        baseline: its cells.
+        measured: the others, none of them one of the baseline's: cells, which the text names, or
+            what is known about them before they are measured.
+
     """
     found = []
+    cells = [each.id for each in measured if isinstance(each, Cell)]
+    theirs = [vars(each) if isinstance(each, Cell) else each for each in measured]
     for part in _PARTS:
         one = {getattr(cell, part) for cell in baseline}
         other = {each[part] for each in theirs if part in each}
@@ -234,8 +191,8 @@ def _nothing(
     differs = "; ".join(found) or (
         "each part by itself is there, and no cell has the same combination of them"
     )
-    holds = _listed([cell.id for cell in baseline])
-    return f"{label} holds {holds}\n{what}what differs: {differs}"
+    what = f"measured: {_listed(cells)}\n" if len(cells) == len(measured) else ""
+    return f"{label} holds {_listed([c.id for c in baseline])}\n{what}what differs: {differs}"
 
 
 def _values(values: Iterable[object]) -> str:

@@ -15,7 +15,7 @@ from pytest_hwqueue.baselines.runs import (
     condition_differences,
     soft_differences,
 )
-from pytest_hwqueue.baselines.sources import LeftOut, Source, load_source, source_of
+from pytest_hwqueue.baselines.sources import Source, Unmatched, load_source, source_of
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import RecordError
@@ -142,8 +142,8 @@ def test_session_file_is_a_source_and_the_same_as_its_stored_baseline(sources: S
     assert [cell.split("[")[0] for cell in loaded.cells] == ["one", "two"]
     assert sessions(loaded) == [["the-session"] * 2, ["the-session"]]
     assert loaded.left_out == (
-        LeftOut("broken[cuda-s8-native-eager]", "failed", "out of memory"),
-        LeftOut("two[cuda-s8-native-eager]", "skipped", ""),
+        Unmatched("broken[cuda-s8-native-eager]", "failed: out of memory"),
+        Unmatched("two[cuda-s8-native-eager]", "skipped: "),
     )
     stored = sources.store.add_many("main", records, "the-session")[0]
     copy = sources.folder / "copied"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.gate.calibrate import can_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
-from pytest_hwqueue.gate.conclude import conclude
 from pytest_hwqueue.gate.runs import ProcessRun
+from pytest_hwqueue.gate.suite_gate import conclude
 from pytest_hwqueue.gate.verdict import (
     ITERATION_TIME,
     P90,
@@ -181,7 +181,6 @@ VERDICTS: dict[str, dict[str, tuple[Runs, Runs, dict[str, Any]]]] = {
         "more runs are needed": (TEN, new(6, 1.3), {}),
         "faster and failing": (TEN, of(0.5, 0.5, failed=100), {}),
     },
-    "no-baseline no-baseline": {"no baseline": ([], of(1.0, 1.0), {})},
     "inconclusive baseline-too-small": {
         "a baseline of 1": (old(1), new(15, 3.0), {"cells": 1}),
         "a baseline of 2": (old(2), new(15, 3.0), {"cells": 1}),

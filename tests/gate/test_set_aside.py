@@ -17,7 +17,6 @@ from pytest_hwqueue.gate.runs import (
     most_set_aside,
     pairs_separation,
     separation,
-    short_runs,
 )
 from pytest_hwqueue.gate.verdict import GateSettings
 
@@ -106,12 +105,3 @@ def test_two_levels_are_so_many_standard_deviations_apart() -> None:
     assert separation([0.0, 1.0], 1, 0.005) == separation([1.0] * 3 + [2.0], 1, 0.005) == 5.0
     assert separation([0.0, 1.0], 0, 0.005) == separation([0.0, 1.0], 2, 0.005) == 0.0
     assert pairs_separation([0.0] * 3, [1.0, -3.0, 2.0], 0.005) == pytest.approx(2 * math.sqrt(2))
-
-
-@given(st.integers(3, 100), st.integers(2, 40), st.integers(1, 499))
-def test_short_runs_are_few_and_never_all_new_ones(runs: int, new_runs: int, n: int) -> None:
-    assert short_runs([1000] * runs, [n] * new_runs) == (frozenset(), frozenset())
-    assert short_runs([1000] * 10, [1000, 400]) == (frozenset(), frozenset({1}))
-    assert short_runs([1000] * 9 + [290], [1000] * 2) == (frozenset({9}), frozenset())
-    assert short_runs([1000] * 10, [1000, 500]) == (frozenset(), frozenset())
-    assert short_runs([1000] * 10, []) == (frozenset(), frozenset())

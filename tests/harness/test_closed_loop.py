@@ -21,6 +21,7 @@ from pytest_hwqueue.harness import closed_loop
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.records.cell import WarmUp
+from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
 LAUNCH_NS = 7
 LEAD_IN = 3  # iterations that are run before the first sample
@@ -220,10 +221,11 @@ def test_lead_in_and_pauses_are_no_sample_and_take_none_of_the_time() -> None:
     assert (device.paused, result.stopped) == ([3, 6, 9], "10 iterations")
 
 
-class Window:
+class Window(CpuCounting):
     """Notes how much garbage had been collected, and whether it may be."""
 
     def __init__(self) -> None:
+        super().__init__(lambda: 0)
         self.happened: list[str] = []
 
     def opened(self) -> None:

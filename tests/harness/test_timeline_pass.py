@@ -101,8 +101,8 @@ def test_as_many_iterations_are_held_as_fit(streams: int, per_stream: int, kerne
     assert passed.kernels_per_iteration == launches
     assert (passed.summary.kernels, passed.summary.streams_used) == (len(many), streams)
     # The fake device starts one kernel as the last ends, on one stream as on several.
-    assert passed.ready_to_start.streams == streams
-    assert passed.ready_to_start.overhead.second.median.value in (0.0, None)
+    assert passed.queue_switch.streams == streams
+    assert passed.queue_switch.overhead.second.median.value in (0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_traced_latencies_have_every_tagged_launch_and_keep_to_a_quarter_of_the_
         for traced in (False, True):
             reference = eager(device, alone, tagged=not traced)
             passed = reference_pass(device, pool, reference, PLAN, traced=traced)
-            assert len(passed.launches_ns) == len(passed.iterations_ns) == 6
+            assert [len(times_ns) for times_ns in passed] == [6, 6]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.tenancy.spec import one_visible
+from pytest_hwqueue.errors import BadInput, DeviceError
+from pytest_hwqueue.tenancy.spec import TenantSpec, one_visible
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
@@ -41,3 +41,9 @@ def test_indices_count_what_is_visible(
 def test_a_device_that_is_not_visible_is_refused(setting: str) -> None:
     with pytest.raises(DeviceError, match=rf"cuda:1 is not visible: {CUDA}={setting} has no entry"):
         one_visible("cuda", 1, {CUDA: setting})
+
+
+@pytest.mark.parametrize("field", ["batch", "streams", "concurrency"])
+def test_a_tenant_has_one_of_each_at_least(field: str) -> None:
+    with pytest.raises(BadInput, match=f"tenant one: {field} is 0; give at least 1"):
+        TenantSpec("one", model="any", **{field: 0})  # type: ignore[arg-type]

@@ -149,6 +149,18 @@ def test_what_a_baseline_plans(make_runs: MakeRuns) -> None:
     assert list(planned_samples(baseline).values()) == [1000]
 
 
+@given(st.integers(3, 100), st.integers(2, 40), st.integers(1, 499))
+def test_short_runs_are_few_and_never_all_new_ones(runs: int, new_runs: int, n: int) -> None:
+    def aside(old: list[int], new: list[int]) -> list[tuple[str, int]]:
+        found = set_aside_short([("s", count) for count in old], [("s", count) for count in new])
+        return [(run.side, run.number) for run in found]
+
+    assert aside([1000] * runs, [n] * new_runs) == []
+    assert aside([1000] * 10, [1000, 400]) == [("new", 2)]
+    assert aside([1000] * 9 + [290], [1000] * 2) == [("baseline", 10)]
+    assert aside([1000] * 10, [1000, 500]) == aside([1000] * 10, []) == []
+
+
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=30), st.integers(0, 30))
 def test_setting_aside_looks_at_no_labels(counts: list[int], split: int) -> None:
     named = [(f"run {index}", count) for index, count in enumerate(counts)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.baselines.sources import LeftOut, Source
+from pytest_hwqueue.baselines.sources import Source, Unmatched
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
@@ -96,7 +96,7 @@ def test_every_named_figure_is_gated(make_cell: MakeCell) -> None:
 def test_cells_are_matched_by_what_they_are(make_cell: MakeCell) -> None:
     baseline = source(make_cell("a"), make_cell("renamed"), make_cell("failing"))
     measured = source(make_cell("a", (50, 51)), make_cell("new", (50, 51)))
-    crashed = LeftOut(make_cell("failing").header.cell.id, "failed", "it crashed")
+    crashed = Unmatched(make_cell("failing").header.cell.id, "failed: it crashed")
     new = Source("new", "session", measured.cells, (crashed,))
     judgement = compare_sources(baseline, new, ["p99"], SETTINGS)
     assert states(judgement) == {"a p99": "pass", "new p99": "no-baseline"}

@@ -13,10 +13,9 @@ from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.verdicts.stored import (
-    PlannedCell,
     load_named,
+    may_be,
     nothing_in_common,
-    nothing_planned,
     why_unjudged,
 )
 
@@ -79,11 +78,12 @@ def test_what_differs_is_named() -> None:
 
 
 def test_what_is_planned_is_matched_by_what_is_known() -> None:
-    assert PlannedCell("a", "cuda", 8, "native", None, "per_iteration").may_be(cell())
-    assert PlannedCell(device="cuda").may_be(cell())
-    assert not PlannedCell("a", "cuda", 4).may_be(cell())
-    assert not PlannedCell("b", "cuda").may_be(cell())
-    text = nothing_planned("h200/main", [cell()], [PlannedCell(device="cpu", dispatch="eager")])
+    assert may_be({"name": "a", "device": "cuda", "streams": 8, "scheduler": "native"}, cell())
+    assert may_be({"device": "cuda"}, cell())
+    assert not may_be({"name": "a", "device": "cuda", "streams": 4}, cell())
+    assert not may_be({"name": "b", "device": "cuda"}, cell())
+    text = nothing_in_common("h200/main", [cell()], [{"device": "cpu", "dispatch": "eager"}])
+    assert text.startswith("h200/main holds 1 cell: a[cuda-s8-native-eager]\nwhat differs: ")
     assert text.endswith("what differs: device is cuda in the baseline and cpu here")
 
 

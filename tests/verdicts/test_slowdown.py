@@ -12,7 +12,7 @@ from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
@@ -58,7 +58,7 @@ def test_the_slower_the_surer() -> None:
     for factor in (1.0, 1.02, 1.1, 1.2, 1.5, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 150.0, 1000.0):
         judging = Judging(source, ["p99"], GateSettings(tau=0.005))
         new: list[CellBaseline] = []
-        while len(new) < judging.first_runs or judging.wanted():
+        while len(new) < LEAST_FIRST_RUNS or judging.wanted():
             new.append(run_of("new", _BASELINE_RUNS + len(new), factor))
             judging.add(new[-1])
         (judged,) = judging.judgement().verdicts

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.devices.simulated.costs import KernelWork
+from pytest_hwqueue.harness.measured_pass import back_to_back, block_iterations
 from pytest_hwqueue.harness.program import graph
 from pytest_hwqueue.harness.summary import find_sweeps, scaling_of, throughputs
-from pytest_hwqueue.harness.throughput_pass import back_to_back, block_iterations
 from pytest_hwqueue.records.cell import BackToBack, RunRecord, Samples
 
 from .conftest import Bench, on_each
