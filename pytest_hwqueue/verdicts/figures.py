@@ -214,7 +214,8 @@ def set_aside_short(
     They are no more than `most_set_aside` allows, of both sides together. If more are that short,
     none is exceptional: nothing is set aside, and all runs are cut to the shortest. So new runs
     that are all short, because the code got slow, are never set aside. The choice depends on the
-    pooled numbers of samples alone, so relabelling what is left is exact.
+    pooled numbers of samples alone, so relabelling what is left is exact; but for a side's only
+    run, which stays, and with which nothing can be told from noise.
 
     Args:
         old: session and number of samples of each baseline run.
@@ -232,7 +233,8 @@ def set_aside_short(
         for number, (session, count) in enumerate(runs, start=1)
         if count < limit
     )
-    return short if len(short) <= most_set_aside(len(old), len(new)) else ()
+    whole_side = any(sum(each.side == side for each in short) == len(runs) for side, runs in sides)
+    return () if whole_side or len(short) > most_set_aside(len(old), len(new)) else short
 
 
 MOST_N_RATIO = 1.1

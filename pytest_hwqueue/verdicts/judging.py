@@ -240,8 +240,7 @@ class Judging:
         sentinel = None
         if self._sentinel is not None:
             key = _key(self._sentinel, self._figures[0])
-            # All its runs may have been set aside, as its own verdict says.
-            sentinel = key if key in self._prepared and self._prepared[key].baseline else None
+            sentinel = key if key in self._prepared else None
         settings = self._settings
         if self._once:
             # Runs that were set aside are missing from every cell, so that all share one look.
