@@ -1,10 +1,9 @@
-"""The measured pass of a cell, its references before and after it, and their figures.
+"""The measured pass of a cell, its references before and after it, and the pass with full queues.
 
-And the pass that keeps the queues full: what a device carries, and not what a host gets that waits.
-A measured iteration is waited for, as its latency asks, and meanwhile the device is idle: on an
-H200, 8 streams of tiny kernels carry 5.2 million a second if iterations follow each other at once,
-and 3.4 million if each is waited for. Eager launches are bounded by Python either way, so that pass
-is for graphs.
+That last one tells what a device carries, and not what a host gets that waits. A measured iteration
+is waited for, as its latency asks, and meanwhile the device is idle: on an H200, 8 streams of tiny
+kernels carry 5.2 million a second if iterations follow each other at once, and 3.4 million if each
+is waited for. Eager launches are bounded by Python either way, so that pass is for graphs.
 """
 
 from __future__ import annotations

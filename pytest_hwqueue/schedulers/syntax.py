@@ -10,7 +10,6 @@ import importlib
 import itertools
 import math
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -292,15 +291,17 @@ def parse_entry(text: str) -> tuple[SchedulerSpec, ...]:
     if "|" not in text or declaration(name).argument is not None:
         return (parse_scheduler(text),)
     pairs = [part.partition("=") for part in rest.split(",")]
-    values = [[key + equals + each for each in value.split("|")] for key, equals, value in pairs]
-    if re.search(r"\|\s*(\||,|$)|=\s*\|", text):
+    values = [[each.strip() for each in value.split("|")] for *_, value in pairs]
+    if any("" in alternatives for alternatives in values if len(alternatives) > 1):
         raise BadInput(f"{text!r} has an empty alternative")
     if math.prod(map(len, values)) > _MOST_ALTERNATIVES:
         raise BadInput(f"{text!r} stands for more than {_MOST_ALTERNATIVES} modes; split it")
     read: dict[str, SchedulerSpec] = {}
     for chosen in itertools.product(*values):
+        parts = zip(pairs, chosen, strict=True)
+        written = ",".join(f"{key}{equals}{value}" for (key, equals, _), value in parts)
         with within(repr(text)):
-            mode = parse_scheduler(f"{name}:{','.join(chosen)}")
+            mode = parse_scheduler(f"{name}:{written}")
         if str(mode) in read:
             raise BadInput(f"{text!r} stands for {mode} twice")
         read[str(mode)] = mode
