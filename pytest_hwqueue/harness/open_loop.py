@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
+from threading import Event
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import HwqError
@@ -33,33 +34,14 @@ _SPIN_NS = 200_000
 MOST_FAILURES_IN_A_ROW = 10_000
 
 
-class Ending:
-    """Ends a window early, from any thread: then no further request is taken.
-
-    Attributes:
-        over: whether it has ended.
-        window_ns: the shorter window's length, whose requests count; None if it is as planned.
-
-    """
-
-    def __init__(self) -> None:
-        self.over = False
-        self.window_ns: int | None = None
-
-    def end(self, window_ns: int) -> None:
-        """End it: what was due in a window of this length is what counts."""
-        self.window_ns = window_ns
-        self.over = True
-
-
 class Arrivals:
     """Hands out requests in order of arrival to whoever is free."""
 
     def __init__(
-        self, device: Device, schedule: list[int] | None, window: Window, ending: Ending
+        self, device: Device, schedule: list[int] | None, window: Window, ended: Event
     ) -> None:
         self.schedule = schedule
-        self.ending = ending
+        self.ended = ended
         self._device = device
         self._clock_ns = device.clock_ns
         self._window = window
@@ -72,7 +54,7 @@ class Arrivals:
     def take(self) -> int | None:
         """Wait until the next request is due; return its number, or None if there is no more."""
         with self._turn:
-            if self.ending.over or not self._is_due():
+            if self.ended.is_set() or not self._is_due():
                 return None
             self._next += 1
             return self._next - 1
@@ -85,7 +67,7 @@ class Arrivals:
         if self._next == len(schedule):
             return False
         self._wait_until(window.begin_ns + schedule[self._next])
-        return self._clock_ns() < window.over_ns and not self.ending.over
+        return self._clock_ns() < window.over_ns and not self.ended.is_set()
 
     def _wait_until(self, when_ns: int) -> None:
         clock_ns, sleep_until_ns = self._clock_ns, when_ns - self._spin_ns
@@ -172,7 +154,7 @@ class Slot:
                 return
             reason = f"{self._failures_in_a_row:,} requests failed in a row; the last: {reason}"
         self.stopped = reason, error
-        self._arrivals.ending.over = True
+        self._arrivals.ended.set()
 
 
 LATENESS_LIMIT_MS = 1.0
@@ -278,7 +260,7 @@ def serve(
     window: Window,
     *,
     begin_thread: Callable[[], object] = lambda: None,
-    ending: Ending | None = None,
+    ended: Event | None = None,
     shown: Sequence[Show] = (),
 ) -> RequestLog:
     """Serve the requests of a window in order, as many at once as there are ``requests``.
@@ -296,7 +278,7 @@ def serve(
             window ends.
         window: when to measure.
         begin_thread: called first in each thread that is started.
-        ending: can end the window early.
+        ended: set to end the window early, from any thread: then no further request is taken.
         shown: one for each of ``requests``, if somebody looks on.
 
     Raises:
@@ -311,7 +293,7 @@ def serve(
             raise ValueError("a schedule must ascend")
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
-    arrivals = Arrivals(device, schedule, window, ending or Ending())
+    arrivals = Arrivals(device, schedule, window, ended or Event())
     slots = [
         Slot(device, request, arrivals, window, show)
         for request, show in zip_longest(requests, shown)
@@ -322,8 +304,8 @@ def serve(
             slots[0].serve()
         else:
             with ThreadPoolExecutor(len(slots), "hwq-slot", begin_thread) as threads:
-                for ended in [threads.submit(slot.serve) for slot in slots]:
-                    ended.result()
+                for served in [threads.submit(slot.serve) for slot in slots]:
+                    served.result()
     log = _log(slots, schedule)
     for slot in slots:
         if slot.stopped is not None:

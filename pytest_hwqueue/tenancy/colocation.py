@@ -376,6 +376,7 @@ class _Run:
         looking = Watch(self.plan, self.looks, shown)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
+        ended_ns: list[int] = []
         self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
 
         def watch() -> None:
@@ -386,11 +387,16 @@ class _Run:
             self._show("measure", gone_s, -(-duration_ns // 10**9))
             seen = looking.look(gone_ns)
             if seen is not None and self.decided(*seen):
-                self.tenants.send("end", window_ns=seen[0].window_ns)
+                self.tenants.send("end")
                 looking.end()
+                ended_ns.append(seen[0].window_ns)
 
         over_s = window.over_ns / 1e9
         self.tenants.wait_for(self.tenants.results, over_s + self.limits.finish_s, watch)
+        results = self.tenants.results
+        for window_ns in ended_ns:
+            # Whether a tenant heard of it while it served, or had already finished.
+            results.update({name: looking.until(window_ns, results[name]) for name in results})
         return window
 
     def _check(self) -> None:

@@ -23,14 +23,15 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import NamedTuple
 
-from pytest_hwqueue.harness.open_loop import RequestLog, Window
+from pytest_hwqueue.harness.open_loop import RequestLog, Window, lateness
 from pytest_hwqueue.records.tenants import (
     LOOK_ERROR,
     ColocationRecord,
     RequestFailure,
+    RequestTimes,
     TenantResult,
 )
-from pytest_hwqueue.tenancy.cells import delivered
+from pytest_hwqueue.tenancy.cells import WorkDone, delivered
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.window import WindowPlan
 
@@ -195,16 +196,38 @@ class Watch:
         self._left.clear()
 
     def _result(self, name: str, window_ns: int) -> TenantResult:
-        rows, plan = seen_times(*self._shown[name]), self._plans[name]
-        log = RequestLog(
-            closed=plan.schedule is None,
-            scheduled_ns=array("q", [row.scheduled_ns for row in rows]),
-            started_ns=array("q", [row.started_ns for row in rows]),
-            finished_ns=array("q", [abs(row.finished_ns) for row in rows]),
-            failed=[
-                RequestFailure(index=n, reason="")
-                for n, row in enumerate(rows)
-                if row.finished_ns < 0
-            ],
+        rows = seen_times(*self._shown[name])
+        times = RequestTimes(
+            scheduled_ns=[row.scheduled_ns for row in rows],
+            started_ns=[row.started_ns for row in rows],
+            finished_ns=[abs(row.finished_ns) for row in rows],
         )
-        return delivered(name, log.until(window_ns, plan.due(window_ns)), window_ns)
+        failed = [
+            RequestFailure(index=n, reason="") for n, row in enumerate(rows) if row.finished_ns < 0
+        ]
+        return delivered(name, self._log(name, times, failed, window_ns), window_ns)
+
+    def until(self, window_ns: int, result: TenantResult) -> TenantResult:
+        """Return what a tenant got in a shorter window, having served for that time or longer."""
+        assert result.requests is not None
+        assert result.throughput is not None
+        items, unit = result.throughput.items_per_request, result.throughput.unit
+        assert items is not None
+        log = self._log(result.name, result.requests, result.failures, window_ns)
+        return delivered(
+            result.name, log, window_ns, WorkDone(result.work, items, unit),
+            lateness=lateness(log), memory_bytes=result.memory_bytes, counters=result.counters,
+        )  # fmt: skip
+
+    def _log(
+        self, name: str, times: RequestTimes, failed: list[RequestFailure], window_ns: int
+    ) -> RequestLog:
+        plan = self._plans[name]
+        return RequestLog(
+            closed=plan.schedule is None,
+            scheduled_ns=array("q", times.scheduled_ns),
+            started_ns=array("q", times.started_ns),
+            finished_ns=array("q", times.finished_ns),
+            failed=failed,
+            concurrency=plan.concurrency,
+        ).until(window_ns, plan.due(window_ns))

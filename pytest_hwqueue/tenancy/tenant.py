@@ -42,7 +42,6 @@ class Link:
     """One tenant's line to the parent."""
 
     def __init__(self, name: str, channel: Channel) -> None:
-        from pytest_hwqueue.harness.open_loop import Ending
         from pytest_hwqueue.processes.remote import remote
         from pytest_hwqueue.tenancy.calls import TenantCalls
 
@@ -51,7 +50,8 @@ class Link:
         self.stage = "start"
         # What was served before a failure, which the record of the failure keeps.
         self.served: TenantResult | None = None
-        self.ending = Ending()
+        # Set once a look has decided.
+        self.ended = threading.Event()
         self._name = name
         self._channel = channel
 
@@ -157,7 +157,7 @@ def _listen(channel: Channel, links: dict[str, Link]) -> None:
             assert message is not None
             for name, link in links.items():
                 if message["kind"] == "end":
-                    link.ending.end(message["window_ns"])
+                    link.ended.set()
                 elif message.get("to", name) == name:
                     link.commands.put(message)
             if message["kind"] == "exit":
@@ -277,7 +277,7 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()
             log = window.serve(
-                device, requests, common, begin_thread, link.ending, [each.show for each in shown]
+                device, requests, common, begin_thread, link.ended, [each.show for each in shown]
             )
             counting.closed()
             counters = counting.counters(len(log.started_ns))
@@ -285,7 +285,7 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
         def served(log: RequestLog) -> TenantResult:
             assert common is not None
             return delivered(
-                spec.name, log, link.ending.window_ns or common.duration_ns, works[0].what,
+                spec.name, log, common.duration_ns, works[0].what,
                 lateness=lateness(log), memory_bytes=device.memory_bytes(), counters=counters,
             )  # fmt: skip
 

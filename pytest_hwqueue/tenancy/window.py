@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import BadInput, InvalidMeasurement, NotApplicable
-from pytest_hwqueue.harness.open_loop import Ending, RequestLog, Show, Window, serve
+from pytest_hwqueue.harness.open_loop import RequestLog, Show, Window, serve
 from pytest_hwqueue.harness.program import slowed_request
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.cells import WorkDone
@@ -81,6 +82,7 @@ class WindowPlan:
     def __init__(self, plan: Colocation, spec: TenantSpec) -> None:
         arrival = parse_arrival(spec.arrival, Path(plan.folder))
         self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
+        self.concurrency = spec.concurrency
         self._duration_ns = plan.duration_ns
 
     def due(self, duration_ns: int) -> list[int] | None:
@@ -95,17 +97,14 @@ class WindowPlan:
         requests: Sequence[Callable[[], None]],
         window: Window,
         begin_thread: Callable[[], object],
-        ending: Ending,
+        ended: Event,
         shown: Sequence[Show] = (),
     ) -> RequestLog:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
         due = self.due(window.duration_ns)
-        log = serve(
-            device, requests, due, window, begin_thread=begin_thread, ending=ending, shown=shown
+        return serve(
+            device, requests, due, window, begin_thread=begin_thread, ended=ended, shown=shown
         )
-        if ending.window_ns is None:
-            return log
-        return log.until(ending.window_ns, self.due(ending.window_ns))
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
         """Return the longest time to serve without exceeding a number of requests.

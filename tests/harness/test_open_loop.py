@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, cycle, repeat
+from threading import Event
 from typing import cast
 
 import pytest
@@ -24,7 +25,6 @@ from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness import open_loop
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import (
-    Ending,
     RequestLog,
     StoppedServing,
     Window,
@@ -405,15 +405,15 @@ def test_what_a_log_says_until_then_is_what_a_shorter_window_would_have_logged(
 
 
 def test_a_window_that_is_ended_takes_no_further_request() -> None:
-    ending, device = Ending(), FakeDevice()
+    ended, device = Event(), FakeDevice()
 
     def request() -> None:
         device.now_ns += MS
         if device.now_ns >= BEGIN + 3 * SECOND:
-            ending.end(SECOND)
+            ended.set()
 
     schedule = [index * 10 * MS for index in range(1000)]
     window = Window(BEGIN, BEGIN + 10 * SECOND)
-    log = serve(cast(Device, device), [request], schedule, window, ending=ending)
+    log = serve(cast(Device, device), [request], schedule, window, ended=ended)
     assert log.completed == 301
     assert log.until(SECOND, schedule[:100]) == serve_fake(schedule[:100], repeat(MS), SECOND)

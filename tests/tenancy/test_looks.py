@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,16 +103,23 @@ def test_another_process_sees_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("own_leases", "no_process_is_left")
 @pytest.mark.parametrize(
-    ("placement", "ends"),
-    # In each, the first look decides nothing, and the window goes on.
-    [("processes", True), slow("processes", False), slow("threads", True)],
-)
-def test_a_window_ends_once_a_look_decides(tmp_path: Path, placement: str, ends: bool) -> None:
+    ("placement", "ends", "takes_s"),
+    # In each, the first look decides nothing, and the window goes on; or it has ended by itself
+    # before all that a look sees is evaluated.
+    [("processes", True, 0), slow("processes", False, 0), slow("threads", True, 0),
+     ("processes", True, 1)],
+)  # fmt: skip
+def test_a_window_ends_once_a_look_decides(
+    tmp_path: Path, placement: str, ends: bool, takes_s: float
+) -> None:
     seen: list[ColocationRecord] = []
 
     def decided(record: ColocationRecord) -> bool:
         seen.append(record)
-        return ends and len(seen) == 2
+        if len(seen) < 2:
+            return False
+        time.sleep(takes_s)
+        return ends
 
     record = _run(
         tmp_path,
@@ -129,6 +137,9 @@ def test_a_window_ends_once_a_look_decides(tmp_path: Path, placement: str, ends:
         assert (high.issued, low.unserved) == (50 * each.duration_s, 0)
         for tenant in (high, low):
             assert tenant.requests is not None
+            assert tenant.throughput is not None
+            within = sum(at <= each.duration_s * S for at in tenant.requests.finished_ns)
+            assert tenant.throughput.requests_per_s == pytest.approx(within / each.duration_s)
             assert max(tenant.requests.scheduled_ns) < each.duration_s * S
             # What was seen is what is kept.
             n = len(seen[0].tenant(tenant.name).latency_ns)
