@@ -149,11 +149,18 @@ def calibrate(sources: tuple[str, ...], **given: Any) -> None:
     from pytest_hwqueue.reports.baselines import calibration_document
     from pytest_hwqueue.verdicts.stored import calibrate_sources
 
-    store = options.open_store(options.Asked(given).baselines, packaged=True)
     settings = options.gate_settings(given)
-    loaded = [load_source(text, store) for text in sources]
+    loaded = [load_source(text, _store_of(text, given)) for text in sources]
     found, left_out = calibrate_sources(loaded, options.Asked(given).fail_on, settings)
     options.output(calibration_document(found, settings, left_out))
+
+
+def _store_of(text: str, given: Mapping[str, Any], *, packaged: bool = True) -> Store:
+    """Return the folder's baselines; if none has the name, with those that come with the plugin."""
+    store = options.open_store(options.Asked(given).baselines)
+    if not packaged or store.devices_with(text):
+        return store
+    return options.open_store(store.root, packaged=True)
 
 
 def _opened(
@@ -163,7 +170,7 @@ def _opened(
 
     Without one of its name in the folder, it is one that comes with the plugin, if ``packaged``.
     """
-    store = options.open_store(options.Asked(given).baselines, packaged=packaged)
+    store = _store_of(text, given, packaged=packaged)
     device, _, name = text.rpartition("/")
     if not device:
         devices = store.devices_with(name)

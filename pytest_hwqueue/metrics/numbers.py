@@ -112,8 +112,9 @@ def figure(
 
     """
     ends = interval or ()
-    # Zero has no first digit of its own; its interval's greater end lends its decimals.
-    places = decimals(value or max((abs(end) for end in ends if math.isfinite(end)), default=0.0))
+    # Zero and infinity have no first digit; the interval's greater finite end lends its decimals.
+    first = value if math.isfinite(value) else 0.0
+    places = decimals(first or max((abs(end) for end in ends if math.isfinite(end)), default=0.0))
     if finest is not None:
         places = min(places, finest)
     return with_places(value, interval, unit, places)

@@ -362,7 +362,6 @@ class Regression:
 
     def _judge_against(self, source: Source) -> Judging:
         settings = self._settings
-        self.baseline |= source.cells
         with wrong_usage("--hwq-compare"):
             return Judging(
                 source,
@@ -381,6 +380,7 @@ class Regression:
             if source is None:
                 source = Source(f"{device}/{self._settings.compare}", "baseline", {})
             self._judgings[device] = self._judge_against(source)
+            self.baseline |= source.cells
         return self._judgings[device]
 
     def _save(self, nodeid: str, record: RunRecord) -> None:

@@ -109,7 +109,10 @@ def test_what_comes_with_the_plugin_can_be_read_and_not_pruned() -> None:
     assert baseline("prune", "sim-h200/reference", "--keep=1", "--yes").exit_code == 2
     # A baseline of that name in the folder comes first.
     put("reference", "a", [1.0, 1.1])
-    assert len(rows(baseline("show", f"{DEVICE}/reference"))) == 1
+    for name in ("reference", f"{DEVICE}/reference"):
+        assert len(rows(baseline("show", name))) == 1
+        assert "several devices" not in baseline("calibrate", name).output
+    assert "was never moved" in baseline("history", "reference").output
 
 
 @pytest.mark.parametrize(("more", "answer", "status", "left"), [

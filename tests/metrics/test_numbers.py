@@ -79,7 +79,7 @@ def test_the_unit_of_a_row_suits_its_median_unless_another_figure_grows_long() -
 
 
 def test_what_is_infinite_is_said_and_what_is_no_number_refused() -> None:
-    assert str(numbers.figure(math.inf, (1.5, math.inf), "ms")) == "∞ ms [2, ∞]"
+    assert str(numbers.figure(math.inf, (1.5, math.inf), "ms")) == "∞ ms [1.50, ∞]"
     assert str(numbers.figure(0.0, (-math.inf, 1.5))) == "0.00 [-∞, 1.50]"
     for value, interval in ((math.nan, None), (1.0, (0.0, math.nan))):
         with pytest.raises(ValueError, match="not a number"):
