@@ -1,43 +1,27 @@
-"""Runs tenants together once, from start to record; every outcome becomes a record.
-
-On a real device the parent takes its lease, starts the scheduler's services and the tenants, waits
-until all are warm, announces a common window on the clock that all processes share
-(CLOCK_MONOTONIC), watches while they serve, collects proof while they are still alive, and ends
-them in every case.
-"""
+"""Runs tenants together once, from start to record; every outcome becomes a record."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import BadInput, DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
-from pytest_hwqueue.harness.open_loop import Window, invalid_reason
-from pytest_hwqueue.metrics.interference import PriorityEffect
-from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
+from pytest_hwqueue.harness.open_loop import invalid_reason
+from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.neighbours import Noise
-from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.cell import SchedulerProof, now
+from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, write_colocation
-from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler, parse_scheduler
-from pytest_hwqueue.tenancy.looks import CAN_SHOW, Decided, Look, Looks, Watch
-from pytest_hwqueue.tenancy.server_processes import ServerProcesses
+from pytest_hwqueue.tenancy.looks import Look, Looks
+from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
-from pytest_hwqueue.tenancy.spec import Colocation, identify
-from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
-
-# Stage, how much of it is done, how much there is to do.
-Progress = Callable[[str, int, int], None]
+from pytest_hwqueue.tenancy.spec import Colocation
+from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits
 
 _LIMITS = Limits()
 _NOT_ASKED = Provenance()
@@ -110,7 +94,7 @@ def colocate(
             simulate(plan, found, traced=traced, looks=early, decided=decided)
             return
         own = path.with_suffix("")
-        window = _Run(
+        window = ColocationRun(
             plan, scheduler, progress, own, limits, found,
             traced, noise, server, early, decided,
         ).run()  # fmt: skip
@@ -216,206 +200,3 @@ def _refuse_unanswered(found: FoundOfTenants) -> None:
                 f"tenant {tenant.name}: none of {tenant.issued} requests to {tenant.server.url} "
                 f"was answered as expected; the last: {tenant.failures[-1].reason}",
             )
-
-
-# From the word to all tenants until the window begins.
-_LEAD_NS = 500_000_000
-_SHOW_S = 0.2
-
-
-@dataclass
-class _Run:
-    """One run on a real device.
-
-    Attributes:
-        plan: who runs, and how.
-        scheduler: the opened mode.
-        progress: receives the progress.
-        folder: for the output of tenants and services.
-        limits: time limits.
-        found: receives what becomes known.
-        traced: whether each tenant also writes its trace into the folder.
-        noise: the plan's, opened; None if there is none.
-        server: forks the tenants that need no special environment.
-        looks: at the window before its end.
-        decided: takes over what a look sees, if that decides all that is asked; then the window
-            ends.
-
-    """
-
-    plan: Colocation
-    scheduler: Scheduler
-    progress: Progress
-    folder: Path
-    limits: Limits
-    found: FoundOfTenants
-    traced: bool
-    noise: Noise | None
-    server: ForkServer | None
-    looks: Sequence[Look]
-    decided: Decided
-
-    def __post_init__(self) -> None:
-        if not CAN_SHOW:
-            self.looks = ()
-        self.servers = ServerProcesses(self.plan, self.scheduler, self.found)
-        self.tenants = TenantProcesses(
-            self.plan, self.scheduler, self.limits, self.found, self.servers
-        )
-        self._shown = 0.0
-
-    def run(self) -> Window:
-        """Measure; return the window, or raise whatever went wrong."""
-        found = self.found
-        found.stage = "open device"
-        identity = identify(self.plan.device)
-        found.fingerprint = identity.fingerprint
-        assert identity.lease_key is not None, "simulated tenants are no processes"
-        with lease(identity.lease_key, on_wait=lambda text: self.progress(text, 0, 0)):
-            found.stage = "start services"
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with self.scheduler.services(self.folder):
-                found.stage = "start servers"
-                with self.servers.running(self.folder):
-                    found.stage = "start tenants"
-                    trace = self.folder.absolute() if self.traced else None
-                    with self.tenants.running(
-                        self.folder, trace, self.server, looked_at=bool(self.looks)
-                    ):
-                        return self._measure()
-
-    def _measure(self) -> Window:
-        found = self.found
-        # Who works on the device; with a server, its tenant's process generates load.
-        pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.urls}
-        try:
-            deadline = time.monotonic() + self.limits.ready_s
-            self.found.stage = "warm-up"
-            self.tenants.wait_for(self.tenants.are_set_up, deadline, self._watch_warm_up)
-            # What it leaves on the device and in the processes, the warm-up sees to.
-            began = time.monotonic()
-            effect = self._probe_priority()
-            self.found.stage = "warm-up"
-            self.tenants.send("warm up")
-            deadline += time.monotonic() - began
-            self.tenants.wait_for(self.tenants.are_ready, deadline, self._watch_warm_up)
-            longest_ns = self._longest_ns()
-            at_work = pids | {name: next(iter(w)) for name, w in self.servers.workers().items()}
-            with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
-                window = self._serve(at_work, longest_ns)
-                if noise is not None:
-                    found.noise = noise.end_round()
-        except RunEnded as ended:
-            # A tenant may have died of what happened to a service: that is then the cause.
-            self._add_cause(ended, self.tenants.pids)
-            raise
-        found.stage = "proof"
-        told = self.tenants.are_ready
-        inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
-        proof = self.servers.proof(pids, inside)
-        found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
-        if effect is not None:
-            seen = {"priority": effect, "effective": effect.effective}
-            found.proof = found.proof.model_copy(update=seen)
-        found.stage = "stop"
-        self.tenants.stop()
-        return window
-
-    def _probe_priority(self) -> PriorityEffect | None:
-        """Probe whether the mode orders by priority; None where it need not, or cannot."""
-        if self.traced or not self.scheduler.spec.declaration.by_priority:
-            return None
-        requests = sorted(self.plan.requests(), key=lambda request: request.priority)
-        least, most = requests[0], requests[-1]
-        if least.priority == most.priority:
-            return None
-        if not self.servers.urls.keys().isdisjoint((least.name, most.name)):
-            self.found.notes.append("priority not proven: a server takes no part in the probe")
-            return None
-        self.found.stage = "priority probe"
-        self.progress("priority probe", 0, 0)
-        clients = [
-            self.tenants.client(each.name, self.limits.finish_s, self._check)
-            for each in (most, least)
-        ]
-        effect = probe_priority((most.name, clients[0]), (least.name, clients[1]))
-        if effect.verdict != "proven":
-            self.found.notes.append(f"priority not proven: {effect.reason}")
-        return effect
-
-    def _longest_ns(self) -> int:
-        """Return the window's length: as planned, or less if a tenant's trace would not hold it."""
-        planned_ns = self.plan.duration_ns
-        longest_ns, name = min((told.longest_ns, n) for n, told in self.tenants.are_ready.items())
-        if longest_ns >= planned_ns:
-            return planned_ns
-        self.found.notes.append(
-            f"traced for {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant {name} "
-            "runs too many kernels for its trace"
-        )
-        self.found.duration_s = longest_ns / 1e9
-        return longest_ns
-
-    def _background_noise(
-        self, pids: Mapping[str, int], window_ns: int
-    ) -> AbstractContextManager[RunningNoise | None]:
-        """Run the noise from when all tenants are warm until all have finished serving."""
-        if self.noise is None:
-            return nullcontext()
-        self.found.stage = f"start noise {self.noise.name}"
-        logs = self.folder / "noise"
-        logs.mkdir()
-        # Tenants of one process share its id; the window has its lead, and a grace at its end.
-        processes = list(dict.fromkeys(pids.values()))
-        return running(self.noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
-
-    def _serve(self, pids: Mapping[str, int], duration_ns: int) -> Window:
-        self.found.stage = "measure"
-        told = self.tenants.are_ready
-        shown = {name: (pid, told[name].shown) for name, pid in self.tenants.pids.items()}
-        looking = Watch(self.plan, self.looks, shown)
-        begin_ns = time.monotonic_ns() + _LEAD_NS
-        window = Window(begin_ns, begin_ns + duration_ns)
-        ended_ns: list[int] = []
-        self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
-
-        def watch() -> None:
-            self._check()
-            self.scheduler.observe(pids)
-            gone_ns = time.monotonic_ns() - begin_ns
-            gone_s = min(max(0, gone_ns), duration_ns) // 10**9
-            self._show("measure", gone_s, -(-duration_ns // 10**9))
-            seen = looking.look(gone_ns)
-            if seen is not None and self.decided(*seen):
-                self.tenants.send("end")
-                looking.end()
-                ended_ns.append(seen[0].window_ns)
-
-        over_s = window.over_ns / 1e9
-        self.tenants.wait_for(self.tenants.results, over_s + self.limits.finish_s, watch)
-        results = self.tenants.results
-        for window_ns in ended_ns:
-            # Whether a tenant heard of it while it served, or had already finished.
-            results.update({name: looking.until(window_ns, results[name]) for name in results})
-        return window
-
-    def _check(self) -> None:
-        self.scheduler.check()
-        self.servers.check()
-
-    def _add_cause(self, ended: RunEnded, pids: Mapping[str, int]) -> None:
-        try:
-            self.servers.check()
-            self.scheduler.observe(pids)
-        except (NotProven, RunEnded) as cause:
-            raise RunEnded("failed", f"{cause} ({ended})") from ended
-
-    def _watch_warm_up(self) -> None:
-        # Tenants whose server has died may wait for it for as long as they are let.
-        self._check()
-        self._show("warm-up", len(self.tenants.are_ready), len(self.plan.tenants))
-
-    def _show(self, stage: str, done: int, planned: int) -> None:
-        if time.monotonic() - self._shown >= _SHOW_S:
-            self._shown = time.monotonic()
-            self.progress(stage, done, planned)

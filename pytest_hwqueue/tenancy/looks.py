@@ -174,6 +174,7 @@ class Watch:
 
         """
         self._left = list(early)
+        self._ended_ns: int | None = None
         self._shown = shown
         self._plans = {spec.name: WindowPlan(plan, spec) for spec in plan.tenants if early}
 
@@ -188,12 +189,13 @@ class Watch:
         try:
             return look, [self._result(name, look.window_ns) for name in self._plans]
         except OSError:
-            self.end()
+            self._left.clear()
             return None
 
-    def end(self) -> None:
-        """Take no further look."""
+    def end(self, window_ns: int) -> None:
+        """End the window, so long after its beginning; there is no further look."""
         self._left.clear()
+        self._ended_ns = window_ns
 
     def _result(self, name: str, window_ns: int) -> TenantResult:
         rows = seen_times(*self._shown[name])
@@ -207,8 +209,14 @@ class Watch:
         ]
         return delivered(name, self._log(name, times, failed, window_ns), window_ns)
 
-    def until(self, window_ns: int, result: TenantResult) -> TenantResult:
-        """Return what a tenant got in a shorter window, having served for that time or longer."""
+    def counted(self, result: TenantResult) -> TenantResult:
+        """Return what counts of a tenant's result: all, or what belongs to the ended window.
+
+        A tenant may have heard of the end while it served, or had already finished.
+        """
+        window_ns = self._ended_ns
+        if window_ns is None:
+            return result
         assert result.requests is not None
         assert result.throughput is not None
         items, unit = result.throughput.items_per_request, result.throughput.unit

@@ -16,9 +16,9 @@ from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.scenarios.runs import Decided, Stored
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
-from pytest_hwqueue.tenancy.colocation import Progress as RunProgress
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
+from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
 

@@ -30,6 +30,7 @@ from pytest_hwqueue.scenarios.runs import ATTEMPTS
 from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.tenancy import colocation, simulated, tenant_processes
+from pytest_hwqueue.tenancy import run as tenancy_run
 from pytest_hwqueue.tenancy import tenant as tenant_module
 from pytest_hwqueue.tenancy.spec import tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
@@ -504,7 +505,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
         "urgent", "greedy", [399_000] * 6, [400_000] * 6,
         alone_ns=20_000, load_ns=400_000, requests=10,
     )  # fmt: skip
-    monkeypatch.setattr(colocation, "probe_priority", lambda *_: effect)
+    monkeypatch.setattr(tenancy_run, "probe_priority", lambda *_: effect)
     files = [
         write_own(
             tmp_path, "sleeps", SLEEPS, "greedy.throughput >= 0.001% of native",
