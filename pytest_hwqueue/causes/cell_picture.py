@@ -14,6 +14,7 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline, union, within
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.tracing.pictures import Picture, write_csv
@@ -137,10 +138,7 @@ def _add_work(
     """
     timeline = chunk.timeline
     launches_before, calls_before = before
-    made_by: dict[int, list[Kernel]] = {}
-    for kernel in timeline.kernels:
-        if kernel.call is not None:
-            made_by.setdefault(kernel.call, []).append(kernel)
+    made_by = grouped((kernel.call, kernel) for kernel in timeline.kernels)
     calls = []
     for index, call in enumerate(timeline.calls):
         thread = passed.main if call.thread is None else call.thread

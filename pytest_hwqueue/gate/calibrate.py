@@ -15,7 +15,7 @@ from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import least_p
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.dependence import chi2_quantile, f_quantile, student_quantile
-from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted, grouped
 
 MOST_RUNS = 60
 """Beyond this many runs a side, more runs are no answer: the noise has to be reduced."""
@@ -292,9 +292,7 @@ def drift_alarm(runs: Sequence[ProcessRun]) -> str:
 
 def _estimate(key: str, runs: Sequence[ProcessRun]) -> tuple[float, float | None, CellCalibration]:
     """Return the variance between a cell's runs, that between sessions, and its noise so far."""
-    by_session: dict[str, list[float]] = {}
-    for run in runs:
-        by_session.setdefault(run.session, []).append(math.log(run.value))
+    by_session = grouped((run.session, math.log(run.value)) for run in runs)
     groups = [np.array(values) for values in by_session.values()]
     sizes = np.array([len(group) for group in groups])
     total, number = int(sizes.sum()), len(groups)

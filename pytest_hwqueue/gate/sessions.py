@@ -13,6 +13,7 @@ from pytest_hwqueue.gate.runs import SHARE, ProcessRun, isolated
 from pytest_hwqueue.gate.statistics import session_share
 from pytest_hwqueue.gate.verdict import ITERATION_TIME, GateSettings, Quantity, percent
 from pytest_hwqueue.metrics.dependence import chi2_quantile
+from pytest_hwqueue.metrics.numbers import grouped
 
 LEAST_SESSIONS = 4
 """With fewer sessions their spread is not estimated: the settings' ``session_effect`` applies."""
@@ -168,10 +169,7 @@ class _SessionEffect:
     def of(cls, cells: Sequence[_Sessions], stated: float) -> _SessionEffect:
         """Return what some cells show, ``stated`` being the settings' session effect."""
         number = len(cells)
-        by_session: dict[str, list[float]] = {}
-        for cell in cells:
-            for session, deviation in cell.deviations.items():
-                by_session.setdefault(session, []).append(deviation)
+        by_session = grouped(each for cell in cells for each in cell.deviations.items())
         common = {session: median(values) for session, values in by_session.items()}
         freedom = len(common) - 1
         noise = median(cell.noise or 0.0 for cell in cells)
@@ -239,9 +237,7 @@ def _sound(values: Sequence[tuple[float, str]]) -> tuple[list[float], list[str]]
 
 def _sessions(logs: Sequence[float], sessions: Sequence[str]) -> _Sessions:
     """Return a cell's sessions, at least two, of the runs' logarithms."""
-    by_session: dict[str, list[float]] = {}
-    for value, session in zip(logs, sessions, strict=True):
-        by_session.setdefault(session, []).append(value)
+    by_session = grouped(zip(sessions, logs, strict=True))
     means = {session: fmean(values) for session, values in by_session.items()}
     centre = fmean(means.values())
     within = len(logs) - len(means)

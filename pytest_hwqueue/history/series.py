@@ -22,6 +22,7 @@ from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.interleaved.bisection import CommitLine
 from pytest_hwqueue.metrics.estimate import PlainData
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.verdicts.figures import prepare
 
 # Soft fields that tell one machine from another. Host names do not: a container has a new one each
@@ -160,10 +161,7 @@ def arrange(
         by cell, then in the order of ``figures``, then by machine.
 
     """
-    by_cell: dict[str, list[CellBaseline]] = {}
-    for source in sources:
-        for cell_id, cell in source.cells.items():
-            by_cell.setdefault(cell_id, []).append(cell)
+    by_cell = grouped(each for source in sources for each in source.cells.items())
     found = []
     for _, cells in sorted(by_cell.items()):
         machines = _machines(cells, pool_machines)
@@ -248,9 +246,10 @@ def _series(
         return None
     short = {each.number for each in prepared.short}
     kept = [each for number, each in enumerate(runs, start=1) if number not in short]
-    by_session: dict[str, list[tuple[_Located, float]]] = {}
-    for each, figure in zip(kept, prepared.new, strict=True):
-        by_session.setdefault(each.run.session, []).append((each, figure.value))
+    by_session = grouped(
+        (each.run.session, (each, figure.value))
+        for each, figure in zip(kept, prepared.new, strict=True)
+    )
     sessions, refused = [], len({each.run.session for each in runs} - by_session.keys())
     for session, measured in by_session.items():
         values = [value for _, value in measured]

@@ -27,7 +27,7 @@ from pytest_hwqueue.plugin.session import (
 )
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.isolation import Isolation
-from pytest_hwqueue.plugin.worker.services import grouped
+from pytest_hwqueue.plugin.worker.services import by_worker
 from pytest_hwqueue.reports.mirror import mirror
 from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.settings.reading import is_distributed
@@ -77,7 +77,7 @@ class Replication:
             run += 1
             if not self._budget.round_fits(run, wanted):
                 return
-            self._round(run, grouped([self._items[nodeid] for nodeid in wanted]))
+            self._round(run, by_worker([self._items[nodeid] for nodeid in wanted]))
 
     def _round(self, run: int, items: Sequence[pytest.Item]) -> None:
         self._runner.begin_round(run, items)

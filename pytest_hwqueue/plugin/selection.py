@@ -22,7 +22,7 @@ from pytest_hwqueue.plugin.state import (
     parameters_of,
     wrong_usage,
 )
-from pytest_hwqueue.plugin.worker.services import grouped
+from pytest_hwqueue.plugin.worker.services import by_worker
 from pytest_hwqueue.reports.mirror import claims_benchmark
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.settings.reading import is_given
@@ -149,7 +149,7 @@ def select(config: pytest.Config, items: list[pytest.Item], measuring: list[pyte
     settings = config.stash[SETTINGS]
     if isolates(config):
         own = set(measuring)
-        measuring = grouped(measuring)
+        measuring = by_worker(measuring)
         following = iter(measuring)
         items[:] = [next(following) if item in own else item for item in items]
     for name in settings.workload:

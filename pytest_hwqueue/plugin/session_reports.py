@@ -12,7 +12,7 @@ from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.plugin.session import MeasuringSession, records_of
 from pytest_hwqueue.plugin.state import REGRESSION, SESSION, SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
-from pytest_hwqueue.plugin.worker.services import grouped
+from pytest_hwqueue.plugin.worker.services import by_worker
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.noise import causes_line
 
@@ -123,7 +123,7 @@ def causes_of(
         lines |= {cell: why for cell, of in cells.items() if of == nodeid}
     if not items:
         return lines, False
-    items = grouped(items)
+    items = by_worker(items)
     isolation = Isolation(config, session.apart(FOLDER), items, progress, only_traced=True)
     try:
         for item in items:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.errors import NotProven, on_one_line
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.state import parameters_of
 from pytest_hwqueue.processes.channel import standard_streams
@@ -180,9 +181,7 @@ def worker_of(item: pytest.Item) -> tuple[str | None, int]:
     return mode_of_worker(item), ranks_needed(item)
 
 
-def grouped(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+def by_worker(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return tests in order, except that those needing the same worker are adjacent."""
-    groups: dict[tuple[str | None, int], list[pytest.Item]] = {}
-    for item in items:
-        groups.setdefault(worker_of(item), []).append(item)
+    groups = grouped((worker_of(item), item) for item in items)
     return [item for group in groups.values() for item in group]
