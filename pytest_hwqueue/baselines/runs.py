@@ -42,6 +42,9 @@ Every other hard field is the identity of what was measured, as are the cell and
 are; every other soft field is only reported.
 """
 
+DEFINITION = "definition."
+"""Begins the name of a condition that is the version of what a figure means."""
+
 ITERATION = "iteration"
 """Name of the series of whole iterations."""
 
@@ -158,6 +161,9 @@ class CellHeader(PlainData):
     hard: dict[str, Value] = Field(description="the hard fingerprint")
     soft: dict[str, Value] = Field(description="the soft fingerprint of the first run")
     sample: SampleDefinition
+    definitions: dict[str, int] = Field(
+        default_factory=dict, description="version of what each figure means, as in the records"
+    )
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,7 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
         hard=record.fingerprint.hard,
         soft=record.fingerprint.soft,
         sample=definition,
+        definitions=record.definitions,
     )
     return CellBaseline(header, (run,), tuple(record.faults))
 
@@ -303,8 +310,9 @@ def _conditions(header: CellHeader, kind: Kind) -> dict[str, Any]:
     cell = {f"cell.{name}": value for name, value in header.cell if name != "parameters"}
     parameters = {f"parameter.{name}": value for name, value in header.cell.parameters.items()}
     sample = {f"sample.{name}": value for name, value in vars(header.sample).items()}
+    meant = {f"{DEFINITION}{name}": value for name, value in header.definitions.items()}
     hard = {name: value for name, value in header.hard.items() if name not in ENVIRONMENT_FIELDS}
-    return {**cell, **parameters, **sample, **hard}
+    return {**cell, **parameters, **sample, **meant, **hard}
 
 
 def _definition(record: RunRecord) -> SampleDefinition:

@@ -29,6 +29,7 @@ from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.noise.evidence import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
+from pytest_hwqueue.records.definitions import definitions
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.syntax import Scheduler, cell_partitions, prove_cell
@@ -95,6 +96,7 @@ class CellRunner:
             **{name: getattr(request, name) for name in _OF_REQUEST},
             cell_id=request.cell.id,
             duration_s=done.seconds,
+            definitions=definitions(primary.per, request.workload.version),
             faults=[*request.faults],
         )
         return record, done.failure

@@ -290,6 +290,10 @@ class RunRecord(LatencyBounds, PlainData):
     )
     stopped: str = Field("", description="the condition that ended the measuring")
     primary: Primary = Field(ITERATION, description="what one sample of the judged latency is")
+    definitions: dict[str, int] = Field(
+        default_factory=dict,
+        description="version of what each figure means; figures of two versions are not comparable",
+    )
     launch_bound: bool = Field(
         False,
         description="the host was enqueueing for more than half of the time: launching from "

@@ -13,6 +13,7 @@ from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
+from pytest_hwqueue.records.definitions import definitions
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestTimes,
@@ -86,6 +87,7 @@ def _tenant_record(
         iterations=tenant.completed or 0,
         failed_requests=None if tenant.failed is None else tenant.failed + (tenant.unserved or 0),
         failed_for=failed_for([tenant]),
+        definitions=definitions("request", 1),
         samples=samples if measured else None,
         metrics=_metrics(record, tenant, references) if measured else Metrics(),
         scheduler_proof=record.proof,

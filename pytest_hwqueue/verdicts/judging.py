@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pytest_hwqueue.baselines.runs import (
+    DEFINITION,
     CellBaseline,
     FieldDifference,
     condition_differences,
@@ -207,6 +208,11 @@ class Judging:
         text = f"the baseline's runs were made under other conditions: {listed}"
         if stored is None:
             text = f"{cell_id} is not in {self._baseline.label}: store it with --hwq-save"
+        elif any(each.field.startswith(DEFINITION) for each in blocking):
+            text = (
+                f"the baseline's figures are of another definition: {listed}; record it again: "
+                "measure it with --hwq-save in place of --hwq-compare"
+            )
         elif all(each.kind == "environment" for each in blocking):
             text += " (--hwq-allow-env compares all the same)"
         else:

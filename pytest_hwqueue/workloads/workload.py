@@ -147,6 +147,8 @@ class Workload(ABC):
     description: ClassVar[str]
     stream_range: ClassVar[StreamRange]
     units: ClassVar[tuple[str, ...]]
+    # Raised when the same parameters come to mean other work: its stored figures are then others.
+    version: ClassVar[int] = 1
     primary: ClassVar[PrimaryLatency] = ITERATION
     tags: ClassVar[tuple[str, ...]] = ()
     # Why an iteration cannot be captured as a graph; empty if it can. `auto` is then eager.

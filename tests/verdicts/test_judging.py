@@ -129,6 +129,21 @@ def test_other_conditions_are_not_compared(
     assert states(again) == {"a p99": "pass" if allowed else "incomparable"}
 
 
+@pytest.mark.parametrize("stored", [{}, {"launch": 1}])
+def test_figures_of_another_definition_are_incomparable_and_no_regression(
+    make_cell: MakeCell, stored: dict[str, int]
+) -> None:
+    """Twice as long by its new meaning, and allowed another environment: no false regression."""
+    baseline = source(make_cell("a", definitions=stored))
+    new = source(make_cell("a", (50, 51), scale=2.0, definitions={"launch": 2}))
+    judgement = compare_sources(baseline, new, ["p99"], SETTINGS, allow_environment=True)
+    (judged,) = judgement.verdicts
+    assert (judged.verdict.state, judged.verdict.reason) == ("incomparable", "other-conditions")
+    was = stored.get("launch", "not known")
+    assert f"another definition: definition.launch is {was} in one" in judged.verdict.sentence
+    assert "with --hwq-save in place of --hwq-compare" in judged.verdict.sentence
+
+
 def test_runs_are_cut_to_the_shortest_of_the_first_pass(make_cell: MakeCell) -> None:
     baseline = source(make_cell("a"))
     judgement = compare_sources(
