@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import RecordError, translated
+from pytest_hwqueue.metrics.contention import Instrument
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.records.files import device_folder
@@ -97,6 +98,7 @@ class Run:
         ratios: by name.
         soft: fields of the soft fingerprint that differ from the header's; null is absent.
         samples: the latency samples, encoded; see `samples_ns`.
+        in_flight: streams at work while launches were timed; None where the latency is no launch's.
         iteration_ns: mean time per iteration, of all the run's iterations; None in a file of
             earlier versions, whose samples are whole iterations.
 
@@ -119,6 +121,7 @@ class Run:
     soft: dict[str, Value]
     samples: str
     iteration_ns: Amount | None = None
+    in_flight: Amount | None = None
 
     __pydantic_config__ = _EXACT
 
@@ -141,6 +144,8 @@ class SampleDefinition:
     Attributes:
         latency: clock of an iteration's time.
         tags: what timed tagged launches.
+        contended: what timed the judged launches while all streams had work; None where no single
+            launch is judged, or its stream waits for others.
         primary: of what a sample is, such as ``token``; baselines before version 0.2 hold whole
             iterations.
 
@@ -149,6 +154,7 @@ class SampleDefinition:
     latency: Literal["host_ns", "device_ns"]
     tags: Literal["events", "activity"]
     primary: str = "iteration"
+    contended: Instrument | None = None
 
     __pydantic_config__ = _EXACT
 
@@ -320,7 +326,8 @@ def _definition(record: RunRecord) -> SampleDefinition:
     samples = record.samples
     assert samples is not None
     clock: Literal["host_ns", "device_ns"] = "host_ns" if samples.host_ns else "device_ns"
-    return SampleDefinition(clock, samples.tags_timed_by, record.primary.name)
+    contended = None if samples.contended is None else samples.contended.timed_by
+    return SampleDefinition(clock, samples.tags_timed_by, record.primary.name, contended)
 
 
 def _series(record: RunRecord) -> dict[str, list[int]]:
@@ -337,7 +344,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
     assert record.samples is not None
     # Another figure than that of iterations which are waited for, and never compared with it.
     back_to_back = ", back to back" if record.samples.back_to_back else ""
-    encoded = encode_samples(latency_ns)
+    encoded, contended = encode_samples(latency_ns), record.samples.contended
     figures = _quantiles(latency_ns, (0.5, 0.9, 0.95, 0.99, 0.999))
     tags = {
         tag: TagFigures(len(values), *_quantiles(values, (0.5, 0.9, 0.95, 0.99)))
@@ -365,6 +372,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         soft={},
         samples=encoded,
         iteration_ns=_iteration_ns(record.samples),
+        in_flight=None if contended is None else round(contended.in_flight, 3),
     )
 
 

@@ -21,11 +21,20 @@ from pytest_hwqueue.devices.compute_units import (
 )
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.green_contexts import GreenContexts
+from pytest_hwqueue.devices.held import (
+    HeldPass,
+    StampedReplay,
+    StampingCapture,
+    Stamps,
+    gate_of,
+    held_window,
+)
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind, Runtime
 from pytest_hwqueue.devices.launches import NAMED_RANGES, LaunchTrace, TagLog
-from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.devices.protocol import Event, Marks
 from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable, open_reader
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.metrics.contention import HeldWindow
 from pytest_hwqueue.metrics.timeline import Timeline
 
 # Priority, and where its kernels run; None for anywhere.
@@ -70,6 +79,8 @@ class AcceleratorStream:
             event_of(tagged.ready).record(self.stream)
             function(*arguments)
             event_of(tagged.done).record(self.stream)
+        elif pool.held is not None:
+            pool.held.launch(self, function, arguments, tag)
         else:
             function(*arguments)
 
@@ -120,6 +131,8 @@ class AcceleratorPool:
     ) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
+        self.held: HeldPass | StampingCapture | None = None
+        self._stamps: Stamps | None = None
         # Indices of the streams that got work since all were last idle.
         self.busy: set[int] = set()
         self.device = device
@@ -171,13 +184,19 @@ class AcceleratorPool:
         self.busy.clear()
         torch.cuda.synchronize(self.device.index)
 
-    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def capture(
+        self, index: int, enqueue: Callable[[], None], marks: Marks | None = None
+    ) -> Callable[[], None]:
         """Capture what ``enqueue`` launches, from stream ``index`` on; return the replay."""
         graph = torch.cuda.CUDAGraph()
         stream = self.streams[index].stream
+        stamping = None
+        if marks is not None and marks.each and marks.by == "stamps":
+            stamping = StampingCapture(self._own_stamps(), marks)
         torch.cuda.set_stream(stream)
         # Thread-local: other threads (a profiler's, a watchdog's) may call the runtime.
         graph.capture_begin(capture_error_mode="thread_local")
+        self.held = stamping
         try:
             enqueue()
         except BaseException:
@@ -186,9 +205,13 @@ class AcceleratorPool:
             with suppress(RuntimeError):
                 graph.capture_end()
             raise
+        finally:
+            self.held = None
         torch.cuda.set_stream(stream)
         graph.capture_end()
-        return graph.replay
+        if stamping is None:
+            return graph.replay
+        return StampedReplay(graph.replay, tuple(stamping.tags))
 
     def record_all(self, event: Event) -> None:
         """Record an event after all work enqueued so far on all streams.
@@ -221,6 +244,18 @@ class AcceleratorPool:
         hold_ns = 1_000_000 + 5 * (time.perf_counter_ns() - started)
         self.synchronize()
         return kernel_trace.collect(self, enqueue, min(hold_ns, 2_000_000_000))
+
+    def held_window(
+        self, enqueue: Callable[[], None], marks: Marks, *, hold: bool = True
+    ) -> HeldWindow:
+        """Release the work of all streams at once; return when each launch was done."""
+        return held_window(self, self._own_stamps(), enqueue, marks, hold=hold)
+
+    def _own_stamps(self) -> Stamps:
+        if self._stamps is None:
+            with torch.inference_mode(False):
+                self._stamps = Stamps(gate_of(self.device.index), len(self.streams))
+        return self._stamps
 
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as torch.profiler's Chrome trace."""

@@ -23,9 +23,10 @@ import torch
 from pytest_hwqueue.devices.fingerprint import Fingerprint, cpu_model, fingerprint
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog, write_trace
-from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.devices.protocol import Event, Marks
 from pytest_hwqueue.devices.telemetry import HostReader
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.metrics.contention import HeldWindow, window_of
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 _clock_ns = time.perf_counter_ns
@@ -423,7 +424,9 @@ class HostPool:
             stream.stamp(recordings[-1])
         host_event(event).recordings = recordings
 
-    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def capture(
+        self, index: int, enqueue: Callable[[], None], marks: Marks | None = None
+    ) -> Callable[[], None]:
         """Refuse: there are no graphs here."""
         raise DeviceError("graph dispatch needs an accelerator: the CPU has no graphs")
 
@@ -461,6 +464,15 @@ class HostPool:
         kernels = [kernel for stream in self.streams for kernel in stream.kernels]
         kernels.sort(key=lambda kernel: kernel.start_ns)
         return Timeline(tuple(kernels), len(self.streams), released_ns, calls=tuple(trace.calls))
+
+    def held_window(
+        self, enqueue: Callable[[], None], marks: Marks, *, hold: bool = True
+    ) -> HeldWindow:
+        """Release the work of all streams at once; every launch's own times are known."""
+        if hold:
+            return window_of(self.held_timeline(enqueue))
+        opened_ns = _clock_ns()
+        return window_of(self.timeline(enqueue), opened_ns)
 
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream."""

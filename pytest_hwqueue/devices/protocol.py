@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +15,25 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
     from pytest_hwqueue.devices.simulated.device import SimulatedDevice
     from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable
+    from pytest_hwqueue.metrics.contention import HeldWindow
     from pytest_hwqueue.metrics.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What marks the ends of launches in a held window, where the device cannot be watched.
+
+    Attributes:
+        streams: indices of those whose launches are marked.
+        by: a kernel that stores the device's time, or an event.
+        each: marks behind each launch: 1; 0 for one at the end of the stream alone; 2 to learn what
+            a mark takes.
+
+    """
+
+    streams: frozenset[int]
+    by: Literal["stamps", "events"]
+    each: int
 
 
 class Event(Protocol):
@@ -77,8 +96,15 @@ class StreamPool(Protocol):
     def synchronize(self) -> None:
         """Block the calling thread until all streams are idle; raise what their work raised."""
 
-    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def capture(
+        self, index: int, enqueue: Callable[[], None], marks: Marks | None = None
+    ) -> Callable[[], None]:
         """Capture what ``enqueue`` launches, from stream ``index`` on, into a graph.
+
+        Args:
+            index: of the stream.
+            enqueue: launches work.
+            marks: whose stamps are part of the graph, for `held_window` with the same marks.
 
         Returns:
             its replay, to be launched.
@@ -112,6 +138,23 @@ class StreamPool(Protocol):
 
         Raises:
             DeviceError: if this machine cannot see kernel times.
+
+        """
+
+    def held_window(
+        self, enqueue: Callable[[], None], marks: Marks, *, hold: bool = True
+    ) -> HeldWindow:
+        """Release the work of all streams at once, and return when each launch was done.
+
+        Args:
+            enqueue: enqueues work on the pool's streams, and must not wait on the host.
+            marks: which launches are marked, and by what, where kernels cannot be watched without
+                a cost.
+            hold: whether the gate is closed until ``enqueue`` has returned; if not, launching is
+                part of what is seen.
+
+        Raises:
+            DeviceError: if the work cannot be held, or the device's clock not be read.
 
         """
 

@@ -269,7 +269,8 @@ class Verdict:
     * ``inconclusive``: ``likely-worse``, ``likely-slower-iterations``, ``likely-more-failures``;
       ``blind`` (a worsening of ``detect`` is not excluded); ``unstable`` (set-aside runs leave too
       few); ``demoted`` (a lower quantile stands in for the requested one); ``too-few-samples``;
-      ``baseline-too-small``; ``runs-missing``.
+      ``baseline-too-small``; ``runs-missing``; ``not-contended`` (launches were timed with fewer
+      streams at work than the cell names).
     * ``no-baseline``: ``no-baseline``.
     * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``.
     """

@@ -9,7 +9,7 @@ is waited for. Eager launches are bounded by Python either way, so that pass is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -24,11 +24,17 @@ from pytest_hwqueue.harness.closed_loop import (
     garbage_collection_held,
     measure,
 )
+from pytest_hwqueue.harness.contended_pass import (
+    Contended,
+    ContendedPlan,
+    ContendedProgram,
+    contended_pass,
+)
 from pytest_hwqueue.harness.program import Enqueue, Program, graph
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
 from pytest_hwqueue.harness.timeline_pass import events_disturb, reference_pass, traced_latencies
 from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS
-from pytest_hwqueue.records.cell import BackToBack, Declared, Samples
+from pytest_hwqueue.records.cell import LAUNCH_BOUND, BackToBack, Declared, Samples
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
 _NOT_NEEDED = "a comparison, or --hwq-lean, measures only what verdicts need"
@@ -36,11 +42,41 @@ _NOT_NEEDED = "a comparison, or --hwq-lean, measures only what verdicts need"
 _Passes = dict[str, tuple[list[int], list[int]]]
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A reference of a workload.
+
+    Attributes:
+        program: one iteration of it.
+        contended: the same for the pass of the judged launches, if a ratio to these is formed.
+
+    """
+
+    program: Program
+    contended: ContendedProgram | None
+
+
+@dataclass(frozen=True)
+class CellPrograms:
+    """What a cell measures.
+
+    Attributes:
+        iteration: what ``program``, if it is a graph, was captured from.
+        program: one iteration.
+        contended: the same for the pass of the judged launches; None if none are.
+        references: the workload's, by name.
+
+    """
+
+    iteration: Enqueue
+    program: Program
+    contended: ContendedProgram | None
+    references: Mapping[str, Reference]
+
+
 def take_samples(
     cell: OpenCell,
-    program: Program,
-    iteration: Enqueue,
-    references: Mapping[str, Program],
+    programs: CellPrograms,
     log: TelemetryLog,
     confirm_scheduler: Callable[[], None],
 ) -> None:
@@ -48,46 +84,50 @@ def take_samples(
 
     Args:
         cell: receives the results.
-        program: its iteration.
-        iteration: what a program that is a graph was captured from.
-        references: the workload's, by name.
+        programs: what it measures.
         log: of telemetry.
         confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
 
     """
-    request, found = cell.request, cell.found
+    request, found, program = cell.request, cell.found, programs.program
     workload = request.workload
     # Half of the references before, half after: a drift falls on both sides of a ratio. What is
     # traced comes last: once a profiler has run, launching takes longer.
     traced = bool(program.no_events)
     passes: _Passes = {}
     if not traced:
-        _measure_references(cell, program, references, passes)
-    result, plan = _measure(cell, program, log, confirm_scheduler)
+        _measure_references(cell, programs, passes)
+    result, plan, contended = _measure(cell, programs, log, confirm_scheduler)
     memory_bytes = cell.device.memory_bytes()
     refused: dict[str, str] = {}
     blocks, planned = None, planned_of(cell)
     if planned and request.throughput_pass:
-        blocks = measure_blocks(cell, program, iteration, planned)
+        blocks = measure_blocks(cell, program, programs.iteration, planned)
     elif planned:
         refused["throughput"] = _NOT_NEEDED
     if traced:
-        _measure_references(cell, program, references, passes)
-    if traced and workload.tags:
+        _measure_references(cell, programs, passes)
+    others = {tag for tag in workload.tags if contended is None or tag != found.primary.name}
+    if traced and others and not (contended and request.lean):
         cell.stage("tags")
         cell.pool.tags = None
         result.tags_ns, result.tag_iterations = traced_latencies(
-            cell.pool, program, plan, primary=workload.primary.per != "iteration"
+            cell.pool, program, plan, primary=workload.primary.per != "iteration" and not contended
         )
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
         if not result.tags_ns:
             refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
-    _measure_references(cell, program, references, passes)
+    _measure_references(cell, programs, passes)
     if request.lean and workload.ratios:
         refused["ratios"] = _NOT_NEEDED
-    elif references and not passes and workload.ratios:
+    elif programs.references and not passes and workload.ratios:
         refused["ratios"] = "references need synchronised iterations"
     found.samples = _samples(result, program, passes, workload.overlap or (), blocks)
+    if contended is not None:
+        tags_ns = {**found.samples.tags_ns, found.primary.name: contended.latencies_ns}
+        found.samples = found.samples.model_copy(
+            update={"tags_ns": tags_ns, "contended": contended.contention}
+        )
     found.declared = Declared.model_validate(
         {"ratios": workload.ratios, "overlap": workload.overlap, "traffic": workload.traffic()},
         from_attributes=True,
@@ -101,8 +141,11 @@ def take_samples(
 
 
 def _measure(
-    cell: OpenCell, program: Program, log: TelemetryLog, confirm_scheduler: Callable[[], None]
-) -> tuple[LoopResult, LoopPlan]:
+    cell: OpenCell,
+    programs: CellPrograms,
+    log: TelemetryLog,
+    confirm_scheduler: Callable[[], None],
+) -> tuple[LoopResult, LoopPlan, Contended | None]:
     request, found = cell.request, cell.found
     assert found.warm_up is not None
     plan = replace(request.plan, iteration_ns=found.warm_up.iteration_ns)
@@ -116,9 +159,20 @@ def _measure(
     # Where time is virtual, what this machine's threads do is nothing measured.
     virtual = cell.device.capabilities.virtual_time
     counting = None if virtual else CpuCounting(lambda: cell.pool.launched)
-    result = measure(cell.device, cell.pool, program, plan, pause, counting)
+    result = measure(cell.device, cell.pool, programs.program, plan, pause, counting)
     if counting is not None:
         found.counters = counting.counters(result.lead_in + result.iterations)
+    contended = None
+    if programs.contended is not None:
+        cell.stage("contention", 0, plan.iterations)
+        cell.pool.tags = None
+        contended = contended_pass(
+            cell.device,
+            cell.pool,
+            programs.contended,
+            _contended_plan(cell, request.samples or plan.iterations, plan.max_time_ns),
+            lambda: log.poll(result.iterations),
+        )
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.
     found.work_per_iteration = request.workload.work_per_iteration()
@@ -126,12 +180,15 @@ def _measure(
     found.telemetry = log.finish()
     found.iterations = result.iterations
     found.stopped = result.stopped
-    return result, plan
+    return result, plan, contended
 
 
-def _measure_references(
-    cell: OpenCell, program: Program, references: Mapping[str, Program], passes: _Passes
-) -> None:
+def _contended_plan(cell: OpenCell, samples: int, time_ns: int) -> ContendedPlan:
+    plan = cell.request.plan
+    return ContendedPlan(samples, max(1, time_ns), plan.wall_cap_ns, plan.rank_sync)
+
+
+def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes) -> None:
     plan = cell.request.plan
     if plan.sync_mode != "per_iteration":
         return
@@ -144,11 +201,18 @@ def _measure_references(
         wall_ns=plan.max_time_ns,
         rank_sync=plan.rank_sync,
     )
-    for name, reference in references.items():
+    for name, reference in programs.references.items():
         cell.progress(f"reference {name}", 0, short.iterations)
-        traced = bool(program.no_events)
-        passed = reference_pass(cell.device, cell.pool, reference, short, traced=traced)
-        for known_ns, times_ns in zip(passes.setdefault(name, ([], [])), passed, strict=True):
+        known = passes.setdefault(name, ([], []))
+        if reference.contended is not None:
+            # By the same instrument as what the ratio is formed with.
+            timed = _contended_plan(cell, short.iterations, short.max_time_ns)
+            alone = contended_pass(cell.device, cell.pool, reference.contended, timed)
+            known[0].extend(alone.latencies_ns)
+            continue
+        traced = bool(programs.program.no_events)
+        passed = reference_pass(cell.device, cell.pool, reference.program, short, traced=traced)
+        for known_ns, times_ns in zip(known, passed, strict=True):
             known_ns.extend(times_ns)
 
 
@@ -193,9 +257,19 @@ def _note(cell: OpenCell) -> None:
         disturbed = events_disturb(cell.device, request.cell.streams)
         if disturbed:
             found.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")
-    if request.cell.dispatch == "eager" and not cell.device.capabilities.host:
+    contended = found.samples.contended
+    if contended is not None and not contended.enough:
+        found.launch_bound = True
+        found.notes.append(
+            f"{LAUNCH_BOUND}: {contended} while launches were timed, since this device's launch "
+            "queues do not take the work of all; it is no latency of contention, and not judged as "
+            "one; graph dispatch measures the hardware's queues"
+        )
+    elif request.cell.dispatch == "eager" and not cell.device.capabilities.host:
         bound = bound_by_launching(found.samples)
-        if bound:
+        if bound and contended is not None:
+            found.notes.append(f"iterations are {bound}; single launches are timed behind a gate")
+        elif bound:
             found.launch_bound = True
             found.notes.append(bound)
 

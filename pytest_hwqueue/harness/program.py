@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
+from pytest_hwqueue.devices.protocol import Device, Event, Marks, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
 
 Enqueue = Callable[[Sequence[Stream]], None]
@@ -117,11 +117,35 @@ def eager(
     return Program(enqueue, tags, no_events, request_name=request_name)
 
 
-def tags_of_iteration(streams: Sequence[Stream], enqueue: Enqueue) -> list[str]:
-    """Return the tags of one iteration's launches; nothing runs."""
+@dataclass(frozen=True)
+class Taped:
+    """What one iteration enqueues.
+
+    Attributes:
+        launches: stream and tag of each launch, in the order of enqueueing.
+        crosses: whether a stream waits for another.
+
+    """
+
+    launches: tuple[tuple[int, str | None], ...]
+    crosses: bool
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags of its tagged launches."""
+        return [tag for _, tag in self.launches if tag is not None]
+
+
+def taped(streams: Sequence[Stream], enqueue: Enqueue) -> Taped:
+    """Return what one iteration would enqueue; nothing runs."""
     tape: _Tape = []
     enqueue([TapeStream(stream, tape) for stream in streams])
-    return [step.tag for step in tape if isinstance(step, _Launch) and step.tag is not None]
+    launches = tuple((step.stream, step.tag) for step in tape if isinstance(step, _Launch))
+    return Taped(launches, _crosses(tape))
+
+
+def _crosses(tape: _Tape) -> bool:
+    return any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
 
 
 def graph(
@@ -155,7 +179,7 @@ def graph(
     """
     tape: _Tape = []
     enqueue([TapeStream(stream, tape) for stream in pool.streams])
-    crosses = any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
+    crosses = _crosses(tape)
     # A traced pass tells a stream's only tagged launch by its graph. Of several the times between
     # their ends are known, in one graph whose streams all begin with it.
     whole = crosses or (disturbed is not None and _most_tagged_on_a_stream(tape) > 1)
@@ -179,11 +203,29 @@ def graph(
     if tags is not None:
         tags.fix()
 
+    replay = _replaying(replays, tags=tags is None)
+    return Program(replay, tags, no_events, whole=whole, request_name=request_name)
+
+
+def marked_graphs(pool: StreamPool, enqueue: Enqueue, marks: Marks) -> Program:
+    """Capture an iteration whose launches are marked: a graph for each tagged one, with its stamps.
+
+    ``enqueue`` must have run before, and no stream may wait for another in it.
+    """
+    tape: _Tape = []
+    enqueue([TapeStream(stream, tape) for stream in pool.streams])
+    pool.synchronize()
+    pool.tags = None
+    replays = _capture_streams(pool, tape, apart=True, marks=marks)
+    return Program(_replaying(replays, tags=True), None)
+
+
+def _replaying(replays: Sequence[_Replay], *, tags: bool) -> Enqueue:
     def replay(streams: Sequence[Stream]) -> None:
         for index, run, tag in replays:
-            streams[index].launch(run, tag=tag if tags is None else None)
+            streams[index].launch(run, tag=tag if tags else None)
 
-    return Program(replay, tags, no_events, whole=whole, request_name=request_name)
+    return replay
 
 
 def _most_tagged_on_a_stream(tape: _Tape) -> int:
@@ -191,7 +233,9 @@ def _most_tagged_on_a_stream(tape: _Tape) -> int:
     return max(tagged.values(), default=0)
 
 
-def _capture_streams(pool: StreamPool, tape: _Tape, apart: bool) -> list[_Replay]:
+def _capture_streams(
+    pool: StreamPool, tape: _Tape, apart: bool, marks: Marks | None = None
+) -> list[_Replay]:
     """Capture a graph for each stream; with ``apart`` one for each of its tagged launches.
 
     A graph of one launch identifies it if kernels are timed from outside; in a graph of several
@@ -212,7 +256,7 @@ def _capture_streams(pool: StreamPool, tape: _Tape, apart: bool) -> list[_Replay
     return [
         (
             index,
-            pool.capture(index, _play(pool.streams[index], graphs[turn])),
+            pool.capture(index, _play(pool.streams[index], graphs[turn]), marks),
             graphs[turn][0].tag if len(graphs[turn]) == 1 else None,
         )
         for turn in range(turns)

@@ -14,14 +14,19 @@ from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.harness.attempt import Failure, attempt
 from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress
 from pytest_hwqueue.harness.closed_loop import LoopPlan, warm_up
-from pytest_hwqueue.harness.measured_pass import take_samples
+from pytest_hwqueue.harness.contended_pass import (
+    ContendedProgram,
+    Judged,
+    contended_program,
+)
+from pytest_hwqueue.harness.measured_pass import CellPrograms, Reference, take_samples
 from pytest_hwqueue.harness.program import (
     Enqueue,
     Program,
     eager,
     graph,
     slowed_model,
-    tags_of_iteration,
+    taped,
 )
 from pytest_hwqueue.harness.timeline_pass import events_disturb, take_timeline
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
@@ -116,10 +121,13 @@ class CellRunner:
             torch.manual_seed(request.seed)
             cell.set_up(workload)
             found.work_per_iteration = workload.work_per_iteration()
+            judged = _judged(cell, workload.iterate)
             if request.samples is not None:
+                # Where single launches are judged, iterations tell of the pace alone.
+                iterations = planned_iterations(workload, pool.streams, request.samples)
                 plan = replace(
                     request.plan,
-                    iterations=planned_iterations(workload, pool.streams, request.samples),
+                    iterations=LEAST_ITERATIONS if judged else iterations,
                     traced_iterations=traced_iterations(workload, pool.streams, request.samples),
                 )
                 request = replace(request, plan=plan)
@@ -127,11 +135,8 @@ class CellRunner:
 
             cell.stage("warm-up")
             iteration = cell.iteration(workload)
-            program = _program(cell, iteration, bool(workload.tags))
-            references = {
-                name: _program(cell, enqueue, True, primary=False)
-                for name, enqueue in ({} if request.lean else workload.references()).items()
-            }
+            programs = _programs(cell, iteration, judged)
+            program = programs.program
             found.warm_up = warm_up(device, pool, program, request.plan)
             shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
             if shortfall:
@@ -150,7 +155,7 @@ class CellRunner:
                 found.notes.append("simulated: no values exist, so results were not checked")
 
             with cell.telemetry() as log, _background_noise(request) as rounds:
-                take_samples(cell, program, iteration, references, log, self._confirm_scheduler)
+                take_samples(cell, programs, log, self._confirm_scheduler)
                 speed = None if request.noise is None else core_speed()
             for round_ in rounds:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})
@@ -169,6 +174,54 @@ def _background_noise(request: CellRequest) -> AbstractContextManager[list[Noise
     return request.noise(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
 
 
+def _judged(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
+    """Return which launches are timed while all streams have work, or None.
+
+    None where no single launch is judged, or streams wait for each other: then an iteration is
+    contended in itself, and its launches are ready by events.
+    """
+    request, primary = cell.request, cell.request.workload.primary
+    if primary.per != "launch" or request.plan.sync_mode != "per_iteration" or request.only_traced:
+        return None
+    judged = Judged(taped(cell.pool.streams, enqueue), primary)
+    return None if judged.taped.crosses else judged
+
+
+def _programs(cell: OpenCell, iteration: Enqueue, judged: Judged | None) -> CellPrograms:
+    """Capture what a cell measures."""
+    request, workload = cell.request, cell.request.workload
+    references = {}
+    for name, enqueue in ({} if request.lean else workload.references()).items():
+        compared = judged is not None and any(
+            ratio.reference == name and ratio.tag == workload.primary.name
+            for ratio in workload.ratios
+        )
+        references[name] = Reference(
+            _program(cell, enqueue, True, primary=False),
+            _contended(cell, enqueue, _judged(cell, enqueue)) if compared else None,
+        )
+    # Where only the judged launches matter, no other pass times any.
+    tagged = bool(workload.tags) and not (judged and request.lean)
+    program = _program(cell, iteration, tagged)
+    return CellPrograms(iteration, program, _contended(cell, iteration, judged), references)
+
+
+def _contended(cell: OpenCell, enqueue: Enqueue, judged: Judged | None) -> ContendedProgram | None:
+    if judged is None:
+        return None
+    replayed = cell.request.cell.dispatch != "eager"
+    if replayed:
+        _load(cell, enqueue)
+    return contended_program(cell.device, cell.pool, enqueue, judged, replayed=replayed)
+
+
+def _load(cell: OpenCell, enqueue: Enqueue) -> None:
+    """Do what a capture cannot do for the first time: load libraries, make workspaces."""
+    for _ in range(2):
+        enqueue(cell.pool.streams)
+        cell.pool.synchronize()
+
+
 def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = True) -> Program:
     request, pool = cell.request, cell.pool
     what = request.workload.primary
@@ -176,10 +229,7 @@ def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = 
     disturbed = events_disturb(cell.device, request.cell.streams)
     if request.cell.dispatch == "eager":
         return eager(cell.device, enqueue, tagged and disturbed is None, disturbed, requests)
-    # What a capture cannot do for the first time (load libraries, make workspaces) is done now.
-    for _ in range(2):
-        enqueue(pool.streams)
-        pool.synchronize()
+    _load(cell, enqueue)
     if tagged and request.plan.sync_mode != "per_iteration":
         captured = graph(cell.device, pool, enqueue, False, requests)
         return replace(
@@ -209,7 +259,7 @@ def samples_per_iteration(workload: Workload, streams: Sequence[Stream]) -> int:
     primary = workload.primary
     if primary.per == "iteration":
         return 1
-    tags = [split_tag(tag) for tag in tags_of_iteration(streams, workload.iterate)]
+    tags = [split_tag(tag) for tag in taped(streams, workload.iterate).tags]
     if primary.per == "launch":
         count = sum(name == primary.name for name, _ in tags)
     else:

@@ -41,7 +41,7 @@ def summarise(
     iteration = summarise_latency(samples.host_ns) if samples.host_ns else device_time
     results, refused = {}, {}
     blocks = {
-        tag: -(-len(values) // (samples.tag_iterations or len(values)))
+        tag: -(-len(values) // (samples.blocks_of(tag, primary) or len(values)))
         for tag, values in samples.tags_ns.items()
     }
     tags = {tag: summarise_latency(values, blocks[tag]) for tag, values in samples.tags_ns.items()}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -346,8 +347,11 @@ def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
     if len(of_rank) < len(records):
         raise HwqError("a rank measured nothing")
     refused: dict[str, str] = {}
-    samples = _slowest(of_rank, refused)
     first = records[0]
+    samples = _slowest(of_rank, refused)
+    if contended := [part for part in of_rank if part.contended is not None]:
+        samples = _slowest_contended(samples, contended, first.primary.name)
+        refused.pop(first.primary.name, None)
     declared = first.declared or NOTHING_DECLARED
     metrics = summarise(samples, first.work_per_iteration, declared, first.primary)
     metrics.refused.update({**first.metrics.refused, **metrics.refused, **refused})
@@ -398,6 +402,13 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
         tag_iterations=parts[0].tag_iterations,
         back_to_back=_slowest_blocks([part.back_to_back for part in parts if part.back_to_back]),
     )
+
+
+def _slowest_contended(samples: Samples, parts: Sequence[Samples], judged: str) -> Samples:
+    """Take the judged launches of the rank that was slowest, whole: ranks do not share windows."""
+    slowest = max(parts, key=lambda part: median(part.tags_ns[judged]))
+    tags_ns = {**samples.tags_ns, judged: slowest.tags_ns[judged]}
+    return samples.model_copy(update={"tags_ns": tags_ns, "contended": slowest.contended})
 
 
 def _slowest_blocks(parts: Sequence[BackToBack]) -> BackToBack | None:

@@ -18,6 +18,7 @@ from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError, files, translated
+from pytest_hwqueue.metrics.contention import Contention
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, PriorityEffect
 from pytest_hwqueue.metrics.latency import LatencySummary
@@ -111,6 +112,11 @@ class Samples(PlainData):
         description="events in the streams of the measured pass, or the activity records of the "
         "kernels in a traced pass, where events would make streams wait for each other",
     )
+    contended: Contention | None = Field(
+        None,
+        description="how the judged launches were timed while all streams had work; null where "
+        "the judged latency is no launch's",
+    )
     tag_iterations: int | None = Field(
         None,
         description="iterations whose tagged launches were timed, equally many samples of a tag "
@@ -123,6 +129,12 @@ class Samples(PlainData):
         default_factory=dict,
         description="device time of each iteration of the references that overlap is taken from",
     )
+
+    def blocks_of(self, tag: str, primary: Primary) -> int | None:
+        """Return how many blocks a tag's samples were taken in: windows, or iterations."""
+        if self.contended is not None and tag == primary.name:
+            return self.contended.windows
+        return self.tag_iterations
 
     def pace(self) -> tuple[int, list[int]]:
         """Return how long so many iterations take, time after time, in ns.

@@ -13,7 +13,8 @@ from typing import Literal
 VERSIONS: Mapping[str, int] = {
     # The latency that is judged, by what one sample is of.
     "iteration": 1,
-    "launch": 1,
+    # Version 1 timed launches by events in a synchronised iteration, or one by one under a tracer.
+    "launch": 2,
     "request": 1,
     # What is judged beside it.
     "throughput": 1,

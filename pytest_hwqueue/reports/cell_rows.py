@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pytest_hwqueue.metrics.contention import Contention
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
@@ -145,6 +146,8 @@ class CellRows:
             below.append(self._hidden(metrics.overlap))
         if metrics.bandwidth is not None:
             below.append(self._bandwidth(metrics.bandwidth))
+        if record.samples is not None and record.samples.contended is not None:
+            below.append(_contended(record.samples.contended))
         if record.samples is not None and (found := record.samples.back_to_back_shares()):
             below.append(_back_to_back(*found))
         if record.ranks is not None:
@@ -287,6 +290,18 @@ def _back_to_back(launching: float, idle: float) -> list[str]:
         f"throughput back to back, bounded by {bound} (launching takes {percent(launching)})",
         f"waiting for each iteration leaves the device idle for {percent(idle)}",
     ]
+
+
+def _contended(found: Contention) -> list[str]:
+    """Return how many streams were in flight while launches were timed, and by what."""
+    parts = [str(found), f"{counted(found.windows, 'window')} of {found.launches} launches each"]
+    if found.timed_by == "activity":
+        return parts
+    by = f"timed by {found.timed_by}"
+    if found.instrument_ns is not None:
+        taken_off = milliseconds(found.instrument_ns / _NS_PER_MS)
+        by += f", of which {taken_off} each are taken off"
+    return [*parts, by]
 
 
 def _ranks(ranks: RanksSummary) -> list[str]:

@@ -71,10 +71,12 @@ class Glance:
         notes = (
             ("dim", self._latency_of()),
             ("dim", self._per_second()),
+            ("dim", self._in_flight()),
             ("", shown.lines(len(rows))),
             ("yellow", self._skipped()),
             ("yellow", [
-                f"launch-bound, so Python was measured and not the queues: {self._named(bound)}"
+                f"launch-bound, so Python was measured and not the queues: {self._named(bound)}",
+                *self._not_in_flight(bound),
             ] if bound else []),
             ("red", self._bad_runs()),
             ("", self._remarks()),
@@ -132,6 +134,30 @@ class Glance:
         if whole:
             parts.append(f"whole iterations {how_timed(whole)}")
         return [f"latency of: {', '.join(parts)}"] if parts else []
+
+    def _in_flight(self) -> list[str]:
+        """Return the fewest streams in flight while launches were timed, of cells that kept them.
+
+        Cells that did not are launch-bound.
+        """
+        found = [
+            each.samples.contended
+            for each in self._records
+            if each.samples is not None and each.samples.contended is not None
+        ]
+        full = [each for each in found if each.enough]
+        if not full:
+            return []
+        fewest = min(full, key=lambda each: each.in_flight / each.streams)
+        least = "" if len(full) == 1 else ", or a greater share of them"
+        return [f"launches are timed with their streams' work queued: {fewest}{least}"]
+
+    def _not_in_flight(self, bound: Sequence[RunRecord]) -> list[str]:
+        return [
+            f"{self._names.in_short(each.cell)}: {each.samples.contended}; not judged as contention"
+            for each in bound
+            if each.samples is not None and each.samples.contended is not None
+        ]
 
     def _skipped(self) -> list[str]:
         middle = (cell.middle for cell in self._cells)

@@ -19,6 +19,7 @@ from pytest_hwqueue.baselines.sources import Source, Unmatched
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State, Verdict
+from pytest_hwqueue.metrics.contention import in_flight_words, kept_full
 from pytest_hwqueue.verdicts.figures import (
     Prepared,
     ShortRun,
@@ -127,6 +128,8 @@ class Judging:
         self._once = once
         self._new: dict[str, CellBaseline] = {}
         self._blocking: dict[str, tuple[FieldDifference, ...]] = {}
+        # Why a cell's latency is none of as many streams as it names, by id.
+        self._uncontended: dict[str, str] = {}
         # What the runs so far amount to; None since the last one was added.
         self._gate: SuiteGate | None = None
         self._prepared: dict[str, Prepared] = {}
@@ -140,6 +143,10 @@ class Judging:
         header = known.header if known else cell.header
         self._new[cell_id] = CellBaseline(header, runs, cell.faults)
         stored = self._baseline.cells.get(cell_id)
+        short = [] if stored is None else [*_short_of_streams(stored, self._baseline.label)]
+        short += _short_of_streams(cell, "this session")
+        if short:
+            self._uncontended.setdefault(cell_id, short[0])
         if stored is not None and cell_id not in self._blocking:
             self._blocking[cell_id] = tuple(
                 each
@@ -200,10 +207,15 @@ class Judging:
                 best = seen_by_others(name, stored.runs, new.runs, allowing, gate.compared)
                 verdict = replace(verdict, advice="; ".join(filter(None, (verdict.advice, best))))
             return CellVerdict(cell_id, name, verdict, soft, prepared.short, prepared.remark)
-        blocking = self._blocking.get(cell_id, ())
-        alone = prepare(name, (), new.runs) if stored is None or blocking else None
+        blocking, short = self._blocking.get(cell_id, ()), self._uncontended.get(cell_id)
+        alone = prepare(name, (), new.runs) if stored is None or blocking or short else None
         if alone is None:
             return None
+        if stored is not None and short and not blocking:
+            verdict = Verdict(
+                "inconclusive", "not-contended", short, alone.figure.quantity, new=alone.new
+            )
+            return CellVerdict(cell_id, name, verdict, soft)
         listed = "; ".join(map(str, blocking))
         text = f"the baseline's runs were made under other conditions: {listed}"
         if stored is None:
@@ -237,7 +249,7 @@ class Judging:
         self._prepared = {}
         for cell_id, new in self._new.items():
             stored = self._baseline.cells.get(cell_id)
-            if stored is None or self._blocking[cell_id]:
+            if stored is None or self._blocking[cell_id] or cell_id in self._uncontended:
                 continue
             for name in self._figures:
                 prepared = prepare(name, stored.runs, new.runs)
@@ -263,6 +275,17 @@ class Judging:
                 gate.add(key, run)
         self._gate = gate
         return gate
+
+
+def _short_of_streams(cell: CellBaseline, where: str) -> list[str]:
+    """Return why a cell's latency is no contended one on all its streams; nothing if it is."""
+    streams = cell.header.cell.streams
+    return [
+        f"{in_flight_words(run.in_flight, streams)} in a run of {where}: launching was measured, "
+        "and no contention of so many streams; graph dispatch keeps them at work"
+        for run in cell.runs
+        if run.in_flight is not None and not kept_full(run.in_flight, streams)
+    ]
 
 
 def compare_sources(

@@ -61,6 +61,12 @@ class PrimaryLatency:
         alike: whether the samples of one iteration end together, as those of lanes that share the
             device do: only iterations then inform about the tail, and as many as P99 needs are
             planned.
+        marks: what marks the end of a launch while all streams have work: a kernel that stores the
+            time (stamps), which other streams' small kernels do not hold up, or an event, for
+            launches that fill the device, behind which a kernel would wait for others' blocks, and
+            for copies.
+        bounded: whether an iteration bounds what a stream has in flight, so that no more than one
+            is enqueued at once: a small launch may wait for all large ones that are.
 
     """
 
@@ -68,6 +74,8 @@ class PrimaryLatency:
     per: Literal["iteration", "launch", "request"]
     description: str
     alike: bool = False
+    marks: Literal["stamps", "events"] = "stamps"
+    bounded: bool = False
 
 
 ITERATION = PrimaryLatency("iteration", "iteration", "a whole iteration")

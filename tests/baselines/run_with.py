@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_hwqueue.baselines.runs import Run
+from pytest_hwqueue.metrics.contention import Contention
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.samples import encode_samples
 
@@ -22,6 +23,14 @@ def with_p99(run: Run, p99_ns: int) -> Run:
     figures = {name: round(float(np.quantile(latency_ns, q))) for name, q in _SHARES.items()}
     samples = encode_samples(latency_ns)
     return replace(run, samples=samples, max_ns=int(latency_ns.max()), **figures)  # type: ignore[arg-type]
+
+
+def contention(in_flight: float = 8.0) -> Contention:
+    """Return how launches were timed with so many of 8 streams at work."""
+    return Contention(
+        in_flight=in_flight, streams=8, windows=50, launches=5, held=True, timed_by="stamps",
+        instrument_ns=1664, instrument_share=0.02, launches_per_s=1e5,
+    )  # fmt: skip
 
 
 def with_samples(record: RunRecord, **series: Any) -> RunRecord:

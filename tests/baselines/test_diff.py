@@ -21,7 +21,7 @@ from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
 from pytest_hwqueue.records.stored import SessionFiles
-from tests.baselines.run_with import with_samples
+from tests.baselines.run_with import contention, with_samples
 from tests.conftest import make_record
 
 H200 = "nvidia-h200"
@@ -84,6 +84,7 @@ def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:
     for other, fields in (
         (with_samples(record, host_ns=[]), ["sample.latency"]),
         (with_samples(record, tags_timed_by="activity"), ["sample.tags"]),
+        (with_samples(record, contended=contention()), ["sample.contended"]),
         (make_record(hard=SIMULATED), ["device_kind", "profile"]),
     ):
         for pair in ((record, other), (other, record)):

@@ -27,6 +27,7 @@ from pytest_hwqueue.records.cell import (
     session_text,
 )
 from pytest_hwqueue.records.stored import SessionFiles
+from tests.baselines.run_with import contention, with_samples
 from tests.conftest import make_record
 
 SCHEMAS = Path(pytest_hwqueue.__file__).parent / "schemas"
@@ -150,7 +151,7 @@ def test_session_is_valid_and_anything_else_is_not() -> None:
 
 
 def test_lines_of_a_baseline_are_valid_and_anything_else_is_not(tmp_path: Path) -> None:
-    record = make_record(failed_requests=1)
+    record = with_samples(make_record(failed_requests=1), contended=contention())
     path = Store(tmp_path).add("main", record, "s")
     header, run, trailer = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     assert all(valid("baseline", line) for line in (header, run, trailer))

@@ -85,7 +85,7 @@ class FakePool:
             raise DeviceError("no timing events inside graphs here")
         return object()
 
-    def capture(self, index: int, enqueue: Callable[[], None]) -> Capture:
+    def capture(self, index: int, enqueue: Callable[[], None], marks: object = None) -> Capture:
         before, self.log = self.log, []
         enqueue()
         self.captures.append(Capture(index, self.log))

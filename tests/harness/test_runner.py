@@ -171,15 +171,22 @@ def test_each_workload_gives_an_ok_record(device: HostDevice, name: str) -> None
     assert metrics.tags.keys() == set(workload.tags) - {primary.name}
     alone = {**samples.references_ns, **samples.reference_iterations_ns}
     assert alone.keys() == workload.references().keys()
-    # Half before, half after what is compared with them.
-    assert all(len(values) == 2 for values in alone.values())
+    # Half before, half after what is compared with them; what is held against launches that were
+    # timed while all streams had work has as many windows.
+    windowed = {ratio.reference for ratio in workload.ratios if ratio.tag == primary.name}
+    assert all(len(values) == 2 for name, values in alone.items() if name not in windowed)
+    assert (samples.contended is not None) == (primary.per == "launch")
+    if samples.contended is not None:
+        assert samples.contended.in_flight == pytest.approx(streams)
+        assert not record.launch_bound
     assert metrics.ratios.keys() == {ratio.name for ratio in workload.ratios}
     for ratio in workload.ratios:
         result = metrics.ratios[ratio.name]
         assert result.n == len(samples.tags_ns[ratio.tag])
         assert result.reference_n == len(samples.references_ns[ratio.reference])
-        # Three samples give no interval.
-        assert (result.p50.value, result.p99.value) == (None, None)
+        # Three samples give no interval; a tag that is judged has those of several windows.
+        assert (result.p50.value is None) == (result.n <= ITERATIONS * streams)
+        assert result.p99.value is None
     units = [each.unit for each in metrics.throughput]
     assert units == [f"{unit}/s" for unit in record.work_per_iteration]
     assert metrics.latency is not None

@@ -13,6 +13,7 @@ from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.figures import figure, known_names
 from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources
+from tests.baselines.run_with import contention, with_samples
 
 MakeRecord = Callable[..., RunRecord]
 MakeCell = Callable[..., CellBaseline]
@@ -142,6 +143,39 @@ def test_figures_of_another_definition_are_incomparable_and_no_regression(
     was = stored.get("launch", "not known")
     assert f"another definition: definition.launch is {was} in one" in judged.verdict.sentence
     assert "with --hwq-save in place of --hwq-compare" in judged.verdict.sentence
+
+
+@pytest.mark.parametrize("where", ["baseline", "new"])
+def test_fewer_streams_in_flight_than_named_are_not_judged_as_so_many(
+    make_record: MakeRecord, where: str
+) -> None:
+    def cell(runs: Sequence[int], in_flight: float, scale: float) -> CellBaseline:
+        cells = [
+            cell_of_record(
+                with_samples(
+                    make_record("a", seed, n=1000, scale=scale), contended=contention(in_flight)
+                ),
+                f"session {seed}",
+            )
+            for seed in runs
+        ]
+        joined = cells[0]
+        for each in cells[1:]:
+            joined = add_runs(joined, each)
+        return joined
+
+    few = {"baseline": (1.3, 8.0), "new": (8.0, 7.1)}[where]
+    baseline, new = source(cell(range(10), few[0], 1.0)), source(cell((50, 51), few[1], 2.0))
+    judgement = compare_sources(baseline, new, ["p99"], SETTINGS)
+    (judged,) = judgement.verdicts
+    assert (judged.verdict.state, judged.verdict.reason) == ("inconclusive", "not-contended")
+    assert f"in flight {min(few)} of 8 streams in a run of" in judged.verdict.sentence
+    assert not judged.judged
+    # From 90 % of them on it is a latency on so many.
+    (full,) = compare_sources(
+        source(cell(range(10), 8.0, 1.0)), source(cell((50, 51), 7.2, 2.0)), ["p99"], SETTINGS
+    ).verdicts
+    assert full.judged
 
 
 def test_runs_are_cut_to_the_shortest_of_the_first_pass(make_cell: MakeCell) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from pytest_hwqueue.devices.compute_units import GroupEvidence, Partition
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog, write_trace
-from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.devices.protocol import Event, Marks
 from pytest_hwqueue.devices.simulated.costs import (
     CopyWork,
     Enqueued,
@@ -22,6 +22,7 @@ from pytest_hwqueue.devices.simulated.costs import (
 from pytest_hwqueue.devices.simulated.engine import Engine
 from pytest_hwqueue.devices.simulated.repeats import Capture, Repeats
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.metrics.contention import HeldWindow, window_of
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 if TYPE_CHECKING:
@@ -175,7 +176,9 @@ class SimulatedPool:
         for point in points:
             self.engine.wait(index, point, self.device.clock.now_ns)
 
-    def capture(self, index: int, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def capture(
+        self, index: int, enqueue: Callable[[], None], marks: Marks | None = None
+    ) -> Callable[[], None]:
         """Capture what ``enqueue`` launches, from stream ``index`` on; return the replay."""
         if self.capturing is not None:
             raise DeviceError("a graph is being captured already")
@@ -193,6 +196,15 @@ class SimulatedPool:
     def held_timeline(self, enqueue: Callable[[], None]) -> Timeline:
         """Do the same with all streams held behind one gate until ``enqueue`` has returned."""
         return self._traced(enqueue, held=True)
+
+    def held_window(
+        self, enqueue: Callable[[], None], marks: Marks, *, hold: bool = True
+    ) -> HeldWindow:
+        """Release the work of all streams at once; every launch's own times are known."""
+        if hold:
+            return window_of(self.held_timeline(enqueue))
+        opened_ns = self.device.clock.now_ns
+        return window_of(self.timeline(enqueue), opened_ns)
 
     def export_trace(self, enqueue: Callable[[], None], path: str) -> None:
         """Write one pass as Chrome trace events, a track per stream, labelled simulated."""

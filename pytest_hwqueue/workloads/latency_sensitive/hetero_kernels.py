@@ -44,7 +44,9 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
     description = "small kernels' latency while large matrix products run (the convoy)"
     units = ("small kernels", "TFLOP")
     tags = ("small", "large")
-    primary = PrimaryLatency("small", "launch", "a chain of small kernels, from ready to done")
+    primary = PrimaryLatency(
+        "small", "launch", "a chain of small kernels, from ready to done", bounded=True
+    )
     ratios = (
         LatencyRatio(
             "convoy_ratio", "small", "small_alone",

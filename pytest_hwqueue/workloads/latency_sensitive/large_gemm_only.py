@@ -25,7 +25,9 @@ class LargeGemmOnly(Workload, declared="large_gemm_only"):
     description = "one large matrix product per stream (the throughput reference)"
     units = ("TFLOP",)
     tags = ("product",)
-    primary = PrimaryLatency("product", "launch", "one large product, from ready to done")
+    primary = PrimaryLatency(
+        "product", "launch", "one large product, from ready to done", marks="events"
+    )
     parameters: GemmParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"mm_dim": 320},

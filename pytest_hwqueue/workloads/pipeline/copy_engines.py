@@ -38,7 +38,9 @@ class CopyEngines(Workload, declared="copy_engines"):
 
     description = "copies to the device, within it and back, on few copy engines"
     units = ("GB",)
-    primary = PrimaryLatency("to_device", "launch", "one copy to the device, from ready to done")
+    primary = PrimaryLatency(
+        "to_device", "launch", "one copy to the device, from ready to done", marks="events"
+    )
     tags: ClassVar[tuple[str, ...]] = ("to_device", "within", "to_host")
     parameters: CopyParameters
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {

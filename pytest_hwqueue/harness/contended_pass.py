@@ -1,0 +1,264 @@
+"""The pass that times launches while all streams are at work.
+
+A measured iteration is launched stream by stream and waited for: at its begin and its end some
+streams are idle, and work that is shorter than its launch never meets another's. Here the work of
+several iterations is held behind a gate until all of it is enqueued, then released at once
+(`StreamPool.held_window`), and a launch's latency runs from the end of the one before it on its
+stream to its own. Some windows run without marks behind launches: what a mark costs is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import Literal
+
+from pytest_hwqueue.devices.held import NotHeld
+from pytest_hwqueue.devices.protocol import Device, Marks, StreamPool
+from pytest_hwqueue.errors import InvalidMeasurement
+from pytest_hwqueue.harness.closed_loop import (
+    ONE_RANK,
+    RankSynchronisation,
+    garbage_collection_held,
+    wall_cap,
+)
+from pytest_hwqueue.harness.program import Enqueue, Program, Taped, eager, marked_graphs
+from pytest_hwqueue.metrics.contention import (
+    Contention,
+    HeldWindow,
+    Instrument,
+    in_flight,
+    launch_rate,
+)
+from pytest_hwqueue.metrics.timeline import split_tag
+from pytest_hwqueue.workloads.workload import PrimaryLatency
+
+# Of each stream in a window, at least. Five keep 32 streams of 48 eager launches within what 8
+# connections hold (some 1,020 each on an H200).
+_LAUNCHES = 5
+# Windows are independent of each other, and the launches of one are not: intervals need windows.
+LEAST_WINDOWS = 50
+# More than what the samples need, up to so much time.
+_BUDGET_NS = 2_000_000_000
+# One window in so many is followed by one without marks, whose time says what marks cost.
+_MARKED = 10
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Which launches of an iteration are judged.
+
+    Attributes:
+        taped: what the iteration enqueues.
+        primary: the latency of its judged launches.
+
+    """
+
+    taped: Taped
+    primary: PrimaryLatency
+
+    def __call__(self, tag: str | None) -> bool:
+        """Whether launches of a tag are judged."""
+        return tag is not None and split_tag(tag)[0] == self.primary.name
+
+    def by_stream(self) -> Counter[int]:
+        """Return how many launches of an iteration are judged, by stream.
+
+        Raises:
+            InvalidMeasurement: if none is.
+
+        """
+        found = Counter(stream for stream, tag in self.taped.launches if self(tag))
+        if not found:
+            raise InvalidMeasurement(
+                f"no launch of an iteration is tagged {self.primary.name}, which is judged"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class ContendedProgram:
+    """An iteration without events, whose judged launches are launches of their own.
+
+    Attributes:
+        programs: by the number of marks behind each judged launch.
+        judged: of its launches.
+
+    """
+
+    programs: Mapping[int, Program]
+    judged: Judged
+
+
+def contended_program(
+    device: Device, pool: StreamPool, enqueue: Enqueue, judged: Judged, *, replayed: bool
+) -> ContendedProgram:
+    """Return an iteration for `contended_pass`.
+
+    Args:
+        device: to measure.
+        pool: its streams.
+        enqueue: one iteration, which has run before if it is to be captured.
+        judged: of its launches.
+        replayed: whether it is captured in graphs.
+
+    """
+    if not replayed:
+        program = eager(device, enqueue, False)
+        return ContendedProgram(dict.fromkeys(_EACH, program), judged)
+    streams = frozenset(judged.by_stream())
+    numbers = _EACH if _timed_by(device, judged) == "stamps" else (0,)
+    programs = {
+        each: marked_graphs(pool, enqueue, Marks(streams, "stamps", each)) for each in numbers
+    }
+    return ContendedProgram({each: programs.get(each, programs[0]) for each in _EACH}, judged)
+
+
+_EACH = (0, 1, 2)
+
+
+def _timed_by(device: Device, judged: Judged) -> Instrument:
+    if device.capabilities.host or device.capabilities.virtual_time:
+        # Every launch's own times are known there.
+        return "activity"
+    return judged.primary.marks
+
+
+@dataclass(frozen=True)
+class ContendedPlan:
+    """How much is measured.
+
+    Attributes:
+        samples: of the judged latency, at least, if there is time.
+        time_ns: of the device's clock, at most.
+        wall_ns: on a simulated device, how long it may take in wall time.
+        rank_sync: of the processes that do the same.
+
+    """
+
+    samples: int
+    time_ns: int
+    wall_ns: int
+    rank_sync: RankSynchronisation = ONE_RANK
+
+
+@dataclass(frozen=True)
+class Contended:
+    """Latencies of a contended pass, in ns, window after window."""
+
+    latencies_ns: list[int]
+    contention: Contention
+
+
+def contended_pass(
+    device: Device,
+    pool: StreamPool,
+    program: ContendedProgram,
+    plan: ContendedPlan,
+    pause: Callable[[], object] = lambda: None,
+) -> Contended:
+    """Time the judged launches of an iteration while all streams that it uses have work.
+
+    Args:
+        device: to measure.
+        pool: its streams.
+        program: one iteration.
+        plan: how much is measured.
+        pause: called between windows.
+
+    Raises:
+        DeviceError: if the device's clock cannot be read.
+        InvalidMeasurement: if no launch is judged.
+
+    """
+    windows, judged = _Windows(device, pool, program), program.judged
+    rank_sync, clock_ns = plan.rank_sync, device.clock_ns
+    with garbage_collection_held():
+        windows.begin(rank_sync)
+        began_ns = clock_ns()
+        first = windows.take(1)
+        window_ns = max(1, clock_ns() - began_ns)
+        needed = ceil(plan.samples / max(1, len(first.latencies(judged))))
+        affordable = min(LEAST_WINDOWS, _BUDGET_NS // window_ns)
+        fitting = max(1, plan.time_ns // window_ns)
+        planned = rank_sync.agreed(min(max(needed, affordable), fitting))
+        too_long = wall_cap(device, plan.wall_ns)
+        for number in range(planned):
+            rank_sync.barrier()
+            windows.add(number % _MARKED == 0)
+            if rank_sync.agreed(too_long()):
+                break
+            pause()
+    return windows.results()
+
+
+class _Windows:
+    """The windows of one pass: with a mark behind each judged launch, without, and with two."""
+
+    def __init__(self, device: Device, pool: StreamPool, program: ContendedProgram) -> None:
+        self._pool, self._programs, self._judged = pool, program.programs, program.judged
+        by_stream = program.judged.by_stream()
+        least = min(by_stream.values())
+        self._iterations = 1 if program.judged.primary.bounded else ceil(_LAUNCHES / least)
+        self._launches = self._iterations * least
+        self._streams = frozenset(by_stream)
+        self._hold = True
+        self._timed_by = _timed_by(device, program.judged)
+        self._marked: list[HeldWindow] = []
+        self._unmarked: list[HeldWindow] = []
+        self._paired: list[HeldWindow] = []
+
+    def begin(self, rank_sync: RankSynchronisation) -> None:
+        """Take a window that is no sample, and find out whether all work can be held."""
+        try:
+            self.take(1)
+        except NotHeld:
+            self._hold = False
+        # Of several ranks all hold, or none.
+        self._hold = bool(rank_sync.agreed(self._hold))
+
+    def take(self, each: int) -> HeldWindow:
+        """Take a window with so many marks behind each launch of the judged streams."""
+        by: Literal["stamps", "events"] = "events" if self._timed_by == "events" else "stamps"
+        program, streams = self._programs[each], self._pool.streams
+
+        def enqueue() -> None:
+            for _ in range(self._iterations):
+                program.enqueue(streams)
+
+        return self._pool.held_window(enqueue, Marks(self._streams, by, each), hold=self._hold)
+
+    def add(self, compare: bool) -> None:
+        """Add a window, and with ``compare`` others that tell what marks cost, right behind it."""
+        self._marked.append(self.take(1))
+        if compare and self._timed_by != "activity":
+            self._unmarked.append(self.take(0))
+            if self._timed_by == "stamps":
+                self._paired.append(self.take(2))
+
+    def results(self) -> Contended:
+        """Return the latencies, and how they were taken."""
+        pairs = [ns for window in self._paired for ns in window.pairs_ns]
+        # Most pairs follow each other at once; where a stamp waits for other work, so does what it
+        # is behind, and the mean would take that off.
+        stamp_ns = round(median(pairs)) if pairs else None
+        latencies = [ns for window in self._marked for ns in window.latencies(self._judged)]
+        rate = launch_rate(self._unmarked or self._marked, self._judged)
+        share = launch_rate(self._marked, self._judged)
+        return Contended(
+            [max(1, ns - (stamp_ns or 0)) for ns in latencies],
+            Contention(
+                in_flight=in_flight(self._marked),
+                streams=len(self._pool.streams),
+                windows=len(self._marked),
+                launches=self._launches,
+                held=self._hold,
+                timed_by=self._timed_by,
+                instrument_ns=stamp_ns,
+                instrument_share=rate / share - 1 if self._unmarked else None,
+                launches_per_s=rate,
+            ),
+        )
