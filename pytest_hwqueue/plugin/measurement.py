@@ -127,6 +127,7 @@ class Hwq:
         Args:
             function: called without arguments; or one that takes ``device``, ``streams`` and
                 ``seed``, as a tenant's ``function`` does: it is called once for each stream, with
+        gradients: bool | None = None,
                 that stream, and what is measured are the steps that it returns.
             streams: how many streams; by default the number in ``--hwq-streams``.
             name: distinguishes several measurements of one test.
@@ -138,8 +139,13 @@ class Hwq:
         """
         from pytest_hwqueue.workloads.own_function import workload_of
 
-        workload = workload_of(function, work, self._request.node.path.parent)
+        workload = workload_of(
+            function, work, self._request.node.path.parent, gradients=_gradients(gradients)
+        )
         return self._measure_own(workload, streams, name)
+            gradients: whether torch records autograd graphs, as a training step needs; by default
+                as where this is called: it does, except inside ``torch.no_grad`` or
+                ``torch.inference_mode``. Without gradients the function runs in inference mode.
 
     def measure_streams(
         self,
@@ -161,6 +167,7 @@ class Hwq:
             work: total work of one iteration, by unit.
             urgency: of each stream's work (0 is normal, larger is more urgent), for schedulers with
                 priorities.
+        gradients: bool | None = None,
             tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
 
         Returns:
@@ -169,10 +176,11 @@ class Hwq:
         """
         from pytest_hwqueue.workloads.own_function import FunctionWorkload
 
-        workload = FunctionWorkload(enqueue, work, tags)
+        workload = FunctionWorkload(enqueue, work, tags, gradients=_gradients(gradients))
         return self._measure_own(workload, streams, name, urgency)
 
     def _measure_own(
+            gradients: as for `measure`.
         self,
         workload: FunctionWorkload,
         streams: int | None,
@@ -307,3 +315,13 @@ class Hwq:
             if figure.value is not None:
                 key = f"{record.cell_id}.latency_{name}_{figure.unit}"
                 self._request.node.user_properties.append((key, figure.value))
+
+
+def _gradients(asked: bool | None) -> bool:
+    """Return whether a test's own code records autograd graphs; by default as where it is called.
+
+    Inference mode belongs to a thread, so a test's own block would not reach the CPU's streams.
+    """
+    import torch
+
+    return torch.is_grad_enabled() if asked is None else asked
