@@ -19,6 +19,7 @@ from pytest_hwqueue.devices.compute_units import (
     Partition,
     create_masked_stream,
 )
+from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.green_contexts import GreenContexts
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind, Runtime
@@ -266,9 +267,6 @@ def event_of(event: Event) -> torch.cuda.Event:
     return event
 
 
-# CUDA programming guide, "CUDA environment variables"; HIP documentation, "environment variables".
-_CONNECTIONS = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", 8), "hip": ("GPU_MAX_HW_QUEUES", 4)}
-
 # By the device's index. Tenants that are threads open their pools at once.
 _IDLE: dict[int, IdleStreams[StreamKind]] = {}
 _OPENING = threading.Lock()
@@ -308,9 +306,7 @@ class Accelerator:
     @property
     def connections(self) -> int | None:
         """The runtime's hardware queues, by its environment variable or its documented default."""
-        variable, default = _CONNECTIONS[self.kind]
-        given = os.environ.get(variable, "")
-        return int(given) if given.isdecimal() else default
+        return CONNECTIONS[self.kind].count(os.environ)
 
     @property
     def lease_key(self) -> str:
