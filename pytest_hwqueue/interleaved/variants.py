@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.devices.connections import CONNECTIONS
-from pytest_hwqueue.devices.simulated.profile import load_profile
+from pytest_hwqueue.devices.simulated.profile import modelled_variable
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.settings.options import OPTIONS
@@ -169,9 +169,9 @@ def refuse_unmodelled(device: str, a: SideVariant, b: SideVariant) -> None:
         BadOption: naming the side, the variable, and what can be varied there.
 
     """
-    if not device.startswith("sim:"):
+    modelled = modelled_variable(device)
+    if modelled is None:
         return
-    modelled = load_profile(device.removeprefix("sim:")).connections_setting.variable
     for source, own, other in (("--a", a, b), ("--b", b, a)):
         for name, value in own.environment.items():
             if name == modelled or other.environment.get(name) == value:

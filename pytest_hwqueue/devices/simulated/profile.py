@@ -311,6 +311,17 @@ def load_profile(specification: str) -> Profile:
     return _parse(specification, text)
 
 
+def modelled_variable(device: str) -> str | None:
+    """Return which variable of its vendor's runtime a device models; None if it is no such model.
+
+    Raises:
+        BadInput: if there is no such profile, or its file is wrong.
+
+    """
+    kind, _, profile = device.partition(":")
+    return load_profile(profile).connections_setting.variable if kind == "sim" else None
+
+
 @lru_cache
 def _parse(file: str, text: str) -> Profile:
     with translated(BadInput, f"{file}: not YAML", yaml.YAMLError):
