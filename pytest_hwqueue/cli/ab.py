@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,7 +112,12 @@ def ab(
     from pytest_hwqueue.interleaved.judge import InterleavedJudging
     from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
     from pytest_hwqueue.interleaved.sides import SideRequest, is_same, open_sides
-    from pytest_hwqueue.interleaved.variants import SideVariant, read_variant, varied_fields
+    from pytest_hwqueue.interleaved.variants import (
+        SideVariant,
+        read_variant,
+        refuse_unmodelled,
+        varied_fields,
+    )
 
     variants = (variant_a, variant_b)
     if len(places) not in (0, 2) or not (places or any(variants)):
@@ -122,6 +128,9 @@ def ab(
     common = SideVariant(_measuring_options(given), {}, click.get_current_context().meta[PASSED_ON])
     own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
     varied = varied_fields(own[0], own[1])
+    for each in own:
+        device = each.over(common).options.get("device", (os.environ.get("HWQ_DEVICE", ""),))
+        refuse_unmodelled(device[-1], *own)
     a, b = (
         SideRequest(name, places[number] if places else None, own[number].over(common), text)
         for number, (name, text) in enumerate(zip("AB", variants, strict=True))

@@ -19,6 +19,7 @@ from pytest_hwqueue.devices.compute_units import (
     Partition,
     create_masked_stream,
 )
+from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.green_contexts import GreenContexts
 from pytest_hwqueue.devices.held import (
@@ -263,11 +264,15 @@ class AcceleratorPool:
 
     def __enter__(self) -> AcceleratorPool:
         self._gradients.__enter__()
+        self._device_before = torch.cuda.current_device()
+        torch.cuda.set_device(self.device.index)
         self._stream_before = torch.cuda.current_stream(self.device.index)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
+        # A current stream makes its device current, too.
         torch.cuda.set_stream(self._stream_before)
+        torch.cuda.set_device(self._device_before)
         self._gradients.__exit__(kind, error, where)
         if error is None:
             torch.cuda.synchronize(self.device.index)
@@ -297,9 +302,6 @@ def event_of(event: Event) -> torch.cuda.Event:
     return event
 
 
-# CUDA programming guide, "CUDA environment variables"; HIP documentation, "environment variables".
-_CONNECTIONS = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", 8), "hip": ("GPU_MAX_HW_QUEUES", 4)}
-
 # By the device's index. Tenants that are threads open their pools at once.
 _IDLE: dict[int, IdleStreams[StreamKind]] = {}
 _OPENING = threading.Lock()
@@ -320,12 +322,13 @@ class Accelerator:
         self.index = index
         self.label = label
         self.torch_device = torch.device("cuda", index)
-        torch.cuda.set_device(index)
         torch.cuda.init()
         self._properties = torch.cuda.get_device_properties(index)
         # Makes the context, so that the runtime's own calls find one.
         torch.cuda.synchronize(index)
-        self._runtime = Runtime(self.kind == "hip")
+        # The range of priorities is the current device's.
+        with torch.cuda.device(index):
+            self._runtime = Runtime(self.kind == "hip")
         self.profiled = False
         self._cycles_per_ns: float | None = None
         self._green_contexts: dict[tuple[int, ...], GreenContexts] = {}
@@ -338,9 +341,7 @@ class Accelerator:
     @property
     def connections(self) -> int | None:
         """The runtime's hardware queues, by its environment variable or its documented default."""
-        variable, default = _CONNECTIONS[self.kind]
-        given = os.environ.get(variable, "")
-        return int(given) if given.isdecimal() else default
+        return CONNECTIONS[self.kind].count(os.environ)
 
     @property
     def lease_key(self) -> str:
@@ -372,12 +373,15 @@ class Accelerator:
         return self._open_pool(list(zip(priorities, partitions, strict=True)), gradients)
 
     def _open_pool(self, kinds: Sequence[StreamKind], gradients: bool) -> AcceleratorPool:
-        with _OPENING:
-            idle = _IDLE.get(self.index)
-            if idle is None:
-                self._settle()
-                idle = _IDLE[self.index] = IdleStreams(self._create_stream)
-        return AcceleratorPool(self, self._runtime, idle, kinds, gradients)
+        # The runtime makes streams on the thread's current device, whichever is asked for: after
+        # another GPU's cell that is the other one.
+        with torch.cuda.device(self.index):
+            with _OPENING:
+                idle = _IDLE.get(self.index)
+                if idle is None:
+                    self._settle()
+                    idle = _IDLE[self.index] = IdleStreams(self._create_stream)
+            return AcceleratorPool(self, self._runtime, idle, kinds, gradients)
 
     def _settle(self) -> None:
         """Bring the process's context into the state in which it stays.
@@ -387,7 +391,7 @@ class Accelerator:
         would depend on what its process has run before it, or change in its middle.
         """
         # Not lent to cells: the runtime gives hardware queues to streams in the order of creation.
-        handles = [self._runtime.create_stream(0) for _ in range(_SETTLING_STREAMS)]
+        handles = [self._create_stream((0, None)) for _ in range(_SETTLING_STREAMS)]
         streams = [torch.cuda.ExternalStream(each, device=self.torch_device) for each in handles]
         vectors = torch.zeros(len(streams), 256, device=self.torch_device)
         torch.cuda.synchronize(self.index)
@@ -398,6 +402,21 @@ class Accelerator:
         torch.cuda.synchronize(self.index)
 
     def _create_stream(self, kind: StreamKind) -> int:
+        handle = self._new_stream(kind)
+        _, partition = kind
+        # A green context names its device itself, and of one visible GPU there is no other.
+        in_green_context = partition is not None and self.kind == "cuda"
+        if not in_green_context and torch.cuda.device_count() > 1:
+            found = self._runtime.stream_device(handle)
+            if found != self.index:
+                raise DeviceError(
+                    f"a stream asked of {self.kind}:{self.index} lives on {self.kind}:{found}: "
+                    "something changes the current device while streams are made; make one GPU "
+                    "visible to this process"
+                )
+        return handle
+
+    def _new_stream(self, kind: StreamKind) -> int:
         priority, partition = kind
         if partition is None:
             return self._runtime.create_stream(priority)
@@ -491,10 +510,11 @@ class Accelerator:
         cycles = 2_000_000
         start, end = self.new_event(), self.new_event()
         times = []
-        for _ in range(5):
-            start.record()
-            torch.cuda._sleep(cycles)
-            end.record()
-            end.synchronize()
-            times.append(self.elapsed_ns(start, end))
+        with torch.cuda.device(self.index):
+            for _ in range(5):
+                start.record()
+                torch.cuda._sleep(cycles)
+                end.record()
+                end.synchronize()
+                times.append(self.elapsed_ns(start, end))
         return cycles / sorted(times)[2]

@@ -314,6 +314,22 @@ class Runtime:
         self.call("StreamGetPriority", ctypes.c_void_p(handle), ctypes.byref(priority))
         return priority.value
 
+    def stream_device(self, handle: int) -> int:
+        """Read back on which of the visible devices a stream is.
+
+        Raises:
+            DeviceError: if neither runtime nor driver tells.
+
+        """
+        device = ctypes.c_int()
+        # HIP has it since 5.6, CUDA's runtime since 12.8.
+        if hasattr(self._library, f"{self._prefix}StreamGetDevice"):
+            self.call("StreamGetDevice", ctypes.c_void_p(handle), ctypes.byref(device))
+            return device.value
+        if self._prefix == "hip":
+            raise DeviceError("this HIP runtime has no hipStreamGetDevice: update ROCm")
+        return _device_by_driver(handle)
+
     def call(self, name: str, *arguments: object) -> None:
         """Call a function by its name without ``cuda`` or ``hip``; DeviceError if it fails."""
         status = getattr(self._library, self._prefix + name)(*arguments)
@@ -322,6 +338,26 @@ class Runtime:
             describe.restype = ctypes.c_char_p
             text = describe(status).decode()
             raise DeviceError(f"{self._prefix}{name} failed with error {status}: {text}")
+
+
+def _device_by_driver(handle: int) -> int:
+    """Ask CUDA's driver: a stream's context tells its device only while it is current."""
+    driver = ctypes.CDLL(loaded_library("libcuda.so"))
+
+    def call(name: str, *arguments: object) -> None:
+        with translated(DeviceError, f"the driver has no {name}", AttributeError):
+            status = getattr(driver, name)(*arguments)
+        if status != 0:
+            raise DeviceError(f"{name} failed with error {status}")
+
+    context, device = ctypes.c_void_p(), ctypes.c_int()
+    call("cuStreamGetCtx", ctypes.c_void_p(handle), ctypes.byref(context))
+    call("cuCtxPushCurrent_v2", context)
+    try:
+        call("cuCtxGetDevice", ctypes.byref(device))
+    finally:
+        call("cuCtxPopCurrent_v2", ctypes.byref(context))
+    return device.value
 
 
 def loaded_library(stem: str) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from pytest_hwqueue import __version__
+from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.devices.fingerprint import CUDA_QUEUE_SETTINGS, HIP_QUEUE_SETTINGS
 from pytest_hwqueue.devices.kinds import (
     CPU,
@@ -231,6 +232,9 @@ def _queue_settings(machine: CheckedMachine) -> Answer:
         unset = ", ".join(blocking)
         advice = f"unset {unset}: every launch waits for its kernel, so nothing queues"
         return "problem", found, advice
+    connections = CONNECTIONS["cuda" if machine.choice.kind == "cuda" else "hip"]
+    if wrong := connections.problem(values.get(connections.variable, "")):
+        return "warning", found, f"set {connections.variable} to a valid number: {wrong}"
     if values:
         advice = "results hold for these settings only; unset them unless they are what you measure"
         return "warning", found, advice

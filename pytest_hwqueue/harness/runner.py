@@ -38,6 +38,7 @@ from pytest_hwqueue.records.definitions import definitions
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.syntax import Scheduler, cell_partitions, prove_cell
+from pytest_hwqueue.workloads.numerics import restore_precision
 from pytest_hwqueue.workloads.workload import Workload
 
 LEAST_ITERATIONS = 50
@@ -87,8 +88,11 @@ class CellRunner:
         found = FoundOfCell("set-up", [*request.notes], primary=primary)
 
         def run() -> None:
-            with slowed_model(self.device, request.faults), request.group():
-                self._measure(request, found)
+            try:
+                with slowed_model(self.device, request.faults), request.group():
+                    self._measure(request, found)
+            finally:
+                restore_precision()
 
         done = attempt(run)
         done.raise_interruption()

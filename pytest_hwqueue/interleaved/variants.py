@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_hwqueue import suite
+from pytest_hwqueue.devices.connections import CONNECTIONS
+from pytest_hwqueue.devices.simulated.profile import modelled_variable
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.settings.options import OPTIONS
@@ -31,6 +33,13 @@ _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 # The worker processes that measure do not get these (see plugin.worker), so they would do nothing.
 _NOT_PASSED_ON = ("LD_PRELOAD", "PYTEST_ADDOPTS")
+
+# How the variables begin that drivers, runtimes and libraries of the vendors read.
+_OF_RUNTIMES = (
+    "CUDA_", "NVIDIA_", "CUBLAS", "CUDNN_", "NCCL_", "CUFFT_",
+    "HIP_", "HSA_", "ROC", "AMD_", "GPU_", "DEBUG_CLR_", "DEBUG_HIP_", "MIOPEN_", "RCCL_",
+    "PYTORCH_CUDA_", "PYTORCH_HIP_", "PYTORCH_ALLOC_CONF", "TORCH_NCCL_", "TORCH_CUDNN_",
+)  # fmt: skip
 
 # The fields of a cell's conditions that an option sets. Those of --param and of environment
 # variables depend on the name that was given.
@@ -102,6 +111,7 @@ def read_variant(source: str, text: str) -> SideVariant:
         if name in _BY_VARIABLE:
             _take(source, options, _BY_VARIABLE[name].name, value)
         else:
+            _refuse_wrong_number(source, name, value)
             environment[name] = value
     while words:
         word = words.pop(0)
@@ -145,6 +155,39 @@ def varied_fields(a: SideVariant, b: SideVariant) -> frozenset[str]:
         if a.environment.get(name) != b.environment.get(name):
             fields.add(f"environment.{name}")
     return frozenset(fields)
+
+
+def refuse_unmodelled(device: str, a: SideVariant, b: SideVariant) -> None:
+    """Refuse to vary what a simulated device does not model: both sides would be measured alike.
+
+    Args:
+        device: the measured one, as `--hwq-device` takes it.
+        a: what side A has for itself.
+        b: what side B has for itself.
+
+    Raises:
+        BadOption: naming the side, the variable, and what can be varied there.
+
+    """
+    modelled = modelled_variable(device)
+    if modelled is None:
+        return
+    for source, own, other in (("--a", a, b), ("--b", b, a)):
+        for name, value in own.environment.items():
+            if name == modelled or other.environment.get(name) == value:
+                continue
+            if name.startswith(_OF_RUNTIMES):
+                raise BadOption(
+                    source, f"{name}={value}",
+                    f"{device} does not model it, so both sides would be the same: measure on a "
+                    f"GPU; of the runtime's variables a simulated device models {modelled}",
+                )  # fmt: skip
+
+
+def _refuse_wrong_number(source: str, name: str, value: str) -> None:
+    for each in CONNECTIONS.values():
+        if name == each.variable and (wrong := each.problem(value)):
+            raise BadOption(source, f"{name}={value}", wrong)
 
 
 def _take(source: str, options: dict[str, tuple[str, ...]], name: str, value: str) -> None:

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.devices.torch_settings import (
+    changed_settings,
+    changes_in_words,
+    torch_settings,
+)
 from pytest_hwqueue.errors import NotApplicable, RecordError
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.cells import (
@@ -23,7 +28,7 @@ from pytest_hwqueue.plugin.cells import (
 from pytest_hwqueue.plugin.noise import under_noise
 from pytest_hwqueue.plugin.ranks import ranks_together
 from pytest_hwqueue.plugin.session import provenance
-from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment
+from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment, is_worker
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.records.cell import Cell, RunRecord
 
@@ -39,6 +44,9 @@ if TYPE_CHECKING:
 
 COMPARED_TIME_STRETCH = 3
 """A compared run may take so many times --hwq-max-time to reach its baseline's samples."""
+
+# Gradients are usually switched off for a block, which ends, and `measure` goes by them.
+_OF_A_BLOCK = ("is_grad_enabled", "is_inference_mode_enabled", "is_fwd_grad_enabled")
 
 
 class Hwq:
@@ -69,6 +77,7 @@ class Hwq:
         self._noise = noise
         self._sink = stash[SINK]
         self._launched = launched_rank(os.environ)
+        self._torch_settings = torch_settings()
         self.records: list[RunRecord] = []
 
     def run(self, workload: str | None = None, **parameters: Any) -> RunRecord:
@@ -118,6 +127,7 @@ class Hwq:
         streams: int | None = None,
         name: str = "",
         work: Mapping[str, float] | None = None,
+        gradients: bool | None = None,
     ) -> RunRecord:
         """Measure your own function, called once per iteration on each stream.
 
@@ -131,6 +141,9 @@ class Hwq:
             streams: how many streams; by default the number in ``--hwq-streams``.
             name: distinguishes several measurements of one test.
             work: total work of one iteration, by unit, such as ``{"requests": 8}``.
+            gradients: whether torch records autograd graphs, as a training step needs; by default
+                as where this is called: it does, except inside ``torch.no_grad`` or
+                ``torch.inference_mode``. Without gradients the function runs in inference mode.
 
         Returns:
             the record, with every sample and all metrics.
@@ -138,7 +151,9 @@ class Hwq:
         """
         from pytest_hwqueue.workloads.own_function import workload_of
 
-        workload = workload_of(function, work, self._request.node.path.parent)
+        workload = workload_of(
+            function, work, self._request.node.path.parent, gradients=_gradients(gradients)
+        )
         return self._measure_own(workload, streams, name)
 
     def measure_streams(
@@ -150,6 +165,7 @@ class Hwq:
         work: Mapping[str, float] | None = None,
         urgency: Sequence[int] | None = None,
         tags: Sequence[str] = (),
+        gradients: bool | None = None,
     ) -> RunRecord:
         """Measure your own iteration, which decides what each stream does.
 
@@ -162,6 +178,7 @@ class Hwq:
             urgency: of each stream's work (0 is normal, larger is more urgent), for schedulers with
                 priorities.
             tags: names used in ``launch(tag=...)``; each gets its own latency distribution.
+            gradients: as for `measure`.
 
         Returns:
             the record, with every sample and all metrics.
@@ -169,7 +186,7 @@ class Hwq:
         """
         from pytest_hwqueue.workloads.own_function import FunctionWorkload
 
-        workload = FunctionWorkload(enqueue, work, tags)
+        workload = FunctionWorkload(enqueue, work, tags, gradients=_gradients(gradients))
         return self._measure_own(workload, streams, name, urgency)
 
     def _measure_own(
@@ -272,6 +289,7 @@ class Hwq:
         record, failure, of_ranks = measure_cell(
             runner, request, launched, sink.key, number, settings.timeout, session
         )
+        record = record.model_copy(update={"notes": [*record.notes, *self._note_settings()]})
         sink.keep_ranks(of_ranks)
         self.records.append(record.for_test())
         self._note_properties(record)
@@ -297,6 +315,22 @@ class Hwq:
             return None
         return partial(under_noise, self._sink.session, self._noise)
 
+    def _note_settings(self) -> list[str]:
+        """Return a note on what the test, or the cell, has changed of torch's settings so far."""
+        changes = [
+            change
+            for change in changed_settings(self._torch_settings, torch_settings())
+            if not change.startswith(_OF_A_BLOCK)
+        ]
+        if not changes:
+            return []
+        then = (
+            "the next test gets a fresh process, unless this one puts them back"
+            if is_worker(self._request.config)
+            else "what this process measures next has them, too (--hwq-isolation=none)"
+        )
+        return [f"torch's settings changed in this test: {changes_in_words(changes)}; {then}"]
+
     def _note_properties(self, record: RunRecord) -> None:
         """Expose the figures to JUnit and other reporters."""
         latency = record.metrics.latency
@@ -307,3 +341,13 @@ class Hwq:
             if figure.value is not None:
                 key = f"{record.cell_id}.latency_{name}_{figure.unit}"
                 self._request.node.user_properties.append((key, figure.value))
+
+
+def _gradients(asked: bool | None) -> bool:
+    """Return whether a test's own code records autograd graphs; by default as where it is called.
+
+    Inference mode belongs to a thread, so a test's own block would not reach the CPU's streams.
+    """
+    import torch
+
+    return torch.is_grad_enabled() if asked is None else asked

@@ -136,7 +136,7 @@ def item_key(item: pytest.Item) -> str:
 
 @pytest.fixture
 def hwq_device(request: pytest.FixtureRequest) -> Device:
-    """The device to measure (--hwq-device), opened."""
+    """The device to measure (--hwq-device), opened; ``device="cuda"`` in torch means this GPU."""
     from pytest_hwqueue.devices.kinds import open_device
     from pytest_hwqueue.plugin.ranks import local_device
 
@@ -146,6 +146,10 @@ def hwq_device(request: pytest.FixtureRequest) -> Device:
         settings = stash[SETTINGS]
         of = f"{request.node.nodeid}/{stash.get(ASSIGNMENT, Assignment()).run}"
         device.model.vary(settings.sim_noise, settings.seed, of)
+    if device.torch_device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device.torch_device)
     return device
 
 

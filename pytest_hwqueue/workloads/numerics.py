@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from pytest_hwqueue.devices.torch_settings import Float32Precision
 from pytest_hwqueue.errors import CheckFailed
 from pytest_hwqueue.workloads.workload import Setup
 
@@ -22,10 +23,27 @@ TORCH_TYPES = {
 _TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
 
 
+# What held before the first `set_precision` since it was last restored.
+_BEFORE: list[Float32Precision] = []
+
+
 def set_precision(dtype: MatmulType) -> torch.dtype:
-    """Allow TF32 in float32 products for ``tf32`` and forbid it otherwise; return torch's type."""
+    """Allow TF32 in float32 for ``tf32`` and forbid it otherwise; return torch's type.
+
+    It holds for the process, in products and convolutions, until `restore_precision`.
+    """
+    if not _BEFORE:
+        _BEFORE.append(Float32Precision.now())
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    # Convolutions have a switch of their own, which torch leaves on.
+    torch.backends.cudnn.allow_tf32 = dtype == "tf32"
     return TORCH_TYPES[dtype]
+
+
+def restore_precision() -> None:
+    """Put back what `set_precision` has set, so that a cell leaves its process as it was."""
+    while _BEFORE:
+        _BEFORE.pop().restore()
 
 
 def poison(*buffers: torch.Tensor) -> None:

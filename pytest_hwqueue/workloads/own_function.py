@@ -392,6 +392,8 @@ class FunctionWorkload(Workload):
         enqueue: Callable[[Sequence[Stream]], object],
         work: Mapping[str, float] | None,
         tags: Sequence[str] = (),
+        *,
+        gradients: bool = True,
     ) -> None:
         for unit, amount in (work or {}).items():
             if not (math.isfinite(amount) and amount > 0):
@@ -400,8 +402,9 @@ class FunctionWorkload(Workload):
         self._given = enqueue
         self._enqueue: Callable[[Sequence[Stream]], object] = self._first
         self._work = dict(work or {"iterations": 1.0})
-        # A class attribute of other workloads; here each test has its own.
+        # Class attributes of other workloads; here each test has its own.
         self.tags = tuple(tags)  # type: ignore[misc]
+        self.gradients = gradients  # type: ignore[misc]
 
     def setup(self, setup: Setup) -> None:
         """Do nothing: the test has set itself up."""
@@ -426,11 +429,15 @@ class FunctionWorkload(Workload):
 class PreparedFunction(FunctionWorkload):
     """A function that prepares its step, once for each stream, as given to `hwq.measure`."""
 
-    # Torch is as the user's own program finds it, and as tenants of such a function have it.
-    gradients = True
-
-    def __init__(self, make: MakeStep, work: Mapping[str, float] | None, folder: Path) -> None:
-        super().__init__(self._launch_steps, work)
+    def __init__(
+        self,
+        make: MakeStep,
+        work: Mapping[str, float] | None,
+        folder: Path,
+        *,
+        gradients: bool = True,
+    ) -> None:
+        super().__init__(self._launch_steps, work, gradients=gradients)
         self._make = make
         self._folder = folder
         self._setup: Setup | None = None
@@ -465,7 +472,11 @@ class PreparedFunction(FunctionWorkload):
 
 
 def workload_of(
-    function: Callable[[], object] | MakeStep, work: Mapping[str, float] | None, folder: Path
+    function: Callable[[], object] | MakeStep,
+    work: Mapping[str, float] | None,
+    folder: Path,
+    *,
+    gradients: bool = True,
 ) -> FunctionWorkload:
     """Return the workload of a function as `hwq.measure` takes it.
 
@@ -473,6 +484,7 @@ def workload_of(
         function: called on each stream, or prepares what is called there.
         work: of one iteration, by unit; by default one iteration.
         folder: file names in tracebacks are relative to it.
+        gradients: whether it may record autograd graphs; if not, it runs in inference mode.
 
     Raises:
         ValueError: if an amount of work is not finite and above zero.
@@ -481,8 +493,9 @@ def workload_of(
     """
     require_runs(_name(function), function)
     if prepares_a_step(function):
-        return PreparedFunction(cast("MakeStep", function), work, folder)
-    return FunctionWorkload(on_every_stream(cast("Callable[[], object]", function)), work)
+        return PreparedFunction(cast("MakeStep", function), work, folder, gradients=gradients)
+    enqueue = on_every_stream(cast("Callable[[], object]", function))
+    return FunctionWorkload(enqueue, work, gradients=gradients)
 
 
 def _name(function: Callable[..., object]) -> str:

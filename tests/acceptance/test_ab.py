@@ -111,6 +111,11 @@ def test_interrupted_it_leaves_what_was_measured_and_nothing_else(project: Path)
         (("fast", "main", "--rate", "30%"), "screen must be at least rate"),
         (("--a", "--runs 2"), "'--runs' is not valid; it is for the comparison as a whole"),
         (("--a", "--device cpu", "--b", "--device cuda"), "one device measures both sides"),
+        (("--a", "CUDA_LAUNCH_BLOCKING=1", "--device", "sim:h200"), "sim:h200 does not model it"),
+        (
+            ("--a", "CUDA_LAUNCH_BLOCKING=1 --device sim:h200", "--b", "--device sim:h200"),
+            "sim:h200 does not model it",
+        ),
         # Tests that one side does not have.
         (("fast", ".", *SHORT, "--", "test_new.py"), "A: pytest cannot collect the tests"),
     ],

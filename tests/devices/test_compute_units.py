@@ -24,6 +24,8 @@ from pytest_hwqueue.devices.compute_units import (
 from pytest_hwqueue.devices.kinds import Runtime
 from pytest_hwqueue.errors import DeviceError
 
+from .gpus import Gpus
+
 
 class Hip:
     """HIP's runtime, which keeps the masks that streams were created with."""
@@ -110,7 +112,7 @@ def pool_with(idle: IdleStreams[Any], query: Callable[[], bool]) -> AcceleratorP
     pool: Any = AcceleratorPool.__new__(AcceleratorPool)
     pool.device = SimpleNamespace(index=0)
     pool._idle, pool._kinds, pool._handles = idle, [(0, None)], idle.take([(0, None)])
-    pool.streams = (SimpleNamespace(stream=SimpleNamespace(query=query)),)
+    pool.streams = (SimpleNamespace(stream=SimpleNamespace(query=query, device_index=0)),)
     pool._gradients = nullcontext()
     found: AcceleratorPool = pool
     return found
@@ -118,8 +120,7 @@ def pool_with(idle: IdleStreams[Any], query: Callable[[], bool]) -> AcceleratorP
 
 @pytest.fixture
 def torch_without_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("set_stream", "current_stream", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    Gpus(1, {}, set()).install(monkeypatch)
     monkeypatch.setattr(accelerator, "_DRAINING_S", 0.05)
 
 
@@ -167,8 +168,8 @@ def test_a_process_settles_once_before_its_first_pool(monkeypatch: pytest.Monkey
     made: Any = Accelerator.__new__(Accelerator)
     made.index, done = 0, []
     made._create_stream, made._runtime = lambda _: None, None
+    Gpus(1, {}, set()).install(monkeypatch)
     made._settle = lambda: done.append("settled")
-    monkeypatch.setattr(accelerator, "_IDLE", {})
     monkeypatch.setattr(accelerator, "AcceleratorPool", lambda *given: done.append("opened"))
     made.open_streams(1)
     made.open_streams(2)

@@ -181,6 +181,17 @@ def test_launches_that_block_are_a_problem_and_other_queue_settings_are_told(
     assert (f"unset {name}:" in found.advice) == (status == "problem")
 
 
+@pytest.mark.parametrize(("value", "says"), [
+    ("64", "takes numbers from 1 to 32: 64 is 32"), ("many", "'many' is no number from 1 to 32"),
+])  # fmt: skip
+def test_a_number_of_connections_that_cuda_does_not_take_is_told(
+    root: Path, value: str, says: str
+) -> None:
+    found = ask("queue settings", machine(root, CUDA, {"CUDA_DEVICE_MAX_CONNECTIONS": value}))
+    assert found.status == "warning"
+    assert says in found.advice
+
+
 def test_mps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[Daemon] = []
     monkeypatch.setattr(mps_daemons, "running", lambda: running)

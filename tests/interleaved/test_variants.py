@@ -9,6 +9,7 @@ from pytest_hwqueue.interleaved.variants import (
     OF_THE_COMPARISON,
     SideVariant,
     read_variant,
+    refuse_unmodelled,
     varied_fields,
 )
 from pytest_hwqueue.settings.options import OPTIONS
@@ -44,6 +45,9 @@ def test_words_are_read_as_in_a_shell_and_win_over_what_both_have_in_common() ->
         ("--fail-on p50", "for the comparison as a whole"),
         ("LD_PRELOAD=/lib/x.so", "does not reach the processes that measure"),
         ("--param 'mm_dim", "No closing quotation"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS=64", "takes numbers from 1 to 32: 64 is 32"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS=many", "'many' is no number from 1 to 32"),
+        ("GPU_MAX_HW_QUEUES=0", "'0' is no number of at least 1"),
     ],
 )
 def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
@@ -66,6 +70,31 @@ def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
 )  # fmt: skip
 def test_what_the_user_varies_may_differ_and_nothing_else(a: str, b: str, fields: set[str]) -> None:
     assert varied_fields(read_variant("--a", a), read_variant("--b", b)) == fields
+
+
+@pytest.mark.parametrize(
+    ("device", "a", "b", "says"),
+    [
+        ("sim:h200", "CUDA_LAUNCH_BLOCKING=1", "", "--a.*CUDA_LAUNCH_BLOCKING=1"),
+        ("sim:h200", "", "NVIDIA_TF32_OVERRIDE=0", "--b.*NVIDIA_TF32_OVERRIDE=0"),
+        ("sim:h200", "GPU_MAX_HW_QUEUES=1", "GPU_MAX_HW_QUEUES=8", "--a.*GPU_MAX_HW_QUEUES=1"),
+        ("sim:mi300x", "", "CUDA_DEVICE_MAX_CONNECTIONS=1", "--b.*device models GPU_MAX_HW_QUEUES"),
+        ("sim:h200", "CUDA_DEVICE_MAX_CONNECTIONS=1", "CUDA_DEVICE_MAX_CONNECTIONS=32", ""),
+        ("sim:h200", "HSA_ENABLE_SDMA=0 X=1", "HSA_ENABLE_SDMA=0 X=2", ""),
+        ("cuda", "CUDA_LAUNCH_BLOCKING=1", "", ""),
+        ("", "CUDA_LAUNCH_BLOCKING=1", "", ""),
+    ],
+)
+def test_what_a_simulated_device_does_not_model_cannot_be_varied_there(
+    device: str, a: str, b: str, says: str
+) -> None:
+    sides = read_variant("--a", a), read_variant("--b", b)
+    if not says:
+        refuse_unmodelled(device, *sides)
+        return
+    with pytest.raises(BadOption, match=says) as refused:
+        refuse_unmodelled(device, *sides)
+    assert f"{device} does not model it, so both sides would be the same" in str(refused.value)
 
 
 def test_every_option_of_the_plugin_is_a_sides_or_the_comparisons() -> None:

@@ -7,19 +7,24 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pytest_hwqueue.devices.torch_settings import changed_settings, torch_settings
+from pytest_hwqueue.workloads.numerics import restore_precision
+
 from .two_ranks import Printed, printed_of
 
 
 @pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
-    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     threads = torch.get_num_threads()
     # Tiny operations only wait for one another on several cores.
     torch.set_num_threads(1)
+    before = torch_settings()
     yield
+    # As at a cell's end: what a workload has set is put back, or costs its process.
+    restore_precision()
+    changes = changed_settings(before, torch_settings())
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = convolutions
+    assert not changes
 
 
 @pytest.fixture(scope="session")

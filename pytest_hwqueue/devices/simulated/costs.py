@@ -28,6 +28,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.profile import Profile, load_profile
+from pytest_hwqueue.devices.torch_settings import float32_precision_kept, tf32_allowed
 from pytest_hwqueue.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class Costs(TorchDispatchMode):
         key = (
             _key(function, 0),
             *(_key(argument, 0) for argument in arguments),
-            torch.get_float32_matmul_precision(),
+            tf32_allowed(),
         )
         found = self._kept.get(key)
         if found is None:
@@ -405,7 +406,7 @@ class Costs(TorchDispatchMode):
 
 def _on_tensor_cores(dtype: torch.dtype) -> bool:
     """Whether products of this type use tensor cores: fp32 only as TF32, where it is allowed."""
-    return dtype is not torch.float32 or torch.get_float32_matmul_precision() != "highest"
+    return dtype is not torch.float32 or tf32_allowed()
 
 
 class Enqueued:
@@ -493,13 +494,11 @@ def prepare_kernels() -> None:
 def _kernels_of(function: Callable[[], None]) -> str:
     # Any profile would do: what is of interest are names, sizes and their order.
     costs = Costs(load_profile("h200"))
-    precision = torch.get_float32_matmul_precision()
-    # Whatever a model of this process has set: it is no property of torch.
-    torch.set_float32_matmul_precision("highest")
-    with FakeTensorMode(), torch.inference_mode(function is not _training):
-        found = repr(costs.of(function, ()))
-    torch.set_float32_matmul_precision(precision)
-    return found
+    with float32_precision_kept():
+        # Whatever a model of this process has set: it is no property of torch.
+        torch.set_float32_matmul_precision("highest")
+        with FakeTensorMode(), torch.inference_mode(function is not _training):
+            return repr(costs.of(function, ()))
 
 
 def _inference() -> None:

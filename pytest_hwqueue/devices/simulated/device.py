@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ class SimulatedDevice:
     @property
     def connections(self) -> int:
         """How many streams have their own hardware queue."""
-        return self.profile.dispatch.connections.value
+        return self.profile.connections
 
     @property
     def lease_key(self) -> None:
@@ -168,7 +169,8 @@ class SimulatedDevice:
     def fingerprint(self) -> Fingerprint:
         """Return the model, the profile and its contents, and the kernels torch makes of a call.
 
-        Nothing else changes a figure: neither the machine nor torch's version as such.
+        With these goes the number of hardware queues that the environment asks for. Nothing else
+        changes a figure: neither the machine nor torch's version as such.
         """
         contents = self.profile.model_dump_json()
         fingerprint = Fingerprint(
@@ -187,6 +189,9 @@ class SimulatedDevice:
             },
             missing={},
         )
+        variable = self.profile.connections_setting.variable
+        if os.environ.get(variable):
+            fingerprint.hard[f"environment.{variable}"] = os.environ[variable]
         if self.noise is not None:
             fingerprint.hard["noise"] = self.noise.describe()
             fingerprint.soft["noise_seed"] = self.noise.seed

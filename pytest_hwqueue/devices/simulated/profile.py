@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pytest_hwqueue.devices.compute_units import Partition
+from pytest_hwqueue.devices.connections import CONNECTIONS, Connections
 from pytest_hwqueue.errors import BadInput, DeviceError, abridged, nearest, translated
 
 
@@ -260,6 +262,16 @@ class Profile(_Section):
             handover_ns=host.lock_handover_ns.value,
         )
 
+    @property
+    def connections_setting(self) -> Connections:
+        """The variable by which the vendor's runtime has other numbers of hardware queues."""
+        return CONNECTIONS["cuda" if self.vendor == "nvidia" else "hip"]
+
+    @property
+    def connections(self) -> int:
+        """Hardware queues, by the profile or as this process's environment asks for them."""
+        return self.connections_setting.count(os.environ, self.dispatch.connections.value)
+
     def hardware(self) -> Hardware:
         """What the event-driven model needs of the profile."""
         sharing = self.sharing
@@ -272,7 +284,10 @@ class Profile(_Section):
             time_slice_ns=sharing.time_slice_ns.value,
             process_switch_ns=sharing.process_switch_ns.value,
             share_processes=sharing.processes == "together",
-            **{name: figure.value for name, figure in self.dispatch},
+            **{
+                **{name: figure.value for name, figure in self.dispatch},
+                "connections": self.connections,
+            },
         )
 
 
@@ -294,6 +309,17 @@ def load_profile(specification: str) -> Profile:
     with translated(BadInput, f"{specification}: cannot be read", OSError, UnicodeDecodeError):
         text = Path(specification).read_text(encoding="utf-8")
     return _parse(specification, text)
+
+
+def modelled_variable(device: str) -> str | None:
+    """Return which variable of its vendor's runtime a device models; None if it is no such model.
+
+    Raises:
+        BadInput: if there is no such profile, or its file is wrong.
+
+    """
+    kind, _, profile = device.partition(":")
+    return load_profile(profile).connections_setting.variable if kind == "sim" else None
 
 
 @lru_cache

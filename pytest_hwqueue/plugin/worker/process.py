@@ -115,6 +115,19 @@ class WorkerPlugin:
         attach_records(report, self._sink.take())
         return report
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        """Look at what a fixture that several tests share has changed."""
+        value = yield
+        self._fitness.fixture_is_set_up(fixturedef)
+        return value
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        """Expect no longer what a fixture has changed."""
+        self._fitness.fixture_is_torn_down(fixturedef)
+
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
         """Look at what a test leaves of its captured output."""

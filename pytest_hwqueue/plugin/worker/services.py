@@ -1,8 +1,9 @@
 """Whether a worker is fit for another test, and the services of its scheduler.
 
 What a test changes for good in its process, the next one would be measured with: limits, clocks,
-cores, torch's defaults. A worker that is no longer as it was is replaced. What a fixture of a wider
-scope changes is meant for all its tests, so the state after set-up is expected as well.
+cores, torch's settings. A worker that is no longer as it was is replaced. What a fixture of a wider
+scope changes is meant for all its tests, so the state after set-up is expected as well; of torch's
+settings, which figures depend on, only that after such a fixture.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_hwqueue.devices.torch_settings import Setting, changed_settings, torch_settings
 from pytest_hwqueue.errors import NotProven, on_one_line
 from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.plugin.ranks import ranks_needed
@@ -41,6 +44,8 @@ class Fitness:
 
     def __init__(self) -> None:
         self._expected = {_state()}
+        # By the fixture that has set them, as long as it is there; None for the process's own.
+        self._of_torch: dict[object, Mapping[str, Setting]] = {None: torch_settings()}
         self._lost = False
 
     def ran(self, call: pytest.CallInfo[None]) -> None:
@@ -55,6 +60,19 @@ class Fitness:
             whole = call.excinfo.errisinstance((Exception, pytest.fail.Exception))
             self._lost |= not whole
 
+    def fixture_is_set_up(self, fixture: pytest.FixtureDef[Any]) -> None:
+        """Look at what a fixture has changed for all the tests that share it."""
+        now = torch_settings()
+        if fixture.scope != "function" and not self._knows(now):
+            self._of_torch[fixture] = now
+
+    def fixture_is_torn_down(self, fixture: pytest.FixtureDef[Any]) -> None:
+        """Expect no longer what it had set."""
+        self._of_torch.pop(fixture, None)
+
+    def _knows(self, settings: Mapping[str, Setting]) -> bool:
+        return any(not changed_settings(each, settings) for each in self._of_torch.values())
+
     def look_at_output(self) -> None:
         """Look at the captured output, which exists only while a part of a test runs.
 
@@ -64,7 +82,7 @@ class Fitness:
 
     def is_left(self) -> bool:
         """Return whether a test has left the process, and pytest in it, fit for the next one."""
-        return not self._lost and _state() in self._expected
+        return not self._lost and _state() in self._expected and self._knows(torch_settings())
 
 
 def _state() -> Hashable:
@@ -81,7 +99,6 @@ def _state() -> Hashable:
         (gc.isenabled(), *gc.get_threshold()),
         (id(sys.gettrace()), id(sys.getprofile())),
         (sys.getrecursionlimit(), sys.getswitchinterval()),
-        _defaults_of_torch(),
     )
 
 
@@ -106,19 +123,6 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
-
-
-def _defaults_of_torch() -> Hashable:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    return (
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        str(torch.get_default_device()),
-        torch.is_grad_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
 
 
 class SchedulerServices:

@@ -75,8 +75,6 @@ class AsyncDataload(Workload, declared="async_dataload"):
         """Create the host's batches, two buffers per stream for each stage, and the network."""
         parameters, place = self.parameters, setup.device.torch_device
         dtype = set_precision(parameters.dtype)
-        # Convolutions have a switch of their own, which torch leaves on.
-        torch.backends.cudnn.allow_tf32 = parameters.dtype == "tf32"
         computing, preprocessing, copying = thirds(setup.streams)
         self._groups = (copying, preprocessing, computing)
 

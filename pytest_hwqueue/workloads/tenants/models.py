@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
+from pytest_hwqueue.devices.torch_settings import tf32_allowed
 from pytest_hwqueue.errors import BadInput, CheckFailed, translated
 from pytest_hwqueue.workloads.numerics import TORCH_TYPES, MatmulType, require_close, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, transformers
@@ -265,8 +266,6 @@ def open_models(
     forwards = [family.forward(model, batch, shape, generator) for _ in streams]
     if dtype in ("fp32", "tf32"):
         set_precision(dtype)
-        # Convolutions have a switch of their own, which torch leaves on.
-        torch.backends.cudnn.allow_tf32 = dtype == "tf32"
     if device.torch_device.type != "cpu":
         # Weights were copied on whichever stream was current.
         torch.cuda.synchronize(device.torch_device)
@@ -288,7 +287,7 @@ def _require(valid: bool, name: str, parameter: str, value: object, wanted: str)
 
 
 def _precision() -> MatmulType:
-    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if tf32_allowed() else "fp32"
 
 
 def _plain_stream(device: Device) -> AbstractContextManager[object]:
