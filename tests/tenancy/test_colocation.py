@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,20 @@ class Watched(Native):
     def __init__(self) -> None:
         super().__init__(*NATIVE)
         self.pids: dict[str, int] = {}
-        self.calls = 0
+        self.calls = self.checks = 0
+        self.last_call_s = self.proven_s = 0.0
         self.variables: dict[str, str] = {}
         self.leased = self.proven_alive = False
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
         return {"HWQ_TEST_TENANT": f"{tenant.name} {tenant.priority}"}
 
+    def check(self) -> None:
+        self.checks += 1
+
     def observe(self, pids: Mapping[str, int]) -> None:
         self.calls += 1
+        self.last_call_s = time.monotonic()
         if self.calls > 1:
             return
         self.pids = dict(pids)
@@ -75,6 +81,7 @@ class Watched(Native):
         asking.join()
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
+        self.proven_s = time.monotonic()
         self.proven_alive = all(psutil.pid_exists(pid) for pid in pids.values())
         return super().proof(pids, inside)
 
@@ -157,10 +164,13 @@ def test_two_processes_are_measured_together(tmp_path: Path) -> None:
     assert record.fingerprint.hard["device_kind"] == "cpu"
     logs = {path.name for path in tmp_path.glob("beside*/*.log")}
     assert logs == {"tenant-steady.log", "tenant-greedy.log"}
-    # The scheduler is asked, sees the tenants while they serve, and the device is leased.
+    # The scheduler is asked, sees the tenants while they warm up, and the device is leased.
     assert len(set(scheduler.pids.values())) == 2
     assert scheduler.variables == {"steady": "steady 3", "greedy": "greedy 0"}
-    assert scheduler.calls > 10
+    assert scheduler.calls > 2
+    # Within the window only its services are looked after: other modes have nobody to ask.
+    assert scheduler.proven_s - scheduler.last_call_s >= 0.8
+    assert scheduler.checks > 10
     assert scheduler.proven_alive
     assert scheduler.leased
     assert record.proof is not None
@@ -193,10 +203,11 @@ def test_two_processes_are_measured_together(tmp_path: Path) -> None:
 class Killing(Watched):
     """Kills a tenant while it serves."""
 
-    def observe(self, pids: Mapping[str, int]) -> None:
-        super().observe(pids)
-        if self.calls == 1:
-            os.kill(pids["greedy"], signal.SIGKILL)
+    def check(self) -> None:
+        super().check()
+        if self.pids and time.monotonic() > self.last_call_s + 1:
+            with suppress(ProcessLookupError):
+                os.kill(self.pids["greedy"], signal.SIGKILL)
 
 
 def test_a_tenant_that_is_killed_ends_the_others(tmp_path: Path) -> None:
