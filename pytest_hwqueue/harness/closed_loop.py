@@ -1,7 +1,9 @@
 """The closed loop: warm up until stable, then measure iteration after iteration.
 
 Two clocks are kept. Host-observed latency runs from before the first launch until the wait for all
-streams returns; device time comes from events on the streams that did the work. While measuring,
+streams returns; device time comes from events on the streams that did the work. Where iterations
+are not waited for there is no latency: streams drift apart, and from the first start to the last
+end of an iteration is the backlog between them. What they have is a pace. While measuring,
 garbage collection is disabled, buffers and events already exist, and nothing else runs between the
 two readings of the clock.
 """
@@ -93,7 +95,7 @@ class LoopResult:
     @property
     def iterations(self) -> int:
         """Measured iterations."""
-        return len(self.device_ns)
+        return len(self.enqueue_ns)
 
 
 # Called between iterations with the number done, never inside a measured interval.
@@ -227,18 +229,18 @@ def _pipelined(
     pause: Pause,
     window: CpuCounting | None,
 ) -> LoopResult:
-    """Enqueue iterations back to back; times come from events, read once completed."""
+    """Enqueue iterations back to back; their pace comes from events, read once completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
     result = LoopResult(stopped=f"{plan.iterations} iterations")
-    by_events = max(1, _MOST_EVENTS // (2 * len(streams)))
+    by_events = max(1, _MOST_EVENTS // len(streams))
     by_time = max(1, plan.max_time_ns // max(1, plan.iteration_ns))
     planned = min(plan.iterations, by_events, by_time)
     if planned == by_time < plan.iterations:
         result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
     elif planned == by_events < plan.iterations:
         result.stopped = f"{_MOST_EVENTS} events, the most kept without synchronising"
-    starts = [[device.new_event() for _ in streams] for _ in range(planned)]
+    origin = device.new_event()
     ends = [[device.new_event() for _ in streams] for _ in range(planned)]
     if tags is not None:
         tags.repeat(planned)
@@ -249,13 +251,12 @@ def _pipelined(
     if window is not None:
         window.opened()
     simulated_too_long = wall_cap(device, plan.wall_cap_ns)
+    streams[0].record(origin)
     while done < planned:
         if done and simulated_too_long():
             result.stopped = wall_cap_reached(plan.wall_cap_ns, done, planned)
             break
         began = clock_ns()
-        for stream, event in zip(streams, starts[done], strict=True):
-            stream.record(event)
         enqueue(streams)
         for stream, event in zip(streams, ends[done], strict=True):
             stream.record(event)
@@ -273,10 +274,9 @@ def _pipelined(
         window.closed()
     pause(done)
     result.enqueue_ns = enqueue_ns[:done].tolist()
-    previous: Event = starts[0][0]
-    for began_at, ended_at in zip(starts[:done], ends[:done], strict=True):
-        first, last = _extremes(device, began_at, ended_at)
-        result.device_ns.append(device.elapsed_ns(first, last))
+    previous = origin
+    for events in ends[:done]:
+        last = _latest(device, events)
         result.pace_ns.append(device.elapsed_ns(previous, last))
         previous = last
     if tags is not None:
@@ -285,14 +285,8 @@ def _pipelined(
     return result
 
 
-def _extremes(
-    device: Device, starts: Sequence[Event], ends: Sequence[Event]
-) -> tuple[Event, Event]:
-    """Return the earliest of ``starts`` and the latest of ``ends``."""
-    origin = starts[0]
-    first = min(starts, key=lambda event: device.elapsed_ns(origin, event))
-    last = max(ends, key=lambda event: device.elapsed_ns(origin, event))
-    return first, last
+def _latest(device: Device, events: Sequence[Event]) -> Event:
+    return max(events, key=lambda event: device.elapsed_ns(events[0], event))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.noise.evidence import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
-from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
+from pytest_hwqueue.records.cell import PACE, Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.syntax import Scheduler, cell_partitions, prove_cell
@@ -77,7 +77,9 @@ class CellRunner:
 
         Only KeyboardInterrupt and SystemExit pass through.
         """
-        primary = Primary.model_validate(request.workload.primary, from_attributes=True)
+        primary = PACE
+        if request.plan.sync_mode == "per_iteration":
+            primary = Primary.model_validate(request.workload.primary, from_attributes=True)
         found = FoundOfCell("set-up", [*request.notes], primary=primary)
 
         def run() -> None:
@@ -114,7 +116,11 @@ class CellRunner:
             torch.manual_seed(request.seed)
             cell.set_up(workload)
             found.work_per_iteration = workload.work_per_iteration()
-            if request.samples is not None:
+            if request.samples is not None and found.primary == PACE:
+                iterations = max(LEAST_ITERATIONS, request.samples)
+                request = replace(request, plan=replace(request.plan, iterations=iterations))
+                cell = replace(cell, request=request)
+            elif request.samples is not None:
                 plan = replace(
                     request.plan,
                     iterations=planned_iterations(workload, pool.streams, request.samples),
@@ -170,7 +176,9 @@ def _background_noise(request: CellRequest) -> AbstractContextManager[list[Noise
 def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = True) -> Program:
     request, pool = cell.request, cell.pool
     what = request.workload.primary
-    requests = what.name if primary and what.per == "request" else ""
+    # Where nothing is waited for, a request that goes on on another stream has its backlog in it.
+    waited_for = request.plan.sync_mode == "per_iteration"
+    requests = what.name if primary and waited_for and what.per == "request" else ""
     disturbed = events_disturb(cell.device, request.cell.streams)
     if request.cell.dispatch == "eager":
         return eager(cell.device, enqueue, tagged and disturbed is None, disturbed, requests)
@@ -178,7 +186,7 @@ def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = 
     for _ in range(2):
         enqueue(pool.streams)
         pool.synchronize()
-    if tagged and request.plan.sync_mode != "per_iteration":
+    if tagged and not waited_for:
         captured = graph(cell.device, pool, enqueue, False, requests)
         return replace(
             captured, no_events="a graph's events keep only the times of its last replay"

@@ -380,7 +380,7 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
         lengths = [len(each) for each in values]
         if len(set(lengths)) > 1:
             raise HwqError(f"the ranks took {_counts(lengths)} samples of {name}")
-        series[name] = _longest(values)
+        series[name] = _longest(values) if name != "pace_ns" else _between_last_ends(values)
     named: dict[str, dict[str, list[int]]] = {}
     for name in ("tags_ns", "references_ns", "reference_iterations_ns"):
         named[name] = {}
@@ -401,19 +401,21 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
 
 
 def _slowest_blocks(parts: Sequence[BackToBack]) -> BackToBack | None:
-    """Take the longest time of all ranks for each block; all ranks measured blocks, or none."""
+    """Return the time between the last ranks' ends of blocks; all ranks measured some, or none."""
     if not parts:
         return None
     return BackToBack(
-        blocks_ns=_longest([part.blocks_ns for part in parts]),
+        blocks_ns=_between_last_ends([part.blocks_ns for part in parts]),
         iterations=parts[0].iterations,
         launching_ns=max(part.launching_ns for part in parts),
     )
 
 
 def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: str) -> RanksSummary:
-    times = np.array([part.host_ns or part.device_ns for part in parts], dtype=np.int64)
-    slowest = np.bincount(times.argmax(axis=0), minlength=len(parts))
+    waited_for = bool(parts[0].host_ns)
+    times = np.array([part.host_ns or part.pace_ns for part in parts], dtype=np.int64)
+    ends = times if waited_for else times.cumsum(axis=1)
+    slowest = np.bincount(ends.argmax(axis=0), minlength=len(parts))
     iterations = times.shape[1]
     most = int(slowest.argmax())
     # The rank was chosen as the greatest of all: each could have been (Bonferroni).
@@ -423,7 +425,7 @@ def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: st
     return RanksSummary(
         world_size=len(parts),
         backend=backend,
-        skew=summarise_latency(skew_ns.tolist()),
+        skew=summarise_latency(skew_ns.tolist()) if waited_for else None,
         straggler=most if low > 1 / len(parts) else None,
         parts=[
             RankPart(
@@ -436,6 +438,16 @@ def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: st
             for rank, fingerprint in enumerate(record.fingerprint for record in records)
         ],
     )
+
+
+def _between_last_ends(values: Sequence[Sequence[int]]) -> list[int]:
+    """Return the times from one iteration's end on its last rank to the next one's.
+
+    All begin together. The longest time of each would add up to more than any rank took.
+    """
+    ends = np.cumsum(np.array(values, dtype=np.int64), axis=1).max(axis=0)
+    between: list[int] = np.diff(ends, prepend=0).tolist()
+    return between
 
 
 def _longest(values: Sequence[Sequence[int]]) -> list[int]:

@@ -122,12 +122,12 @@ class CellRows:
         if record.status != "ok":
             head.style = "yellow" if record.status == "skipped" else "red"
             head.below.append(status_of(record))
-        elif metrics.latency is None:
+        elif metrics.judged is None:
             head.style = "red"
             head.below.append("no latency was recorded")
-        if metrics.latency is None:
+        if metrics.judged is None:
             return [head]
-        self._put_latency(head, metrics.latency, None)
+        self._put_times(head, metrics.judged, None)
         head.figures["throughput"] = [
             self._figure("throughput", each, partial(_rate, each.unit))
             for each in metrics.throughput
@@ -136,9 +136,11 @@ class CellRows:
         rows = [head]
         for tag, summary in other_series(record).items():
             rows.append(Row(texts={"workload": f"  {tag}"}))
-            self._put_latency(rows[-1], summary, tag)
+            self._put_times(rows[-1], summary, tag)
         for refused, reason in metrics.refused.items():
-            self.notes.refuse(refused, reason, self.name)
+            # The cell's own note says that it has a pace in place of a latency.
+            if not (refused == "latency" and record.has_pace):
+                self.notes.refuse(refused, reason, self.name)
         below: list[Line] = rows[-1].below
         below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
         if metrics.overlap is not None:
@@ -160,7 +162,7 @@ class CellRows:
         self.notes.note(given, what, self.name, tag, interval=told)
         return printed(given, show if told else lambda value, _: show(value, None))
 
-    def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
+    def _put_times(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
         """Put in the percentiles and the maximum, in one unit."""
         given: dict[str, Estimate] = {key: getattr(summary, key) for key in PERCENTILES}
         values = [each * _NS_PER_MS for each in given.values() if each.value is not None]
@@ -249,8 +251,8 @@ def other_series(record: RunRecord) -> dict[str, LatencySummary]:
 
 def percentiles_ns(record: RunRecord) -> dict[str, float]:
     """Return a record's P50 and P99 in ns, by their names; refused ones are left out."""
-    latency = record.metrics.latency
-    given = {} if latency is None else {key: getattr(latency, key) for key in _WITH_INTERVAL}
+    judged = record.metrics.judged
+    given = {} if judged is None else {key: getattr(judged, key) for key in _WITH_INTERVAL}
     return {PERCENTILES[k]: v * _NS_PER_MS for k, v in given.items() if v.value is not None}
 
 
@@ -291,10 +293,12 @@ def _back_to_back(launching: float, idle: float) -> list[str]:
 
 def _ranks(ranks: RanksSummary) -> list[str]:
     """Return how many processes ran the cell, and how much they differed."""
-    if ranks.skew is None:
+    if ranks.world_size == 1:
         return [f"one rank, over {ranks.backend}"]
-    given = ((key, getattr(ranks.skew, key)) for key in _WITH_INTERVAL)
-    known = {key: each for key, each in given if each.value is not None}
+    known = {}
+    if ranks.skew is not None:
+        given = ((key, getattr(ranks.skew, key)) for key in _WITH_INTERVAL)
+        known = {key: each for key, each in given if each.value is not None}
     in_ns = [each * _NS_PER_MS for each in known.values()]
     unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
     apart = [
