@@ -49,6 +49,13 @@ class RankSynchronisation:
     def barrier(self) -> None:
         """Return once all ranks have arrived here."""
 
+    def begin(self, clock_ns: Callable[[], int]) -> int | None:
+        """Return once all ranks begin an iteration, with the time on their clock they agreed on.
+
+        None where there is none: one rank, or ranks on several hosts, which leave a barrier.
+        """
+        return None
+
 
 ONE_RANK = RankSynchronisation()
 
@@ -84,6 +91,7 @@ class LoopResult:
     stopped: str = ""
     # Iterations before the first sample.
     lead_in: int = 0
+    begun_ns: list[int] = field(default_factory=list)
     host_ns: list[int] = field(default_factory=list)
     device_ns: list[int] = field(default_factory=list)
     enqueue_ns: list[int] = field(default_factory=list)
@@ -172,6 +180,7 @@ def _synchronised(
     host_ns = array("q", bytes(8 * plan.iterations))
     enqueue_ns = array("q", bytes(8 * plan.iterations))
     device_ns = array("q", bytes(8 * plan.iterations))
+    begun_ns = array("q")
     result = LoopResult(stopped=f"{plan.iterations} iterations", lead_in=_LEAD_IN)
     start, end = device.new_event(), device.new_event()
     if window is not None:
@@ -188,7 +197,7 @@ def _synchronised(
     while done < plan.iterations:
         if tags is not None:
             tags.rewind()
-        rank_sync.barrier()
+        agreed_ns = rank_sync.begin(clock_ns)
         # Device time counts from here: the first stream is idle, so it passes the event at once.
         streams[0].record(start)
         started = clock_ns()
@@ -200,6 +209,8 @@ def _synchronised(
         host_ns[done] = finished - started
         enqueue_ns[done] = enqueued - started
         device_ns[done] = device.elapsed_ns(start, end)
+        if agreed_ns is not None:
+            begun_ns.append(started - agreed_ns)
         done += 1
         if tags is not None:
             tags.collect(device.elapsed_ns, result.tags_ns)
@@ -215,6 +226,7 @@ def _synchronised(
     if window is not None:
         window.closed()
     result.tag_iterations = done if tags is not None else 0
+    result.begun_ns = begun_ns.tolist()
     result.host_ns = host_ns[:done].tolist()
     result.enqueue_ns = enqueue_ns[:done].tolist()
     result.device_ns = device_ns[:done].tolist()

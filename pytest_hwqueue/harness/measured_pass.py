@@ -164,6 +164,7 @@ def _samples(
         host_ns=result.host_ns,
         device_ns=result.device_ns,
         enqueue_ns=result.enqueue_ns,
+        begun_ns=result.begun_ns,
         pace_ns=result.pace_ns,
         back_to_back=blocks,
         tags_ns=result.tags_ns,

@@ -103,6 +103,11 @@ class Samples(PlainData):
         description="device time of each iteration, from events; empty unless it was synchronised"
     )
     enqueue_ns: list[int] = Field(description="time the host took to enqueue each iteration")
+    begun_ns: list[int] = Field(
+        default_factory=list,
+        description="how long after the time that all ranks had agreed on each iteration began; "
+        "empty for one rank, and where ranks have no clock in common",
+    )
     pace_ns: list[int] = Field(
         description="device time from one iteration's end to the next's; empty if synchronised"
     )
@@ -277,6 +282,11 @@ class RanksSummary(PlainData):
         None,
         description="time from the first rank's end of an iteration to the last's; null for one "
         "rank, and where iterations are not waited for",
+    )
+    apart: LatencySummary | None = Field(
+        None,
+        description="how far apart ranks began an iteration, which their latency contains; null "
+        "for one rank, and where it is not known: ranks of several hosts leave a barrier",
     )
     straggler: int | None = Field(
         None, description="rank that was last more often than chance explains; null if none was"

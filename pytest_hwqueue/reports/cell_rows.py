@@ -295,20 +295,23 @@ def _ranks(ranks: RanksSummary) -> list[str]:
     """Return how many processes ran the cell, and how much they differed."""
     if ranks.world_size == 1:
         return [f"one rank, over {ranks.backend}"]
-    known = {}
-    if ranks.skew is not None:
-        given = ((key, getattr(ranks.skew, key)) for key in _WITH_INTERVAL)
-        known = {key: each for key, each in given if each.value is not None}
-    in_ns = [each * _NS_PER_MS for each in known.values()]
-    unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
-    apart = [
-        f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
-        for key, each in known.items()
-    ]
     parts = [f"{ranks.world_size} ranks over {ranks.backend}"]
-    if apart:
-        parts.append(f"last behind first {', '.join(apart)}")
+    for what, series in (("last behind first", ranks.skew), ("began within", ranks.apart)):
+        if shown := _p50_and_p99(series):
+            parts.append(f"{what} {shown}")
     if ranks.straggler is not None:
         late = ranks.parts[ranks.straggler]
         parts.append(f"straggler: rank {late.rank}, last in {percent(late.slowest_share)}")
     return parts
+
+
+def _p50_and_p99(series: LatencySummary | None) -> str:
+    """Return both with their intervals, in one unit; empty where neither is known."""
+    given = ((key, getattr(series, key)) for key in _WITH_INTERVAL if series is not None)
+    known = {key: each for key, each in given if each.value is not None}
+    in_ns = [each * _NS_PER_MS for each in known.values()]
+    unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
+    return ", ".join(
+        f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
+        for key, each in known.items()
+    )

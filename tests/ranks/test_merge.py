@@ -83,6 +83,20 @@ def test_pace_of_ranks_is_between_their_last_ends_and_has_no_skew() -> None:
     assert [part.slowest_share for part in merged.ranks.parts] == [0.75, 0.25]
 
 
+def test_how_far_apart_ranks_began_is_told_and_where_it_is_not_known() -> None:
+    began = [3, 1, 9], [2, 5, 9], [4, 1, 0]
+    merged = merge([of_rank([5, 6, 7], begun_ns=each) for each in began], "nccl")
+    assert merged.ranks is not None
+    assert merged.ranks.apart is not None
+    assert (merged.ranks.apart.n, merged.ranks.apart.max) == (3, 9e-6)
+    assert merged.ranks.apart.mean == pytest.approx((2 + 4 + 9) / 3e6)
+    assert not any("clock in common" in note for note in merged.notes)
+    unknown = merge([of_rank([5, 6, 7]) for _ in began], "nccl")
+    assert unknown.ranks is not None
+    assert unknown.ranks.apart is None
+    assert any("no clock in common: iterations begin after a barrier" in n for n in unknown.notes)
+
+
 def test_straggler_is_named_and_equals_are_not() -> None:
     generator = np.random.default_rng(5)
     quick, other = generator.normal(1e6, 1e4, (2, 200)).astype(int).tolist()

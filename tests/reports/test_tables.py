@@ -247,7 +247,9 @@ def test_a_refusal_says_whether_it_is_of_a_cell_or_of_its_tags() -> None:
 
 @given(
     st.floats(min_value=1e-3, max_value=1e15),
-    st.sampled_from(["kernels/s", "TFLOP/s", "GB/s", "small kernels/s", "GB of bus traffic/s"]),
+    st.sampled_from(
+        ["kernels/s", "TFLOP/s", "GB/s", "small kernels/s", "GB of one rank's bus traffic/s"]
+    ),
 )
 def test_a_short_rate_and_its_unit_make_the_whole(value: float, unit: str) -> None:
     short, whole = rate_in_short(value, unit), rate(value, unit)
