@@ -89,7 +89,7 @@ class Run:
         session: id of the session that measured it.
         when: UTC, ISO 8601.
         commit: of the measured code, if known.
-        n: number of latency samples.
+        n: number of samples of what the cell is judged by: its latency, or its pace.
         failed: requests that failed and have no latency.
         p50_ns: and the others: quantiles of the n samples (numpy's type 7), rounded to whole ns.
         throughput: amount per second, by unit; ``back to back`` where iterations were not waited
@@ -142,7 +142,8 @@ class SampleDefinition:
     """What the samples are: both sides of a comparison must mean the same latency.
 
     Attributes:
-        latency: clock of an iteration's time.
+        latency: which of an iteration's times; ``pace_ns`` is no latency, but the time from one
+            iteration's end to the next's, where none is waited for.
         tags: what timed tagged launches.
         contended: what timed the judged launches while all streams had work; None where no single
             launch is judged, or its stream waits for others.
@@ -151,7 +152,7 @@ class SampleDefinition:
 
     """
 
-    latency: Literal["host_ns", "device_ns"]
+    latency: Literal["host_ns", "pace_ns"]
     tags: Literal["events", "activity"]
     primary: str = "iteration"
     contended: Instrument | None = None
@@ -170,6 +171,11 @@ class CellHeader(PlainData):
     definitions: dict[str, int] = Field(
         default_factory=dict, description="version of what each figure means, as in the records"
     )
+
+    @property
+    def has_pace(self) -> bool:
+        """Whether its samples are paces, and no latencies."""
+        return self.sample.latency == "pace_ns"
 
 
 @dataclass(frozen=True)
@@ -227,11 +233,11 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
     if record.fingerprint is None or record.samples is None:
         absent = "fingerprint" if record.fingerprint is None else "samples"
         raise RecordError(f"{where}: the record has no {absent}; measure it again")
-    definition, latency_ns = _definition(record), record.latency_ns()
-    if not latency_ns:
+    definition, judged_ns = _definition(record), record.judged_ns()
+    if not judged_ns:
         raise RecordError(f"{where}: the record has no latency samples; measure it again")
     with translated(RecordError, where, ValueError, remedy="measure it again"):
-        run = _run(record, latency_ns, session)
+        run = _run(record, judged_ns, session)
     header = CellHeader(
         schema=SCHEMA,
         # As it will be read again: JSON has lists and no tuples.
@@ -325,9 +331,9 @@ def _definition(record: RunRecord) -> SampleDefinition:
     """Return what a record's latencies are, by the same rule as its own summary's."""
     samples = record.samples
     assert samples is not None
-    clock: Literal["host_ns", "device_ns"] = "host_ns" if samples.host_ns else "device_ns"
+    times: Literal["host_ns", "pace_ns"] = "pace_ns" if record.has_pace else "host_ns"
     contended = None if samples.contended is None else samples.contended.timed_by
-    return SampleDefinition(clock, samples.tags_timed_by, record.primary.name, contended)
+    return SampleDefinition(times, samples.tags_timed_by, record.primary.name, contended)
 
 
 def _series(record: RunRecord) -> dict[str, list[int]]:
@@ -336,16 +342,16 @@ def _series(record: RunRecord) -> dict[str, list[int]]:
     assert samples is not None
     series = {tag: values for tag, values in samples.tags_ns.items() if tag != record.primary.name}
     if record.primary.per != "iteration":
-        series[ITERATION] = samples.host_ns or samples.device_ns
+        series[ITERATION] = samples.host_ns
     return {name: values for name, values in series.items() if values}
 
 
-def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
+def _run(record: RunRecord, judged_ns: list[int], session: str) -> Run:
     assert record.samples is not None
     # Another figure than that of iterations which are waited for, and never compared with it.
     back_to_back = ", back to back" if record.samples.back_to_back else ""
-    encoded, contended = encode_samples(latency_ns), record.samples.contended
-    figures = _quantiles(latency_ns, (0.5, 0.9, 0.95, 0.99, 0.999))
+    encoded, contended = encode_samples(judged_ns), record.samples.contended
+    figures = _quantiles(judged_ns, (0.5, 0.9, 0.95, 0.99, 0.999))
     tags = {
         tag: TagFigures(len(values), *_quantiles(values, (0.5, 0.9, 0.95, 0.99)))
         for tag, values in _series(record).items()
@@ -354,7 +360,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         session=session,
         when=record.started,
         commit=record.git_commit,
-        n=len(latency_ns),
+        n=len(judged_ns),
         # A cell that is no tenant ends with its first failure: if it went well, it had none.
         failed=record.failed_requests or 0,
         p50_ns=figures[0],
@@ -362,7 +368,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         p95_ns=figures[2],
         p99_ns=figures[3],
         p999_ns=figures[4],
-        max_ns=max(latency_ns),
+        max_ns=max(judged_ns),
         throughput={each.unit + back_to_back: float(each) for each in record.metrics.throughput},
         tags=tags,
         ratios={
@@ -381,7 +387,7 @@ def _iteration_ns(samples: Samples) -> float | None:
 
     A tenth of a nanosecond is below any clock's resolution, and keeps the file readable.
     """
-    durations = samples.pace_ns or samples.host_ns or samples.device_ns
+    durations = samples.pace_ns or samples.host_ns
     return round(sum(durations) / len(durations), 1) if durations else None
 
 

@@ -294,7 +294,7 @@ def _run_chunk(
         assert trace is not None
         began_ns = time.monotonic_ns()
         for number in range(first - _LEAD_IN, first + size):
-            rank_sync.barrier()
+            rank_sync.begin(clock_ns)
             launches = len(trace.launches)
             started = clock_ns()
             enqueue(streams)

@@ -1,7 +1,9 @@
 """The closed loop: warm up until stable, then measure iteration after iteration.
 
 Two clocks are kept. Host-observed latency runs from before the first launch until the wait for all
-streams returns; device time comes from events on the streams that did the work. While measuring,
+streams returns; device time comes from events on the streams that did the work. Where iterations
+are not waited for there is no latency: streams drift apart, and from the first start to the last
+end of an iteration is the backlog between them. What they have is a pace. While measuring,
 garbage collection is disabled, buffers and events already exist, and nothing else runs between the
 two readings of the clock.
 """
@@ -47,6 +49,13 @@ class RankSynchronisation:
     def barrier(self) -> None:
         """Return once all ranks have arrived here."""
 
+    def begin(self, clock_ns: Callable[[], int]) -> int | None:
+        """Return once all ranks begin an iteration, with the time on their clock they agreed on.
+
+        None where there is none: one rank, or ranks on several hosts, which leave a barrier.
+        """
+        return None
+
 
 ONE_RANK = RankSynchronisation()
 
@@ -82,6 +91,7 @@ class LoopResult:
     stopped: str = ""
     # Iterations before the first sample.
     lead_in: int = 0
+    begun_ns: list[int] = field(default_factory=list)
     host_ns: list[int] = field(default_factory=list)
     device_ns: list[int] = field(default_factory=list)
     enqueue_ns: list[int] = field(default_factory=list)
@@ -93,7 +103,7 @@ class LoopResult:
     @property
     def iterations(self) -> int:
         """Measured iterations."""
-        return len(self.device_ns)
+        return len(self.enqueue_ns)
 
 
 # Called between iterations with the number done, never inside a measured interval.
@@ -170,6 +180,7 @@ def _synchronised(
     host_ns = array("q", bytes(8 * plan.iterations))
     enqueue_ns = array("q", bytes(8 * plan.iterations))
     device_ns = array("q", bytes(8 * plan.iterations))
+    begun_ns = array("q")
     result = LoopResult(stopped=f"{plan.iterations} iterations", lead_in=_LEAD_IN)
     start, end = device.new_event(), device.new_event()
     if window is not None:
@@ -186,7 +197,7 @@ def _synchronised(
     while done < plan.iterations:
         if tags is not None:
             tags.rewind()
-        rank_sync.barrier()
+        agreed_ns = rank_sync.begin(clock_ns)
         # Device time counts from here: the first stream is idle, so it passes the event at once.
         streams[0].record(start)
         started = clock_ns()
@@ -198,6 +209,8 @@ def _synchronised(
         host_ns[done] = finished - started
         enqueue_ns[done] = enqueued - started
         device_ns[done] = device.elapsed_ns(start, end)
+        if agreed_ns is not None:
+            begun_ns.append(started - agreed_ns)
         done += 1
         if tags is not None:
             tags.collect(device.elapsed_ns, result.tags_ns)
@@ -213,6 +226,7 @@ def _synchronised(
     if window is not None:
         window.closed()
     result.tag_iterations = done if tags is not None else 0
+    result.begun_ns = begun_ns.tolist()
     result.host_ns = host_ns[:done].tolist()
     result.enqueue_ns = enqueue_ns[:done].tolist()
     result.device_ns = device_ns[:done].tolist()
@@ -227,18 +241,18 @@ def _pipelined(
     pause: Pause,
     window: CpuCounting | None,
 ) -> LoopResult:
-    """Enqueue iterations back to back; times come from events, read once completed."""
+    """Enqueue iterations back to back; their pace comes from events, read once completed."""
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
     result = LoopResult(stopped=f"{plan.iterations} iterations")
-    by_events = max(1, _MOST_EVENTS // (2 * len(streams)))
+    by_events = max(1, _MOST_EVENTS // len(streams))
     by_time = max(1, plan.max_time_ns // max(1, plan.iteration_ns))
     planned = min(plan.iterations, by_events, by_time)
     if planned == by_time < plan.iterations:
         result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
     elif planned == by_events < plan.iterations:
         result.stopped = f"{_MOST_EVENTS} events, the most kept without synchronising"
-    starts = [[device.new_event() for _ in streams] for _ in range(planned)]
+    origin = device.new_event()
     ends = [[device.new_event() for _ in streams] for _ in range(planned)]
     if tags is not None:
         tags.repeat(planned)
@@ -249,13 +263,12 @@ def _pipelined(
     if window is not None:
         window.opened()
     simulated_too_long = wall_cap(device, plan.wall_cap_ns)
+    streams[0].record(origin)
     while done < planned:
         if done and simulated_too_long():
             result.stopped = wall_cap_reached(plan.wall_cap_ns, done, planned)
             break
         began = clock_ns()
-        for stream, event in zip(streams, starts[done], strict=True):
-            stream.record(event)
         enqueue(streams)
         for stream, event in zip(streams, ends[done], strict=True):
             stream.record(event)
@@ -273,10 +286,9 @@ def _pipelined(
         window.closed()
     pause(done)
     result.enqueue_ns = enqueue_ns[:done].tolist()
-    previous: Event = starts[0][0]
-    for began_at, ended_at in zip(starts[:done], ends[:done], strict=True):
-        first, last = _extremes(device, began_at, ended_at)
-        result.device_ns.append(device.elapsed_ns(first, last))
+    previous = origin
+    for events in ends[:done]:
+        last = _latest(device, events)
         result.pace_ns.append(device.elapsed_ns(previous, last))
         previous = last
     if tags is not None:
@@ -285,14 +297,8 @@ def _pipelined(
     return result
 
 
-def _extremes(
-    device: Device, starts: Sequence[Event], ends: Sequence[Event]
-) -> tuple[Event, Event]:
-    """Return the earliest of ``starts`` and the latest of ``ends``."""
-    origin = starts[0]
-    first = min(starts, key=lambda event: device.elapsed_ns(origin, event))
-    last = max(ends, key=lambda event: device.elapsed_ns(origin, event))
-    return first, last
+def _latest(device: Device, events: Sequence[Event]) -> Event:
+    return max(events, key=lambda event: device.elapsed_ns(events[0], event))
 
 
 @contextmanager

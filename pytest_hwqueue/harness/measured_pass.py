@@ -112,7 +112,7 @@ def take_samples(
         cell.stage("tags")
         cell.pool.tags = None
         result.tags_ns, result.tag_iterations = traced_latencies(
-            cell.pool, program, plan, primary=workload.primary.per != "iteration" and not contended
+            cell.pool, program, plan, primary=found.primary.per != "iteration" and not contended
         )
         found.notes.append(f"tags timed in a traced pass: {program.no_events}")
         if not result.tags_ns:
@@ -228,6 +228,7 @@ def _samples(
         host_ns=result.host_ns,
         device_ns=result.device_ns,
         enqueue_ns=result.enqueue_ns,
+        begun_ns=result.begun_ns,
         pace_ns=result.pace_ns,
         back_to_back=blocks,
         tags_ns=result.tags_ns,
@@ -253,7 +254,10 @@ def _note(cell: OpenCell) -> None:
         found.notes.append(f"the driver reported Xid {', '.join(map(str, errors))} meanwhile")
     sync_mode = request.plan.sync_mode
     if sync_mode != "per_iteration":
-        found.notes.append(f"sync mode {sync_mode}: latency is device time from events")
+        found.notes.append(
+            f"sync mode {sync_mode} measures a pace, not a latency: P50 and P99 are of the time "
+            "from one iteration's end to the next's"
+        )
         disturbed = events_disturb(cell.device, request.cell.streams)
         if disturbed:
             found.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")

@@ -33,7 +33,7 @@ from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.noise.evidence import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
-from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
+from pytest_hwqueue.records.cell import PACE, Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.definitions import definitions
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
@@ -84,7 +84,9 @@ class CellRunner:
 
         Only KeyboardInterrupt and SystemExit pass through.
         """
-        primary = Primary.model_validate(request.workload.primary, from_attributes=True)
+        primary = PACE
+        if request.plan.sync_mode == "per_iteration":
+            primary = Primary.model_validate(request.workload.primary, from_attributes=True)
         found = FoundOfCell("set-up", [*request.notes], primary=primary)
 
         def run() -> None:
@@ -126,7 +128,11 @@ class CellRunner:
             cell.set_up(workload)
             found.work_per_iteration = workload.work_per_iteration()
             judged = _judged(cell, workload.iterate)
-            if request.samples is not None:
+            if request.samples is not None and found.primary == PACE:
+                iterations = max(LEAST_ITERATIONS, request.samples)
+                request = replace(request, plan=replace(request.plan, iterations=iterations))
+                cell = replace(cell, request=request)
+            elif request.samples is not None:
                 # Where single launches are judged, iterations tell of the pace alone.
                 iterations = planned_iterations(workload, pool.streams, request.samples)
                 plan = replace(
@@ -229,12 +235,14 @@ def _load(cell: OpenCell, enqueue: Enqueue) -> None:
 def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = True) -> Program:
     request, pool = cell.request, cell.pool
     what = request.workload.primary
-    requests = what.name if primary and what.per == "request" else ""
+    # Where nothing is waited for, a request that goes on on another stream has its backlog in it.
+    waited_for = request.plan.sync_mode == "per_iteration"
+    requests = what.name if primary and waited_for and what.per == "request" else ""
     disturbed = events_disturb(cell.device, request.cell.streams)
     if request.cell.dispatch == "eager":
         return eager(cell.device, enqueue, tagged and disturbed is None, disturbed, requests)
     _load(cell, enqueue)
-    if tagged and request.plan.sync_mode != "per_iteration":
+    if tagged and not waited_for:
         captured = graph(cell.device, pool, enqueue, False, requests)
         return replace(
             captured, no_events="a graph's events keep only the times of its last replay"

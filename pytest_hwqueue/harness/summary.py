@@ -12,6 +12,7 @@ from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
 from pytest_hwqueue.records.cell import (
     ITERATION,
     LAUNCH_BOUND,
+    PACE,
     Declared,
     DeclaredTraffic,
     Metrics,
@@ -24,6 +25,7 @@ NOTHING_DECLARED = Declared()
 
 _BOUND_BY_LAUNCHING = 0.5
 _NOT_SYNCHRONISED = "references need synchronised iterations"
+_PACED = "no iteration is waited for in this sync mode, which measures a pace"
 
 
 def summarise(
@@ -32,13 +34,14 @@ def summarise(
     declared: Declared = NOTHING_DECLARED,
     primary: Primary = ITERATION,
 ) -> Metrics:
-    """Latency, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
+    """Latency or pace, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
 
-    ``latency`` is that of ``primary``. An iteration's is host-observed where iterations were
-    synchronised, else device time; for throughput see `Samples.pace`.
+    ``latency`` is that of ``primary``; an iteration's is host-observed. Iterations that were not
+    waited for have a pace, and no latency. For throughput see `Samples.pace`.
     """
-    device_time = summarise_latency(samples.device_ns)
-    iteration = summarise_latency(samples.host_ns) if samples.host_ns else device_time
+    pace = summarise_latency(samples.pace_ns) if primary == PACE else None
+    iteration = summarise_latency(samples.host_ns) if pace is None else None
+    device_time = summarise_latency(samples.device_ns) if pace is None else None
     results, refused = {}, {}
     blocks = {
         tag: -(-len(values) // (samples.blocks_of(tag, primary) or len(values)))
@@ -46,6 +49,8 @@ def summarise(
     }
     tags = {tag: summarise_latency(values, blocks[tag]) for tag, values in samples.tags_ns.items()}
     latency: LatencySummary | None = iteration
+    if pace is not None:
+        refused["latency"] = _PACED
     if primary.per != "iteration":
         latency = tags.pop(primary.name, None)
         if latency is None:
@@ -71,6 +76,7 @@ def summarise(
             refused["overlap"] = _NOT_SYNCHRONISED
     return Metrics(
         latency=latency,
+        pace=pace,
         iteration=iteration,
         device_time=device_time,
         tags=tags,

@@ -241,7 +241,7 @@ def _series(
     name: str, runs: Sequence[_Located], machine: int, fields: dict[str, Value]
 ) -> Series | None:
     """Return a figure of a machine's runs, by session; None without the figure."""
-    prepared = prepare(name, (), [each.run for each in runs])
+    prepared = prepare(name, (), [each.run for each in runs], pace=runs[0].header.has_pace)
     if prepared is None:
         return None
     short = {each.number for each in prepared.short}

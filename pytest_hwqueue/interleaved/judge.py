@@ -154,8 +154,9 @@ class InterleavedJudging:
             if obstacle is not None:
                 self._lost[pair, name] = obstacle
                 continue
-            old, new = (runs.runs[:pairs] for runs in self._runs(pair))
-            found = prepare(name, old, new, paired=True)
+            sides = self._runs(pair)
+            old, new = (runs.runs[:pairs] for runs in sides)
+            found = prepare(name, old, new, pace=sides[1].header.has_pace, paired=True)
             if found is not None and not self._blocking(pair, found.figure):
                 prepared[pair, name] = found
         verdicts = self._judge(prepared, max(self.compared, len(prepared) if first else 0))
@@ -252,13 +253,13 @@ class InterleavedJudging:
                 pair.label, name, self._with_reach(pair, name, verdict), self._reported(pair),
                 prepared.short, prepared.remark,
             )  # fmt: skip
-        runs = [
-            run
+        cells = [
+            self._sides[side].runs[cell_id]
             for side, cell_id in _both(pair)
             if cell_id in self._sides[side].runs
-            for run in self._sides[side].runs[cell_id].runs
         ]
-        found = prepare(name, (), runs) if runs else None
+        runs = [run for cell in cells for run in cell.runs]
+        found = prepare(name, (), runs, pace=cells[0].header.has_pace) if runs else None
         if runs and found is None:
             return None
         quantity = Quantity(name, name, None) if found is None else found.figure.quantity

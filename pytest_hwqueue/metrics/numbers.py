@@ -19,7 +19,7 @@ Whose = TypeVar("Whose")
 _NS_PER_MS = 1e6
 _TIME_UNITS = (("µs", 1e3), ("ms", 1e6), ("s", 1e9))
 _FACTORS = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))
-# Units that carry their prefix themselves, such as TFLOP/s or GB of bus traffic/s.
+# Units that carry their prefix themselves, such as TFLOP/s or GB of one rank's bus traffic/s.
 _PREFIXED = re.compile(r"(?P<prefix>[kMGTP]?)(?P<unit>(FLOP|B)([ /].*)?)")
 # From here on a number takes the next unit, although its row's median would not.
 _TOO_LONG = 1e5

@@ -58,8 +58,8 @@ def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, Recor
     """Return the highest percentile available in all runs."""
 
     def at(percentile: str, record: RunRecord) -> float | None:
-        latency = record.metrics.latency
-        value: float | None = None if latency is None else getattr(latency, percentile).value
+        judged = record.metrics.judged
+        value: float | None = None if judged is None else getattr(judged, percentile).value
         return value
 
     records = [record for each in by_noise.values() for record in each if record.status == "ok"]

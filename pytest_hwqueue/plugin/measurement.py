@@ -333,13 +333,14 @@ class Hwq:
 
     def _note_properties(self, record: RunRecord) -> None:
         """Expose the figures to JUnit and other reporters."""
-        latency = record.metrics.latency
-        if latency is None:
+        judged = record.metrics.judged
+        if judged is None:
             return
+        series = "pace" if record.has_pace else "latency"
         for name in ("p50", "p95", "p99"):
-            figure = getattr(latency, name)
+            figure = getattr(judged, name)
             if figure.value is not None:
-                key = f"{record.cell_id}.latency_{name}_{figure.unit}"
+                key = f"{record.cell_id}.{series}_{name}_{figure.unit}"
                 self._request.node.user_properties.append((key, figure.value))
 
 

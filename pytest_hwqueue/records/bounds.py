@@ -128,7 +128,12 @@ def _guarded_metrics(record: RunRecord) -> Metrics:
         }
 
     changed: dict[str, object] = {"tags": each(metrics.tags), "ratios": each(metrics.ratios)}
-    of = {"latency": _primary(record), "iteration": "", "device_time": "device time"}
+    of = {
+        "latency": _primary(record),
+        "pace": "pace",
+        "iteration": "",
+        "device_time": "device time",
+    }
     for name, what in of.items():
         summary = getattr(metrics, name)
         if summary is not None:
@@ -162,5 +167,7 @@ def _latency(record: RunRecord, tag: str | None) -> LatencySummary:
     latency = record.metrics.latency
     if latency is None:
         reason = record.metrics.refused.get("latency") or record.reason or "nothing was measured"
+        if record.has_pace:
+            reason += "; measure with --hwq-sync-mode=per_iteration, or bound metrics.pace"
         raise RefusedFigure(f"{record.cell_id} has no latency: {reason}")
     return latency

@@ -66,9 +66,11 @@ class Cell(PlainData):
 
 
 class Primary(PlainData):
-    """The latency by which a cell is judged: what its user waits for."""
+    """The series by which a cell is judged: the latency that its user waits for, or the pace."""
 
-    name: str = Field(description="of one sample, such as token")
+    name: str = Field(
+        description="of one sample, such as token; pace where iterations are not waited for"
+    )
     per: Literal["iteration", "launch", "request"] = Field(
         description="iteration: a whole one; launch: each launch with this tag; request: launches "
         "of one request, on any streams"
@@ -76,6 +78,8 @@ class Primary(PlainData):
 
 
 ITERATION = Primary(name="iteration", per="iteration")
+PACE = Primary(name="pace", per="iteration")
+"""Of cells whose iterations are not waited for, which have no latency."""
 
 
 class BackToBack(PlainData):
@@ -96,8 +100,15 @@ class Samples(PlainData):
     host_ns: list[int] = Field(
         description="host-observed latency of each iteration; empty unless it was synchronised"
     )
-    device_ns: list[int] = Field(description="device time of each iteration, from events")
+    device_ns: list[int] = Field(
+        description="device time of each iteration, from events; empty unless it was synchronised"
+    )
     enqueue_ns: list[int] = Field(description="time the host took to enqueue each iteration")
+    begun_ns: list[int] = Field(
+        default_factory=list,
+        description="how long after the time that all ranks had agreed on each iteration began; "
+        "empty for one rank, and where ranks have no clock in common",
+    )
     pace_ns: list[int] = Field(
         description="device time from one iteration's end to the next's; empty if synchronised"
     )
@@ -220,14 +231,21 @@ class Metrics(PlainData):
     """Numbers with intervals; what could not be given stands in ``refused`` with the reason."""
 
     latency: LatencySummary | None = Field(
-        None, description="the cell's primary latency: of what its user waits for"
+        None,
+        description="the cell's primary latency: of what its user waits for; null where iterations "
+        "are not waited for, which have a pace",
+    )
+    pace: LatencySummary | None = Field(
+        None,
+        description="time per iteration where none is waited for, from one's end to the next's: "
+        "its percentiles are no latency's; null elsewhere",
     )
     iteration: LatencySummary | None = Field(
-        None,
-        description="of a whole iteration: seen by the host where it was synchronised, else "
-        "device time",
+        None, description="of a whole iteration, seen by the host; null where it has a pace"
     )
-    device_time: LatencySummary | None = None
+    device_time: LatencySummary | None = Field(
+        None, description="of a whole iteration, from events; null where it has a pace"
+    )
     tags: dict[str, LatencySummary] = Field(
         default_factory=dict, description="of tagged launches, without the primary one's"
     )
@@ -251,6 +269,11 @@ class Metrics(PlainData):
     )
     refused: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def judged(self) -> LatencySummary | None:
+        """By which the cell is judged: its primary latency, or its pace."""
+        return self.pace if self.latency is None else self.latency
+
 
 class RankPart(PlainData):
     """One of the processes that ran a cell together."""
@@ -268,7 +291,14 @@ class RanksSummary(PlainData):
     world_size: int
     backend: str = Field(description="what carries collectives, such as nccl or gloo")
     skew: LatencySummary | None = Field(
-        None, description="time from the first rank's end of an iteration to the last's"
+        None,
+        description="time from the first rank's end of an iteration to the last's; null for one "
+        "rank, and where iterations are not waited for",
+    )
+    apart: LatencySummary | None = Field(
+        None,
+        description="how far apart ranks began an iteration, which their latency contains; null "
+        "for one rank, and where it is not known: ranks of several hosts leave a barrier",
     )
     straggler: int | None = Field(
         None, description="rank that was last more often than chance explains; null if none was"
@@ -301,7 +331,7 @@ class RunRecord(LatencyBounds, PlainData):
         default_factory=dict, description="those that raised, by the three most frequent reasons"
     )
     stopped: str = Field("", description="the condition that ended the measuring")
-    primary: Primary = Field(ITERATION, description="what one sample of the judged latency is")
+    primary: Primary = Field(ITERATION, description="what one sample of the judged series is")
     definitions: dict[str, int] = Field(
         default_factory=dict,
         description="version of what each figure means; figures of two versions are not comparable",
@@ -372,13 +402,23 @@ class RunRecord(LatencyBounds, PlainData):
         hard = {} if self.fingerprint is None else self.fingerprint.hard
         return capabilities_of(str(hard.get("device_kind", self.cell.device))).simulated
 
-    def latency_ns(self) -> list[int]:
-        """Return the primary latency's samples in ns, in order; empty if there are none."""
+    @property
+    def has_pace(self) -> bool:
+        """Whether it is judged by its pace: no iteration was waited for."""
+        return self.primary == PACE
+
+    def judged_ns(self) -> list[int]:
+        """Return the samples in ns that the cell is judged by, in order; empty if there are none.
+
+        They are its primary latency's, or its pace's (`has_pace`).
+        """
         samples = self.samples
         if samples is None:
             return []
+        if self.has_pace:
+            return samples.pace_ns
         if self.primary.per == "iteration":
-            return samples.host_ns or samples.device_ns
+            return samples.host_ns
         return samples.tags_ns.get(self.primary.name, [])
 
 

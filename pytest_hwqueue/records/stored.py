@@ -28,7 +28,7 @@ class CellRuns:
     def measured(self) -> tuple[RunRecord, ...]:
         """The successful runs."""
         return tuple(
-            run for run in self.runs if run.status == "ok" and run.metrics.latency is not None
+            run for run in self.runs if run.status == "ok" and run.metrics.judged is not None
         )
 
     @property
@@ -88,8 +88,8 @@ def gather(records: Sequence[RunRecord]) -> list[CellRuns]:
 
 
 def _value_ms(run: RunRecord, percentile: Literal["p99", "p50"]) -> float | None:
-    latency = run.metrics.latency
-    return None if latency is None else getattr(latency, percentile).value
+    judged = run.metrics.judged
+    return None if judged is None else getattr(judged, percentile).value
 
 
 SESSION_FILES = "pytest-hwqueue/session-files/"

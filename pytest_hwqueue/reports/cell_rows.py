@@ -123,12 +123,12 @@ class CellRows:
         if record.status != "ok":
             head.style = "yellow" if record.status == "skipped" else "red"
             head.below.append(status_of(record))
-        elif metrics.latency is None:
+        elif metrics.judged is None:
             head.style = "red"
             head.below.append("no latency was recorded")
-        if metrics.latency is None:
+        if metrics.judged is None:
             return [head]
-        self._put_latency(head, metrics.latency, None)
+        self._put_times(head, metrics.judged, None)
         head.figures["throughput"] = [
             self._figure("throughput", each, partial(_rate, each.unit))
             for each in metrics.throughput
@@ -137,9 +137,11 @@ class CellRows:
         rows = [head]
         for tag, summary in other_series(record).items():
             rows.append(Row(texts={"workload": f"  {tag}"}))
-            self._put_latency(rows[-1], summary, tag)
+            self._put_times(rows[-1], summary, tag)
         for refused, reason in metrics.refused.items():
-            self.notes.refuse(refused, reason, self.name)
+            # The cell's own note says that it has a pace in place of a latency.
+            if not (refused == "latency" and record.has_pace):
+                self.notes.refuse(refused, reason, self.name)
         below: list[Line] = rows[-1].below
         below += [self._ratio(*item, ratios_once) for item in metrics.ratios.items()]
         if metrics.overlap is not None:
@@ -163,7 +165,7 @@ class CellRows:
         self.notes.note(given, what, self.name, tag, interval=told)
         return printed(given, show if told else lambda value, _: show(value, None))
 
-    def _put_latency(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
+    def _put_times(self, row: Row, summary: LatencySummary, tag: str | None) -> None:
         """Put in the percentiles and the maximum, in one unit."""
         given: dict[str, Estimate] = {key: getattr(summary, key) for key in PERCENTILES}
         values = [each * _NS_PER_MS for each in given.values() if each.value is not None]
@@ -252,8 +254,8 @@ def other_series(record: RunRecord) -> dict[str, LatencySummary]:
 
 def percentiles_ns(record: RunRecord) -> dict[str, float]:
     """Return a record's P50 and P99 in ns, by their names; refused ones are left out."""
-    latency = record.metrics.latency
-    given = {} if latency is None else {key: getattr(latency, key) for key in _WITH_INTERVAL}
+    judged = record.metrics.judged
+    given = {} if judged is None else {key: getattr(judged, key) for key in _WITH_INTERVAL}
     return {PERCENTILES[k]: v * _NS_PER_MS for k, v in given.items() if v.value is not None}
 
 
@@ -306,20 +308,25 @@ def _contended(found: Contention) -> list[str]:
 
 def _ranks(ranks: RanksSummary) -> list[str]:
     """Return how many processes ran the cell, and how much they differed."""
-    if ranks.skew is None:
+    if ranks.world_size == 1:
         return [f"one rank, over {ranks.backend}"]
-    given = ((key, getattr(ranks.skew, key)) for key in _WITH_INTERVAL)
-    known = {key: each for key, each in given if each.value is not None}
-    in_ns = [each * _NS_PER_MS for each in known.values()]
-    unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
-    apart = [
-        f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
-        for key, each in known.items()
-    ]
     parts = [f"{ranks.world_size} ranks over {ranks.backend}"]
-    if apart:
-        parts.append(f"last behind first {', '.join(apart)}")
+    for what, series in (("last behind first", ranks.skew), ("began within", ranks.apart)):
+        if shown := _p50_and_p99(series):
+            parts.append(f"{what} {shown}")
     if ranks.straggler is not None:
         late = ranks.parts[ranks.straggler]
         parts.append(f"straggler: rank {late.rank}, last in {percent(late.slowest_share)}")
     return parts
+
+
+def _p50_and_p99(series: LatencySummary | None) -> str:
+    """Return both with their intervals, in one unit; empty where neither is known."""
+    given = ((key, getattr(series, key)) for key in _WITH_INTERVAL if series is not None)
+    known = {key: each for key, each in given if each.value is not None}
+    in_ns = [each * _NS_PER_MS for each in known.values()]
+    unit = time_unit(in_ns[0] if in_ns else 0, in_ns)
+    return ", ".join(
+        f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
+        for key, each in known.items()
+    )

@@ -127,7 +127,7 @@ def survival_chart(
     if _DASHES["threads"] in dashes:
         scale = {"domain": list(colours), "range": dashes}
         line["strokeDash"] = {"field": "legend", "scale": scale, "title": None}
-    hints = {"of": "curve", f"latency, {unit.name}": "x", "took at least as long, %": "percent",
+    hints = {"of": "curve", f"{x}, {unit.name}": "x", "took at least as long, %": "percent",
             "n": "n"}  # fmt: skip
     point = {"x": quantity("x"), "y": quantity("y"), "tooltip": told(hints)}
     # Three quarters along the axis or more, a text stands to the left of its line.

@@ -22,11 +22,11 @@ from pytest_hwqueue.reports.cell_rows import PERCENTILES, CellRows, record_remar
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.notes import (
     NO_REASON,
+    PACE_IN_WORDS,
     CellNames,
     Notes,
     by_kind,
     every_cell,
-    how_timed,
     title,
 )  # fmt: skip
 from pytest_hwqueue.reports.scaling import saturated_from
@@ -101,7 +101,7 @@ class Glance:
         row = Row({"cell": name, "n": head.texts.get("n", "")}, style=head.style, opens=True)
         # What has a style came to nothing, and its first line says why.
         row.below = head.below[: bool(head.style)]
-        if record.metrics.latency is None:
+        if record.metrics.judged is None:
             return row
         row.figures = {"p50": _bare(head.figures["p50"]), "p99": head.figures["p99"]}
         for first in record.metrics.throughput[:1]:
@@ -124,6 +124,7 @@ class Glance:
     def _latency_of(self) -> list[str]:
         """Return what P50 and P99 are of, and who saw it."""
         measured = [each for each in self._records if each.metrics.latency is not None]
+        paced = {self._names.workload(each.cell): None for each in self._records if each.has_pace}
         whole = [each for each in measured if each.primary.per == "iteration"]
         names = grouped(
             (each.primary.name, self._names.workload(each.cell))
@@ -132,8 +133,11 @@ class Glance:
         )
         parts = [f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in names.items()]
         if whole:
-            parts.append(f"whole iterations {how_timed(whole)}")
-        return [f"latency of: {', '.join(parts)}"] if parts else []
+            parts.append("whole iterations seen by the host")
+        said = [f"latency of: {', '.join(parts)}"] if parts else []
+        if paced:
+            said.append(f"pace, not latency: {', '.join(paced)} ({PACE_IN_WORDS})")
+        return said
 
     def _in_flight(self) -> list[str]:
         """Return the fewest streams in flight while launches were timed, of cells that kept them.

@@ -44,7 +44,7 @@ def mirror(item: pytest.Item, record: RunRecord) -> None:
     if session is None:
         return
     node = _node(item, record)
-    samples_ns = record.latency_ns()
+    samples_ns = record.judged_ns()
     if record.status != "ok" or not samples_ns:
         return
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -165,11 +165,11 @@ def _extra_info(record: RunRecord, mirrored: int, taken: int) -> dict[str, str |
         "cell": record.cell_id,
         **_settings(record.cell),
         "status": record.status,
-        "latency": record.primary.name,
+        **({"pace": "time per iteration"} if record.has_pace else {"latency": record.primary.name}),
         "clock": "host" if record.samples.host_ns else "device events",
     }
-    for name in _PERCENTILES if metrics.latency is not None else ():
-        value = getattr(metrics.latency, name).value
+    for name in _PERCENTILES if metrics.judged is not None else ():
+        value = getattr(metrics.judged, name).value
         if value is not None:
             info[f"{name}_s"] = value / _MS_PER_S
     for item in metrics.throughput:

@@ -25,6 +25,10 @@ _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
 )
 
 
+PACE_IN_WORDS = "time from one iteration's end to the next's, by events"
+"""What the percentiles of a cell with a pace are of."""
+
+
 class CellNames:
     """Names cells by what varies among them; at least one cell."""
 
@@ -105,16 +109,6 @@ def heading(text: str, bad: Sequence[str], of: str) -> Heading:
         return Heading(text)
     counts = ", ".join(f"{bad.count(status)} {status}" for status in dict.fromkeys(bad))
     return Heading(f"{text} · {counts} of {of}", style="bold red")
-
-
-def how_timed(records: Sequence[RunRecord]) -> str:
-    """Return who saw the latency of whole iterations: the host, or the device's events."""
-    host = [bool(record.samples and record.samples.host_ns) for record in records]
-    if all(host):
-        return "seen by the host"
-    if not any(host):
-        return "device time, from events"
-    return "seen by the host or, where a note says so, from events"
 
 
 def _common_file(cells: Sequence[Cell]) -> str:

@@ -27,11 +27,11 @@ from pytest_hwqueue.reports.glance import Changes, Glance
 from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import (
     NO_REASON,
+    PACE_IN_WORDS,
     CellNames,
     Notes,
     by_kind,
     heading,
-    how_timed,
     title,
 )
 from pytest_hwqueue.reports.scaling import scaling_parts
@@ -169,7 +169,7 @@ def family_parts(family: str, records: Sequence[RunRecord]) -> list[Part]:
     named = f"{family} in {names.file}" if names.file else family
     # A percentile that was refused everywhere has no column: the option's help says what it needs,
     # and P50 to P99 say it below the table.
-    series = [each for r in records for each in (r.metrics.latency, *other_series(r).values())]
+    series = [each for r in records for each in (r.metrics.judged, *other_series(r).values())]
     refused = all(each is None or each.p999.value is None for each in series)
     ratios = [name for record in records for name in record.metrics.ratios]
     cells = []
@@ -196,13 +196,18 @@ def _what(records: Sequence[RunRecord]) -> str:
     measured = [record for record in records if record.samples is not None]
     if not measured:
         return "nothing was measured"
-    whole = [record for record in measured if record.primary.per == "iteration"]
-    if not whole:
-        return "latency of what stands behind each name, from events"
-    how = how_timed(whole)
+    paced = [record for record in measured if record.has_pace]
+    whole = [each for each in measured if each.primary.per == "iteration" and not each.has_pace]
+    if len(paced) == len(measured):
+        return f"pace, not latency: {PACE_IN_WORDS}"
+    said = ["latency of what stands behind each name"]
+    if whole:
+        said.append("whole iterations seen by the host")
+    if paced:
+        said.append(f"pace: {PACE_IN_WORDS}")
     if len(whole) == len(measured):
-        return f"latency per iteration, {how}"
-    return f"latency of what stands behind each name; whole iterations {how}"
+        return "latency per iteration, seen by the host"
+    return "; ".join(said) if whole or paced else f"{said[0]}, from events"
 
 
 OWN_TESTS = "your own tests"
@@ -259,7 +264,7 @@ def render_lines(lines: Sequence[str], width: int) -> str:
 def _legend(records: Sequence[RunRecord]) -> list[Part]:
     """Explain in plain words what the tables show; the device's own figures stand here."""
     lines = []
-    if any(record.metrics.latency is not None for record in records):
+    if any(record.metrics.judged is not None for record in records):
         share = f"{CONFIDENCE * 100:.0f} %"
         lines.append(f"[low, high]: {share} confidence interval, from the samples of this run")
     lines += [f"queue switch: {text}" for text in queue_switches(records)]

@@ -11,7 +11,7 @@ from pytest_hwqueue.noise.names import NONE, noise_file, noise_id
 from pytest_hwqueue.scenarios.deciding import PlannedWindow, planned_window
 from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
-from pytest_hwqueue.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal
+from pytest_hwqueue.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal, latency_bound_ns
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 
@@ -241,9 +241,22 @@ def colocation(
         device=device,
         scheduler=run.scheduler,
         goals=tuple(map(str, run.goals)),
+        asked_ms={
+            tenant.name: within_ns / 1e6
+            for tenant in run.tenants
+            if (within_ns := within_of(run, tenant.name, run.goals)) is not None
+        },
         folder=str(folder),
         noise=None if run.noise is None else noise_file(run.noise, folder),
     )
+
+
+def within_of(run: PlannedRun, name: str, goals: Sequence[Goal]) -> float | None:
+    """Return the latency in ns within which a tenant's request attains its goal, if any."""
+    (tenant,) = (tenant for tenant in run.tenants if tenant.name == name)
+    if tenant.deadline_ms is not None:
+        return tenant.deadline_ms * 1e6
+    return latency_bound_ns(goals, name)
 
 
 def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:

@@ -25,7 +25,6 @@ from pytest_hwqueue.scenarios.goals import (
     GoalVerdict,
     estimator_of,
     evaluate,
-    latency_bound_ns,
 )
 from pytest_hwqueue.scenarios.planned_runs import (
     Case,
@@ -38,6 +37,7 @@ from pytest_hwqueue.scenarios.planned_runs import (
     runs_needed,
     runs_with_references,
     solo_run,
+    within_of,
 )
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import served
@@ -427,14 +427,6 @@ class ScenarioRuns:
 def _is_sharp(figure: Estimate) -> bool:
     """Whether an interval reaches from its middle no farther than others are to be divided by."""
     return figure.low > 0 and figure.high - figure.low <= _SHARP * (figure.high + figure.low)
-
-
-def within_of(run: PlannedRun, name: str, goals: Sequence[Goal]) -> float | None:
-    """Return the latency in ns within which a tenant's request attains its goal, if any."""
-    (tenant,) = (tenant for tenant in run.tenants if tenant.name == name)
-    if tenant.deadline_ms is not None:
-        return tenant.deadline_ms * 1e6
-    return latency_bound_ns(goals, name)
 
 
 def _undecided(goal: Goal, reason: str) -> GoalResult:

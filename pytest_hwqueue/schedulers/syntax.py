@@ -225,13 +225,17 @@ class Scheduler(ABC):
     def check(self) -> None:  # noqa: B027 - a mode without services has nothing to check
         """Check that the mode's services are alive; called from the tenants' start to their end.
 
+        Also within the window, 50 times a second: look at processes, and ask nobody.
+
         Raises:
             ServiceFailed: if one has ended.
 
         """
 
     def observe(self, pids: Mapping[str, int]) -> None:  # noqa: B027 - nor to see from outside
-        """Sample the scheduler while the tenants (name to process id) run; takes under 1 ms.
+        """Sample the scheduler while tenants (name to process id) warm up, all at once.
+
+        Never called within a window: asking takes time from tenants, and other modes ask nothing.
 
         Raises:
             NotProven: if the scheduler does not answer.

@@ -137,7 +137,8 @@ class XSched(Scheduler):
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         """Require the shim before the real driver, and every stream as a requested XQueue.
 
-        ``effective`` if a less urgent tenant was seen held back while a more urgent one had work.
+        ``effective`` if, in the warm-up, a less urgent tenant was seen held back while a more
+        urgent one had work.
         """
         server = self._reached()
         server.check()
@@ -220,12 +221,12 @@ class XSched(Scheduler):
                 raise NotProven(f"{where} has an XQueue of {queue.settings}; requested was {asked}")
 
     def _effective(self, pids: Mapping[str, int]) -> bool | None:
-        """Whether a less urgent tenant was held back; None if there is none, or no sample."""
+        """Whether a less urgent tenant was held back; None if none was seen to compete."""
         priority = {name: self._tenants[name].priority for name in pids if name in self._tenants}
         pairs = [
             (low, high) for low in priority for high in priority if priority[low] < priority[high]
         ]
-        if not pairs or not self._watch.samples:
+        if not any(self._watch.contended[pair] for pair in pairs):
             return None
         return any(self._watch.held[pair] for pair in pairs)
 

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from pytest_hwqueue.errors import NotProven, translated
@@ -245,12 +246,14 @@ class Watch:
 
     Attributes:
         samples: how many were taken.
+        contended: number in which both tenants of a pair had work.
         held: number in which the first tenant had work but was suspended while the second had work.
 
     """
 
     def __init__(self) -> None:
         self.samples = 0
+        self.contended: Counter[tuple[str, str]] = Counter()
         self.held: Counter[tuple[str, str]] = Counter()
         # By process and handle: the last seen, and how often it was ready and suspended, or not.
         self._queues: dict[tuple[int, int], XQueue] = {}
@@ -275,8 +278,9 @@ class Watch:
                 ready.add(names[queue.pid])
                 if queue.suspended:
                     held.add(names[queue.pid])
-        for low in held:
-            for high in ready - {low}:
+        for low, high in permutations(ready, 2):
+            self.contended[low, high] += 1
+            if low in held:
                 self.held[low, high] += 1
 
     def queues(self, pid: int) -> list[XQueue]:

@@ -148,7 +148,8 @@ class Settings:
     sync_mode = Option("per_iteration", read.one_of(*SYNC_MODES), "MODE", "streams",
         "when the host waits for the device",
         "when the host waits: per_iteration (after each), end_only (once, after the last), "
-        "none (never inside the measured window; device events give the times)", rare=True)
+        "none (never inside the measured window); the last two measure the time from one "
+        "iteration's end to the next's by device events, a pace and no latency", rare=True)
     xsched_root = Option("", read.path, "DIR", "scheduler",
         "folder in which XSched is installed",
         ", with bin/xserver and lib/; by default the environment variable XSCHED_ROOT", rare=True)

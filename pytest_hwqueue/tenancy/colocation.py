@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput, DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
-from pytest_hwqueue.harness.open_loop import invalid_reason
+from pytest_hwqueue.harness.open_loop import invalid_reason, lateness_note
+from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.processes.starting import ForkServer
@@ -17,6 +19,7 @@ from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, write_colocation
 from pytest_hwqueue.schedulers.syntax import Scheduler, parse_scheduler
+from pytest_hwqueue.tenancy.figures import Served, percentile
 from pytest_hwqueue.tenancy.looks import Look, Looks
 from pytest_hwqueue.tenancy.run import ColocationRun, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
@@ -178,9 +181,12 @@ def _refuse_to_trace(plan: Colocation) -> None:
 
 
 def _refuse_late(plan: Colocation, found: FoundOfTenants) -> None:
-    """Raise RunEnded if a tenant's load generator was late."""
+    """Raise RunEnded if a tenant's load generator was too late for what is asked of it."""
     for tenant in found.tenants:
-        reason = invalid_reason(tenant.lateness)
+        if tenant.lateness is None:
+            continue
+        p99_ms = _p99_ms(tenant)
+        reason = invalid_reason(tenant.lateness, p99_ms, plan.asked_ms.get(tenant.name))
         if reason and plan.noise not in (None, NONE):
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.
@@ -188,6 +194,15 @@ def _refuse_late(plan: Colocation, found: FoundOfTenants) -> None:
         elif reason:
             found.stage = "measure"
             raise RunEnded("invalid", f"tenant {tenant.name}: {reason}")
+        elif note := lateness_note(tenant.lateness, p99_ms):
+            found.notes.append(f"tenant {tenant.name}: {note}")
+
+
+def _p99_ms(tenant: TenantResult) -> float:
+    """Return P99 of completed requests, as tables show it; infinite if there is none."""
+    times_ns = tenant.latency_ns
+    whole = Served(len(times_ns), times_ns, (), window_ns=1)
+    return (percentile(0.99)([whole], CONFIDENCE).value or math.inf) / 1e6
 
 
 def _refuse_unanswered(found: FoundOfTenants) -> None:

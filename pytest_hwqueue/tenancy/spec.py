@@ -113,6 +113,8 @@ class Colocation:
         device: label, such as ``cpu``, ``cuda:1`` or ``sim:h200``.
         scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
         goals: as written in the scenario; judged elsewhere.
+        asked_ms: latency that a tenant's goals or its deadline ask for, by name: how late its
+            generator may be.
         folder: of the scenario: names of trace files and of functions' modules start from it.
         noise: background load on the CPU: ``none``, or a name or file as in ``--hwq-noise``; None
             if the plan does not involve noise.
@@ -128,6 +130,7 @@ class Colocation:
     device: str = "cpu"
     scheduler: str = "native"
     goals: tuple[str, ...] = ()
+    asked_ms: Mapping[str, float] = field(default_factory=dict)
     folder: str = "."
     noise: str | None = None
 

@@ -23,6 +23,7 @@ from pytest_hwqueue.gate.verdict import (
     fall_back,
     percent,
 )
+from pytest_hwqueue.records.cell import PACE
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p999")
 _TAG_QUANTILES = ("p50", "p90", "p95", "p99")
@@ -37,7 +38,7 @@ class GatedFigure:
         quantity: how the gate treats it; a tail quantile for which runs are too short is
             replaced by a lower one, which has its own name.
         n: how many samples of each run count, where samples are kept in order; else None.
-        source: ``latency``, ``throughput``, or the name of a tag or ratio.
+        source: ``latency``, ``pace``, ``throughput``, or the name of a tag or ratio.
         kind: where in a stored run it stands.
 
     """
@@ -104,7 +105,7 @@ def require_known(names: Sequence[str], runs: Sequence[StoredRun], label: str) -
 
 
 def figure(
-    name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun]
+    name: str, baseline: Sequence[StoredRun], new: Sequence[StoredRun], *, pace: bool = False
 ) -> GatedFigure | None:
     """Return the figure that a name means in a cell, or None if the cell lacks it.
 
@@ -116,6 +117,7 @@ def figure(
             ``TAG.p99``, ``RATIO`` (at P99) or ``RATIO.p50``.
         baseline: the baseline's runs, at least one.
         new: the new runs of the first pass.
+        pace: whether their samples are paces (`CellHeader.has_pace`), which the label says.
 
     """
     first = baseline[0]
@@ -126,7 +128,10 @@ def figure(
     if name in QUANTILES:
         n = min(run.n for run in (*baseline, *new))
         wanted = QUANTITIES[name]
-        return GatedFigure(fall_back(wanted, n) or wanted, "latency", "latency", n)
+        gated = fall_back(wanted, n) or wanted
+        if pace:
+            gated = replace(gated, label=f"{gated.label} of the pace")
+        return GatedFigure(gated, "latency", PACE.name if pace else "latency", n)
     if name == ITERATION_TIME.name:
         return GatedFigure(ITERATION_TIME, "iteration", name)
     if name == THROUGHPUT.name:
@@ -263,7 +268,12 @@ class Prepared:
 
 
 def prepare(
-    name: str, old: Sequence[StoredRun], new: Sequence[StoredRun], *, paired: bool = False
+    name: str,
+    old: Sequence[StoredRun],
+    new: Sequence[StoredRun],
+    *,
+    pace: bool = False,
+    paired: bool = False,
 ) -> Prepared | None:
     """Make a figure of both sides' runs comparable, or return None if the cell lacks it.
 
@@ -275,10 +285,11 @@ def prepare(
         name: see `figures.figure`.
         old: the baseline's runs; with none, ``new`` are the only ones.
         new: the new ones, in the order measured.
+        pace: as `figure` takes it.
         paired: whether a run that is set aside takes the other one of its pair with it.
 
     """
-    plain = figure(name, [*old, *new], ())
+    plain = figure(name, [*old, *new], (), pace=pace)
     if plain is None:
         return None
     if plain.quantity.quantile is None:
@@ -290,7 +301,7 @@ def prepare(
     both: tuple[SideName, SideName] = ("baseline", "new")
     kept_old = _kept(old, both if paired else both[:1], aside)
     kept_new = _kept(new, both if paired else both[1:], aside)
-    chosen = figure(name, [*kept_old, *kept_new], ())
+    chosen = figure(name, [*kept_old, *kept_new], (), pace=pace)
     assert chosen is not None
     counts = [whole.run(run).n for run in (*kept_old, *kept_new)]
     least, most = min(counts), max(counts)
@@ -331,6 +342,8 @@ def seen_by_others(
     new: Sequence[StoredRun],
     settings: GateSettings,
     compared: int,
+    *,
+    pace: bool = False,
 ) -> str:
     """Name the figure of the same runs that detects the smallest worsening, and how to gate it.
 
@@ -340,6 +353,7 @@ def seen_by_others(
         new: the new ones.
         settings: of the gate.
         compared: number of figures that share the error rate.
+        pace: as `figure` takes it.
 
     Returns:
         A clause; empty if no other figure sees ``settings.detect``.
@@ -351,7 +365,7 @@ def seen_by_others(
         full = f"{owner}.{other}" if owner and other != ITERATION_TIME.name else other
         if full == name:
             continue
-        prepared = prepare(full, old, new, paired=settings.paired)
+        prepared = prepare(full, old, new, pace=pace, paired=settings.paired)
         if prepared is None or prepared.figure.quantity.demoted_from:
             continue
         sd = _sd(prepared, settings) if len(prepared.baseline) >= LEAST_RUNS else None

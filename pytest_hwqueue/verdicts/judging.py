@@ -204,11 +204,15 @@ class Judging:
             verdict = found[key]
             if verdict.reason == "blind":
                 allowing = gate.allowing[key].main
-                best = seen_by_others(name, stored.runs, new.runs, allowing, gate.compared)
+                best = seen_by_others(
+                    name, stored.runs, new.runs, allowing, gate.compared, pace=new.header.has_pace
+                )
                 verdict = replace(verdict, advice="; ".join(filter(None, (verdict.advice, best))))
             return CellVerdict(cell_id, name, verdict, soft, prepared.short, prepared.remark)
         blocking, short = self._blocking.get(cell_id, ()), self._uncontended.get(cell_id)
-        alone = prepare(name, (), new.runs) if stored is None or blocking or short else None
+        if stored is not None and not (blocking or short):
+            return None
+        alone = prepare(name, (), new.runs, pace=new.header.has_pace)
         if alone is None:
             return None
         if stored is not None and short and not blocking:
@@ -252,7 +256,7 @@ class Judging:
             if stored is None or self._blocking[cell_id] or cell_id in self._uncontended:
                 continue
             for name in self._figures:
-                prepared = prepare(name, stored.runs, new.runs)
+                prepared = prepare(name, stored.runs, new.runs, pace=new.header.has_pace)
                 if prepared is not None:
                     self._prepared[_key(cell_id, name)] = prepared
         sentinel = None

@@ -61,7 +61,7 @@ def calibrate_sources(
     for name in figures:
         known = False
         for cell_id, cell in _joined(sources).items():
-            chosen = figure(name, cell.runs, ())
+            chosen = figure(name, cell.runs, (), pace=cell.header.has_pace)
             if chosen is None:
                 continue
             known = True
@@ -130,7 +130,8 @@ def describe_stored(
     found, quantities, cell_ids = {}, {}, {}
     for cell_id, cell in sorted(cells.items()):
         for name in figures:
-            gated, key = figure(name, cell.runs, ()), f"{cell_id}\n{name}"
+            gated = figure(name, cell.runs, (), pace=cell.header.has_pace)
+            key = f"{cell_id}\n{name}"
             if gated is not None:
                 found[key] = [gated.run(run) for run in cell.runs]
                 quantities[key], cell_ids[key] = gated.quantity, cell_id

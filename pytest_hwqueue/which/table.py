@@ -11,8 +11,8 @@ from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.scenarios.file import Tenant
-from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run
-from pytest_hwqueue.scenarios.runs import PeakUnknown, within_of
+from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run, within_of
+from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import failed_for

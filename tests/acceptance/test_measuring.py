@@ -436,8 +436,14 @@ def test_ids_of_tests_and_cells_agree_and_streams_are_no_more_than_cores(
         def test_dispatch(hwq): hwq.measure(lambda: None)
         """
     )
-    own = here("--hwq-sync-mode=end_only")
+    own = here("--hwq-sync-mode=end_only", "--junitxml=junit.xml")
     own.result.assert_outcomes(passed=3)
+    # Nothing is waited for, so nothing has a latency, nor is anything called one.
+    own.result.stdout.fnmatch_lines(["pace, not latency: *"])
+    own.result.stdout.no_fnmatch_line("latency of: *")
+    properties = (pytester.path / "junit.xml").read_text(encoding="utf-8")
+    assert ".pace_p50_ms" in properties
+    assert ".latency_p50_ms" not in properties
     cell = f"[cpu-s{min(8, len(os.sched_getaffinity(0)))}-native-eager-end_only"
     assert [record["cell"] for record in own.records] == [
         f"test_own.py::test_mine{cell}-1]", f"test_own.py::test_mine{cell}-2]",
@@ -454,7 +460,7 @@ def test_ids_of_tests_and_cells_agree_and_streams_are_no_more_than_cores(
     assert record["setting"]["parameters"] == {"mm_dim": 32, "dtype": "fp32"}
     assert record["seed"] == 7
     assert record["samples"]["host_ns"] == []
-    assert len(record["samples"]["device_ns"]) == 20
+    assert len(record["samples"]["pace_ns"]) == 20
 
 
 def test_a_lean_run_has_latency_and_throughput_alone(here: Callable[..., Measured]) -> None:

@@ -131,6 +131,8 @@ def test_local_ranks_measure_together_and_fail_together(inner: Inner, local: str
     assert "1 failed, 1 passed" in local
     assert "the worker process ended: rank 1 died by SIGKILL" in local
     assert "2 ranks over gloo · last behind first" in local
+    assert "began within" in local
+    assert "no clock in common" not in local
     found = inner.records()
     statuses = {how: record["status"] for how, record in found.items()}
     assert statuses == {"killed": "failed", "fine": "ok"}
@@ -143,6 +145,10 @@ def test_local_ranks_measure_together_and_fail_together(inner: Inner, local: str
     of_ranks = [json.loads(path.read_text())["samples"]["host_ns"] for path in kept]
     assert fine["samples"]["host_ns"] == [max(pair) for pair in zip(*of_ranks, strict=True)]
     assert (len(of_ranks), len(of_ranks[0])) == (2, 10)
+    # None begins before the time that both agreed on.
+    assert len(fine["samples"]["begun_ns"]) == 10
+    assert min(fine["samples"]["begun_ns"]) >= 0
+    assert fine["ranks"]["apart"]["n"] == 10
     assert len(list(inner.folder.glob(".hwqueue/*/grad_accum*.json"))) == 2
 
 

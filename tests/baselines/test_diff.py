@@ -19,7 +19,14 @@ from pytest_hwqueue.baselines.sources import Source, Unmatched, load_source, sou
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
+from pytest_hwqueue.records.cell import (
+    PACE,
+    RunRecord,
+    SessionInfo,
+    now,
+    session_text,
+    write_record,
+)
 from pytest_hwqueue.records.stored import SessionFiles
 from tests.baselines.run_with import contention, with_samples
 from tests.conftest import make_record
@@ -79,10 +86,16 @@ def test_what_one_side_did_not_record_is_reported_as_no_difference() -> None:
     assert differences(old, new) == differences(new, old) == ()
 
 
+def paced(record: RunRecord) -> RunRecord:
+    assert record.samples is not None
+    changed = with_samples(record, host_ns=[], pace_ns=record.samples.host_ns)
+    return changed.model_copy(update={"primary": PACE})
+
+
 def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:
     record = make_record()
     for other, fields in (
-        (with_samples(record, host_ns=[]), ["sample.latency"]),
+        (paced(record), ["sample.latency", "sample.primary"]),
         (with_samples(record, tags_timed_by="activity"), ["sample.tags"]),
         (with_samples(record, contended=contention()), ["sample.contended"]),
         (make_record(hard=SIMULATED), ["device_kind", "profile"]),

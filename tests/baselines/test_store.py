@@ -28,7 +28,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fie
 from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.devices.fingerprint import Value
 from pytest_hwqueue.errors import BadInput, RecordError
-from pytest_hwqueue.records.cell import BackToBack, RunRecord, read_record
+from pytest_hwqueue.records.cell import PACE, BackToBack, RunRecord, read_record
 from pytest_hwqueue.records.files import cell_file_name
 from tests.baselines.run_with import with_samples
 from tests.conftest import make_record
@@ -127,12 +127,16 @@ def test_run_is_read_as_it_was_measured(store: Checked) -> None:
     assert at_once.throughput == {"products/s, back to back": rate}
 
 
-def test_device_time_is_the_latency_where_the_host_did_not_wait(store: Checked) -> None:
-    record = with_samples(make_record(parts={"sync_mode": "end_only"}), host_ns=[])
-    assert record.samples is not None
-    store.put(record)
-    assert store.cell().header.sample.latency == "device_ns"
-    assert store.cell().runs[0].max_ns == max(record.samples.device_ns)
+def test_what_is_stored_where_the_host_did_not_wait_is_a_pace(store: Checked) -> None:
+    made = make_record(parts={"sync_mode": "end_only"})
+    assert made.samples is not None
+    record = with_samples(made, host_ns=[], device_ns=[], pace_ns=made.samples.host_ns)
+    store.put(record.model_copy(update={"primary": PACE}))
+    cell = store.cell()
+    assert (cell.header.sample.latency, cell.header.sample.primary) == ("pace_ns", "pace")
+    assert cell.header.has_pace
+    assert cell.runs[0].max_ns == max(made.samples.host_ns)
+    assert cell.runs[0].tags.keys() == made.samples.tags_ns.keys()
 
 
 def test_a_run_is_one_line_with_the_soft_fields_that_changed_and_is_stored_once(

@@ -15,7 +15,7 @@ import torch
 from pytest_hwqueue.devices.host import HostDevice, HostPool
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.telemetry import HostReader
-from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven
+from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven, RefusedFigure
 from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
@@ -29,7 +29,7 @@ from pytest_hwqueue.harness.runner import (
 )
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.ranks.cell import measure_alone
-from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.cell import PACE, Cell, RunRecord
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
@@ -190,7 +190,7 @@ def test_each_workload_gives_an_ok_record(device: HostDevice, name: str) -> None
     units = [each.unit for each in metrics.throughput]
     assert units == [f"{unit}/s" for unit in record.work_per_iteration]
     assert metrics.latency is not None
-    assert (record.primary.name, metrics.latency.n) == (primary.name, len(record.latency_ns()))
+    assert (record.primary.name, metrics.latency.n) == (primary.name, len(record.judged_ns()))
     assert metrics.iteration is not None
     assert metrics.iteration.n == ITERATIONS
     assert metrics.timeline is not None
@@ -237,11 +237,16 @@ def test_record_of_a_cell_that_is_not_synchronised(device: HostDevice, sync_mode
     samples, metrics = record.samples, record.metrics
     assert samples is not None
     assert samples.host_ns == []
-    assert len(samples.pace_ns) == len(samples.device_ns) == ITERATIONS
+    assert (len(samples.pace_ns), samples.device_ns) == (ITERATIONS, [])
     counts = {tag: len(values) for tag, values in samples.tags_ns.items()}
     assert counts == {"large": ITERATIONS, "small": ITERATIONS}
-    assert metrics.iteration == metrics.device_time
-    assert any("device time from events" in note for note in record.notes)
+    assert (record.primary, record.judged_ns()) == (PACE, samples.pace_ns)
+    assert metrics.pace is not None
+    assert metrics.pace == metrics.judged
+    assert (metrics.latency, metrics.iteration, metrics.device_time) == (None, None, None)
+    assert any(f"{sync_mode} measures a pace, not a latency" in note for note in record.notes)
+    with pytest.raises(RefusedFigure, match=r"no iteration is waited for .*=per_iteration"):
+        record.assert_p50("9 s")
     assert (metrics.ratios, "ratios" in metrics.refused) == ({}, True)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.ranks.cell import merge
-from pytest_hwqueue.records.cell import BackToBack, Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.records.cell import PACE, BackToBack, Cell, Metrics, RunRecord, Samples, now
 
 CELL = Cell(
     name="grad_accum", device="cpu", streams=2, scheduler="native", dispatch="eager",
@@ -52,7 +52,8 @@ def test_a_block_lasts_as_long_as_on_its_slowest_rank_and_a_refused_rate_stays_s
         BackToBack(blocks_ns=blocks_ns, iterations=4, launching_ns=launching_ns)
         for blocks_ns, launching_ns in (([10, 40], 7), ([30, 20], 9))
     ]
-    slowest = BackToBack(blocks_ns=[30, 40], iterations=4, launching_ns=9)
+    # The last ends are at 30 and 50; the longest of each would be 20 more than either took.
+    slowest = BackToBack(blocks_ns=[30, 20], iterations=4, launching_ns=9)
     ranks = [of_rank([5, 5], back_to_back=each) for each in blocks]
     apart = [of_rank([5, 5]) for _ in blocks]
     for records, expected in ((ranks, slowest), (apart, None)):
@@ -63,6 +64,37 @@ def test_a_block_lasts_as_long_as_on_its_slowest_rank_and_a_refused_rate_stays_s
     refusing = Metrics(refused={"throughput": "not needed"})
     refused = [each.model_copy(update={"metrics": refusing}) for each in apart]
     assert merge(refused, "nccl").metrics.throughput == []
+
+
+def test_pace_of_ranks_is_between_their_last_ends_and_has_no_skew() -> None:
+    paces = [5, 1, 9, 1], [4, 6, 1, 1]
+    ranks = [
+        of_rank([], enqueue_ns=each, pace_ns=each).model_copy(update={"primary": PACE})
+        for each in paces
+    ]
+    merged = merge(ranks, "nccl")
+    assert merged.samples is not None
+    assert (merged.samples.pace_ns, merged.samples.host_ns) == ([5, 5, 5, 1], [])
+    assert (merged.metrics.latency, merged.ranks and merged.ranks.skew) == (None, None)
+    assert merged.metrics.pace is not None
+    assert merged.metrics.throughput[0].value == pytest.approx(8 * 4 / 16e-9)
+    assert merged.ranks is not None
+    # Last at the first, third and fourth end, and not at the second.
+    assert [part.slowest_share for part in merged.ranks.parts] == [0.75, 0.25]
+
+
+def test_how_far_apart_ranks_began_is_told_and_where_it_is_not_known() -> None:
+    began = [3, 1, 9], [2, 5, 9], [4, 1, 0]
+    merged = merge([of_rank([5, 6, 7], begun_ns=each) for each in began], "nccl")
+    assert merged.ranks is not None
+    assert merged.ranks.apart is not None
+    assert (merged.ranks.apart.n, merged.ranks.apart.max) == (3, 9e-6)
+    assert merged.ranks.apart.mean == pytest.approx((2 + 4 + 9) / 3e6)
+    assert not any("clock in common" in note for note in merged.notes)
+    unknown = merge([of_rank([5, 6, 7]) for _ in began], "nccl")
+    assert unknown.ranks is not None
+    assert unknown.ranks.apart is None
+    assert any("no clock in common: iterations begin after a barrier" in n for n in unknown.notes)
 
 
 def test_straggler_is_named_and_equals_are_not() -> None:

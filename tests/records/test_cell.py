@@ -216,4 +216,4 @@ def test_record_of_version_1_is_read_with_the_iteration_as_its_latency(tmp_path:
     record = read_record(path)
     assert (record.schema_version, record.primary.name) == (3, "iteration")
     assert record.metrics.iteration == record.metrics.latency
-    assert record.latency_ns() == (record.samples.host_ns if record.samples else [])
+    assert record.judged_ns() == (record.samples.host_ns if record.samples else [])

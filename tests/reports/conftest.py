@@ -21,7 +21,7 @@ from pytest_hwqueue.metrics.latency import summarise_latency, throughput
 from pytest_hwqueue.metrics.overlap import summarise_timeline
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
+from pytest_hwqueue.records.cell import PACE, Cell, Metrics, RunRecord, Samples, WarmUp
 from pytest_hwqueue.reports.document import Document
 from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -132,6 +132,23 @@ def make(  # one argument for each thing a test wants to differ
         "metrics": Metrics(**found | (metrics or {})),
     }  # fmt: skip
     return RunRecord(**base | fields)
+
+
+def paced(record: RunRecord) -> RunRecord:
+    """Return it as if no iteration had been waited for: with a pace, and no latency."""
+    assert record.samples is not None
+    pace_ns = record.samples.host_ns
+    samples = record.samples.model_copy(update={"host_ns": [], "device_ns": [], "pace_ns": pace_ns})
+    missing = dict.fromkeys(("latency", "iteration", "device_time"))
+    metrics = {**missing, "pace": summarise_latency(pace_ns)}
+    cell = record.cell.model_copy(update={"sync_mode": "end_only"})
+    return record.model_copy(
+        update={
+            "cell": cell, "cell_id": cell.id, "primary": PACE, "samples": samples,
+            "metrics": record.metrics.model_copy(update=metrics),
+            "notes": [*record.notes, "sync mode end_only measures a pace, not a latency"],
+        }
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

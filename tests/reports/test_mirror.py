@@ -11,7 +11,7 @@ import pytest
 
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.reports import mirror as mirror_module
-from tests.reports.conftest import changed, make
+from tests.reports.conftest import changed, make, paced
 
 # Inner sessions run in this process and take over its filters: what pytest-benchmark says on its
 # own (nothing to save; off under xdist), and the JSON file that it left open before 5.3, is no
@@ -128,7 +128,7 @@ def test_data_are_our_samples_to_the_bit_under_names_that_stay(
     assert plain.samples is not None
     cells = [make(streams=streams, n=60) for streams in (1, 2, 2)]
     put("test_it", record)
-    put("test_device", changed(plain, "samples", host_ns=[]))
+    put("test_device", paced(plain))
     put("test_whole", *cells)
     put("test_part", make(streams=1, status="failed", reason="x"), *cells[1:])
     statuses = ("failed", "timeout", "invalid", "skipped")
@@ -159,9 +159,13 @@ def test_data_are_our_samples_to_the_bit_under_names_that_stay(
     assert info == info | expected
     assert {"p95_s", "p99_s"} < set(info)
     assert "p999_s" not in info
-    # Device time stands in where the host saw no latency.
-    assert found["test_device"]["stats"]["data"] == seconds(plain.samples.device_ns)
-    assert found["test_device"]["extra_info"]["clock"] == "device events"
+    # Where iterations were not waited for, its name says pace.
+    assert found["test_device"]["stats"]["data"] == seconds(plain.samples.host_ns)
+    paces = found["test_device"]["extra_info"]
+    assert (paces["clock"], paces["pace"]) == ("device events", "time per iteration")
+    assert "latency" not in paces
+    assert plain.metrics.latency is not None
+    assert paces["p50_s"] == plain.metrics.latency.p50 / 1e3
     # Parameters of the test are kept as plain values.
     of = [found[f"test_of[{each}]"] for each in "cnb"]
     assert [bench["param"] for bench in of] == ["c", "n", "b"]

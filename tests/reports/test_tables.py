@@ -20,7 +20,7 @@ from pytest_hwqueue.reports.grid import fold
 from pytest_hwqueue.reports.notes import Notes
 from pytest_hwqueue.reports.terminal import render, render_details, render_lines
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters, ThreadCounts
-from tests.reports.conftest import changed, joined, make
+from tests.reports.conftest import changed, joined, make, paced
 from tests.reports.stored_texts import assert_as_stored
 
 THROTTLED = Telemetry(source="nvml", throttled=(ThrottledSpan(10, 30, ("power_cap",)),))
@@ -61,7 +61,7 @@ def doubtful() -> list[RunRecord]:
     ]  # fmt: skip
     unseen = make("f", traced=False, n=4000, counters=waited(None))
     measured = [make(name, streams=n, traced=False, **fields) for name, n, fields in told]
-    return [*measured, *full, changed(unseen, "samples", host_ns=[])]
+    return [*measured, *full, unseen]
 
 
 def fruitless() -> list[RunRecord]:
@@ -247,7 +247,9 @@ def test_a_refusal_says_whether_it_is_of_a_cell_or_of_its_tags() -> None:
 
 @given(
     st.floats(min_value=1e-3, max_value=1e15),
-    st.sampled_from(["kernels/s", "TFLOP/s", "GB/s", "small kernels/s", "GB of bus traffic/s"]),
+    st.sampled_from(
+        ["kernels/s", "TFLOP/s", "GB/s", "small kernels/s", "GB of one rank's bus traffic/s"]
+    ),
 )
 def test_a_short_rate_and_its_unit_make_the_whole(value: float, unit: str) -> None:
     short, whole = rate_in_short(value, unit), rate(value, unit)
@@ -267,3 +269,16 @@ def test_as_many_runs_are_faster_as_slower(one_record: RunRecord, p99_ms: list[f
 def test_a_test_that_measures_twice_in_each_run_has_two_cells() -> None:
     records = [make(run=run, seed=run, traced=False) for run in (1, 1, 2, 2)]
     assert [[run.run for run in cell.runs] for cell in gather(records)] == [[1, 2], [1, 2]]
+
+
+def test_a_cell_with_a_pace_is_called_so_wherever_it_is_shown() -> None:
+    cell = paced(make("f", tags={"small": 5e6}, traced=False))
+    brief = joined(render([cell], width=120, colour=False))
+    assert "pace, not latency: f (time from one iteration's end to the next's, by events)" in brief
+    assert "latency of" not in brief
+    details = joined(render_details([cell], width=160, colour=False))
+    assert "(cuda): pace, not latency: time from one iteration's end to the next's" in details
+    assert "f ¹ · pace" in details
+    both = joined(render_details([make("g", traced=False), cell], width=160, colour=False))
+    assert "latency of what stands behind each name; whole iterations seen by the host" in both
+    assert "; pace: time from one iteration's end to the next's, by events" in both

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy.stats import binomtest
 
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.scenarios.file import parse_scenario
 from pytest_hwqueue.scenarios.goals import (
     FIGURES,
     Goal,
@@ -21,6 +23,7 @@ from pytest_hwqueue.scenarios.goals import (
     latency_bound_ns,
     parse_goal,
 )
+from pytest_hwqueue.scenarios.planned_runs import cases, colocation, own_run
 from pytest_hwqueue.tenancy.figures import (
     Served,
     attainment,
@@ -298,3 +301,20 @@ def test_any_requests_get_a_verdict_with_plain_numbers(
     assert str(GoalResult.model_validate_json(result.model_dump_json())) == str(result)
     assert bool(result.reason) == (result.verdict == "undecided")
     assert result.goal in str(result)
+
+
+def test_a_plan_says_what_latency_is_asked_of_each_tenant() -> None:
+    text = """
+name: mine
+duration: 3s
+tenants:
+  - {name: strict, model: resnet18, arrival: "constant: 20/s"}
+  - {name: given, model: resnet18, arrival: "constant: 20/s", deadline_ms: 30}
+  - {name: free, model: resnet18}
+goals: [strict.p99 < 12 ms, strict.p99 < 9 ms, strict.p50 < 2 ms, given.p99 < 5 ms]
+"""
+    plan = colocation(
+        own_run(cases(parse_scenario(text, Path("mine.hwq.yaml")))[0]), {}, duration_s=1,
+        warmup_s=1, seed=0, device="cpu", size="tiny", folder=Path(),
+    )  # fmt: skip
+    assert plan.asked_ms == {"strict": 9.0, "given": 30.0}

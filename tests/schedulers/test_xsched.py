@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.plugin.worker.services import SchedulerServices
 from pytest_hwqueue.processes import services
 from pytest_hwqueue.processes.services import ServiceFailed
 from pytest_hwqueue.schedulers import inside_evidence, xsched, xsched_server
@@ -231,6 +232,28 @@ def test_the_effect_is_counted_while_tenants_run(root: Path) -> None:
     assert proof.effective is False
     assert "never seen held up" in proof.evidence
     assert proof.counts["high ready and suspended while low ready"] == 1
+    # Nobody competed while it was looked at: that says nothing of the effect.
+    alone = queue(301, ready=True), HIGH
+    proof = prove("xsched", root, *alone, watched=[(alone, 5)])
+    assert proof.effective is None
+    assert "held up" not in proof.evidence
+
+
+def test_xserver_is_not_asked_while_a_cell_is_measured(root: Path) -> None:
+    services = SchedulerServices("xsched", SchedulerPaths(xsched_root=root), root / "logs")
+    try:
+        asked = root / "connections"
+        before = int(asked.read_text())
+        for _ in range(20):
+            services.check()
+        assert int(asked.read_text()) == before
+        # Once it is measured.
+        assert services.problem(301) == ""
+        assert int(asked.read_text()) == before + 1
+        os.kill(int((root / "pid").read_text()), signal.SIGKILL)
+        assert "died by SIGKILL" in services.problem(301)
+    finally:
+        services.close()
 
 
 def test_an_xserver_killed_midway_is_an_error_for_whoever_looks(root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -217,6 +218,22 @@ def test_known_names_are_figures(make_cell: MakeCell) -> None:
         assert found is not None, name
         assert found.run(runs[0]).value > 0
     assert figure("large.p99", runs, runs) is None
+
+
+def test_a_quantile_of_a_pace_is_named_so(make_cell: MakeCell) -> None:
+    cell = make_cell("a")
+    plain, paced = (figure("p99", cell.runs, cell.runs, pace=pace) for pace in (False, True))
+    assert plain is not None
+    assert paced is not None
+    assert (plain.quantity.label, plain.source) == ("P99", "latency")
+    assert (paced.quantity.label, paced.source) == ("P99 of the pace", "pace")
+    assert paced.run(cell.runs[0]) == plain.run(cell.runs[0])
+    sample = replace(cell.header.sample, latency="pace_ns", primary="pace")
+    header = cell.header.model_copy(update={"sample": sample})
+    judging = Judging(source(replace(cell, header=header)), ["p99"], SETTINGS)
+    judging.add(replace(cell, header=header))
+    (verdict,) = judging.judgement().verdicts
+    assert verdict.verdict.quantity.label == "P99 of the pace"
 
 
 def test_a_machine_that_changed_is_said_to_have_changed(make_cell: MakeCell) -> None:

@@ -155,16 +155,22 @@ class SchedulerServices:
                 self.notes.append(f"logs of {text}: in {folder.name}/, next to this record")
             self._started = started.pop_all()
 
-    def check(self, pid: int) -> None:
-        """Raise NotProven if a service that the mode needs has ended; ``pid`` is the worker's."""
+    def check(self) -> None:
+        """Raise NotProven if a service that the mode needs has ended; asks none of them."""
         if self._mode is not None:
             self._mode.check()
-            self._mode.observe({CELL.name: pid})
 
     def problem(self, pid: int) -> str:
-        """Return which service has ended; empty if all are alive. ``pid`` is the worker's."""
+        """Ask the services; return which has ended, or does not answer. Empty if all do.
+
+        Args:
+            pid: the worker's, which measures nothing now.
+
+        """
         try:
-            self.check(pid)
+            self.check()
+            if self._mode is not None:
+                self._mode.observe({CELL.name: pid})
         except NotProven as error:
             return on_one_line(error)
         return ""

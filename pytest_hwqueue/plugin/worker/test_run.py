@@ -143,7 +143,7 @@ class ItemRun(SessionCalls):
         with self._noises:
             while not self.cut_short:
                 if services.text is not None and time.monotonic() >= check_at:
-                    services.check(child.pid)
+                    services.check()
                     check_at = time.monotonic() + _CHECK_S
                 until = self._deadline
                 if services.text is not None:

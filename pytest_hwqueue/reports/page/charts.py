@@ -49,10 +49,10 @@ def sample_charts(cell: PageCell) -> list[Chart]:
     if not runs:
         return []
     lines = percentiles_ns(shown)
-    unit = time_unit(next(iter(lines.values()), min(runs[0].latency_ns())))
+    unit = time_unit(next(iter(lines.values()), min(runs[0].judged_ns())))
     simulated = shown.simulated
-    distribution = survival_chart(_curves(cell), unit, lines, simulated=simulated)
-    samples = in_order([run.latency_ns() for run in runs])
+    distribution = survival_chart(_curves(cell), unit, lines, x=_series(shown), simulated=simulated)
+    samples = in_order([run.judged_ns() for run in runs])
     order = order_chart(runs, samples, shown, unit, lines)
     note = "As they were taken"
     if len(cell.runs.runs) > 1:
@@ -73,7 +73,7 @@ def _curves(cell: PageCell) -> list[Curve]:
         "width": 1.0, "opacity": 0.65, "legend": f"each run ({len(runs)})",
     }  # fmt: skip
     curves = [
-        Curve(f"run {run.run}", run.latency_ns(), colour("c0"), run.failed_requests or 0, **style)
+        Curve(f"run {run.run}", run.judged_ns(), colour("c0"), run.failed_requests or 0, **style)
         for run in runs
     ]
     if cell.behind is not None:
@@ -137,6 +137,10 @@ def _extremes(samples: Sequence[int], most: int) -> list[int]:
     return sorted(kept)
 
 
+def _series(record: RunRecord) -> str:
+    return "time per iteration" if record.has_pace else "latency"
+
+
 def order_chart(
     runs: Sequence[RunRecord], samples: Sequence[tuple[list[int] | None, list[int]]],
     shown: RunRecord, unit: TimeUnit, lines: Mapping[str, float],
@@ -151,7 +155,7 @@ def order_chart(
         lines: percentiles to mark, in ns by name.
 
     """
-    starts = [0, *accumulate(len(run.latency_ns()) for run in runs)]
+    starts = [0, *accumulate(len(run.judged_ns()) for run in runs)]
     rows: list[Spec] = []
     spans: list[Spec] = []
     noise = ""
@@ -170,8 +174,9 @@ def order_chart(
             )  # fmt: skip
     # To the right of the samples is room for the names of the lines.
     across = axis_of("x", "sample", domain=[0, 1.08 * starts[-1]], padding=6, format="d")
-    up = axis_of("y", f"latency, {unit.name}", padding=8)
-    hints = told({"run": "run", f"latency, {unit.name}": "y", "sample": "sample"})
+    what = f"{_series(shown)}, {unit.name}"
+    up = axis_of("y", what, padding=8)
+    hints = told({"run": "run", what: "y", "sample": "sample"})
     span = {"x": quantity("x"), "x2": {"field": "end"}, "opacity": as_it_is("opacity")}
     text = {"x": quantity("x"), "y": as_it_is("top"), "text": {"field": "text"}}
     borders: list[Spec] = [{"x": at} for at in starts[1:-1]]

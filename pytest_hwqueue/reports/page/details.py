@@ -93,7 +93,7 @@ def details_of(
         row=row,
         sorts=_sorts(cell, row),
         marks=_marks(record),
-        spark=_spark(record.latency_ns() if record.status == "ok" else []),
+        spark=_spark(record.judged_ns() if record.status == "ok" else []),
         findings=Document(findings),
         charts=sample_charts(cell),
         timelines=[] if cell.timelines is None else timeline_charts(

@@ -23,6 +23,7 @@ from pytest_hwqueue.workloads.workload import (
     Workload,
 )
 
+_BUS_TRAFFIC = "GB of one rank's bus traffic"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -150,7 +151,7 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
     """
 
     description = "matrix products alongside collectives: how much communication is hidden"
-    units = ("TFLOP", "GB of bus traffic")
+    units = ("TFLOP", _BUS_TRAFFIC)
     primary = PrimaryLatency(
         "layer pass", "iteration", "the products and collectives of all streams, side by side"
     )
@@ -230,9 +231,10 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
         return {"compute_only": self._compute, "comms_only": self._communicate}
 
     def work_per_iteration(self) -> dict[str, float]:
-        """Return arithmetic in TFLOP, and the bytes that cross the bus, of all ranks together.
+        """Return arithmetic of all ranks in TFLOP, and the bytes of one rank that cross the bus.
 
-        With one rank nothing crosses it; if there is no other work, collectives are counted.
+        Per second these are nccl-tests' bus bandwidth, which is one rank's. With one rank nothing
+        crosses the bus; if there is no other work, collectives are counted.
         """
         parameters = self.parameters
         work = {}
@@ -241,8 +243,7 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
             work["TFLOP"] = products * self._products[0].flop / 1e12
         traffic = self.traffic()
         if traffic is not None and traffic.bus_factor > 0:
-            moved = self._ranks * traffic.bus_factor * traffic.array_bytes
-            work["GB of bus traffic"] = moved / 1e9
+            work[_BUS_TRAFFIC] = traffic.bus_factor * traffic.array_bytes / 1e9
         return work or {"collectives": float(len(self._exchanges) * parameters.num_coll)}
 
     def traffic(self) -> Traffic | None:

@@ -26,7 +26,7 @@ from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.verdicts.judging import Judgement
-from tests.reports.conftest import make
+from tests.reports.conftest import make, paced
 from tests.reports.page.conftest import HOSTILE, folder_of, html, page_for, with_timeline
 from tests.reports.stored_texts import assert_as_stored
 from tests.reports.test_noise_losses import rounds
@@ -96,7 +96,7 @@ def test_a_row_has_the_records_figures_to_the_digit(tmp_path: Path) -> None:
     assert details.row.figures["max"] == [milliseconds(latency.max, unit)]
     assert details.sorts["p99"] == latency.p99 * 1e6
     assert details.sorts["throughput"] == record.metrics.throughput[0].value
-    assert columns(details.charts[1], "ns") == [record.latency_ns()]
+    assert columns(details.charts[1], "ns") == [record.judged_ns()]
     # A trace is linked where it is and named where it was.
     assert details.traces == [("profiles/there.json", True), ("profiles/gone.json", False)]
 
@@ -253,8 +253,15 @@ def test_runs_of_a_cell_share_a_row_and_are_pooled(tmp_path: Path) -> None:
     assert [" (shown)" in name for name in columns(order, "run")].count(True) == 1
     assert columns(survival, "legend") == ["each run (3)"] * 3 + ["all runs pooled"]
     assert columns(survival, "n")[-1] == 1200
-    assert columns(survival, "ns")[-1][-1] == max(ns for run in runs for ns in run.latency_ns())
+    assert columns(survival, "ns")[-1][-1] == max(ns for run in runs for ns in run.judged_ns())
     assert columns(survival, "as_long")[-1][-1] == 1
+
+
+def test_charts_of_a_pace_do_not_call_it_a_latency(tmp_path: Path) -> None:
+    for record, what in ((make(n=400), "latency"), (paced(make(n=400)), "time per iteration")):
+        (details,) = page_for(tmp_path / what[:4], record).details
+        assert [f"{what}, ms" in str(chart.spec) for chart in details.charts] == [True, True]
+        assert ("latency" in str([chart.spec for chart in details.charts])) == (what == "latency")
 
 
 def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
