@@ -97,6 +97,7 @@ class OpenCell:
         request: what to measure.
         found: receives what becomes known.
         progress: receives the cell's progress.
+        fault: how much stronger a planted one is than asked for, so that its effect is as asked.
 
     """
 
@@ -105,6 +106,7 @@ class OpenCell:
     request: CellRequest
     found: FoundOfCell
     progress: Progress
+    fault: float = 1.0
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
         """Begin a stage, which a failure will name."""
@@ -123,7 +125,7 @@ class OpenCell:
         faults = self.request.faults
         if not faults or self.device.model is not None:
             return workload.iterate
-        return SlowedLaunches(self.device, workload.iterate, percent(faults))
+        return SlowedLaunches(self.device, workload.iterate, percent(faults) * self.fault)
 
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:

@@ -136,6 +136,7 @@ class ContendedPlan:
         time_ns: of the device's clock, at most.
         wall_ns: on a simulated device, how long it may take in wall time.
         rank_sync: of the processes that do the same.
+        most_windows: at most; None for no limit.
 
     """
 
@@ -143,6 +144,7 @@ class ContendedPlan:
     time_ns: int
     wall_ns: int
     rank_sync: RankSynchronisation = ONE_RANK
+    most_windows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,9 +184,11 @@ def contended_pass(
         first = windows.take(1)
         window_ns = max(1, clock_ns() - began_ns)
         needed = ceil(plan.samples / max(1, len(first.latencies(judged))))
-        affordable = min(LEAST_WINDOWS, _BUDGET_NS // window_ns)
-        fitting = max(1, plan.time_ns // window_ns)
-        planned = rank_sync.agreed(min(max(needed, affordable), fitting))
+        # A model's windows are alike: more of them say nothing.
+        virtual = device.capabilities.virtual_time
+        affordable = 0 if virtual else min(LEAST_WINDOWS, _BUDGET_NS // window_ns)
+        fitting = min(plan.time_ns // window_ns, plan.most_windows or needed + LEAST_WINDOWS)
+        planned = rank_sync.agreed(min(max(needed, affordable), max(1, fitting)))
         too_long = wall_cap(device, plan.wall_ns)
         for number in range(planned):
             rank_sync.barrier()

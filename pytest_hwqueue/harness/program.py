@@ -307,11 +307,13 @@ def percent(faults: Sequence[str]) -> float:
     return sum(float(fault.removeprefix("slower:")) for fault in faults)
 
 
-def slowed_model(device: Device, faults: Sequence[str]) -> AbstractContextManager[None]:
+def slowed_model(
+    device: Device, faults: Sequence[str], strength: float
+) -> AbstractContextManager[None]:
     """Slow down a simulated device's kernels in a block."""
     if device.model is None:
         return nullcontext()
-    return device.model.slowed(1 + percent(faults) / 100)
+    return device.model.slowed(1 + strength * percent(faults) / 100)
 
 
 def slowed_request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 import torch
@@ -20,15 +20,21 @@ from pytest_hwqueue.harness.contended_pass import (
     contended_program,
 )
 from pytest_hwqueue.harness.measured_pass import CellPrograms, Reference, take_samples
+from pytest_hwqueue.harness.planted_fault import judged_ns, weighed
 from pytest_hwqueue.harness.program import (
     Enqueue,
     Program,
     eager,
     graph,
+    percent,
     slowed_model,
     taped,
 )
-from pytest_hwqueue.harness.timeline_pass import events_disturb, take_timeline
+from pytest_hwqueue.harness.timeline_pass import (
+    check_streams_alone,
+    events_disturb,
+    take_timeline,
+)
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.noise.evidence import core_speed
@@ -91,8 +97,8 @@ class CellRunner:
 
         def run() -> None:
             try:
-                with slowed_model(self.device, request.faults), request.group():
-                    self._measure(request, found)
+                with request.group(), ExitStack() as faults:
+                    self._measure(request, found, faults)
             finally:
                 restore_precision()
 
@@ -112,7 +118,7 @@ class CellRunner:
         )
         return record, done.failure
 
-    def _measure(self, request: CellRequest, found: FoundOfCell) -> None:
+    def _measure(self, request: CellRequest, found: FoundOfCell, faults: ExitStack) -> None:
         device, workload = self.device, request.workload
         if device.profiled:
             found.notes.append(PROFILED)
@@ -144,6 +150,9 @@ class CellRunner:
                 cell = replace(cell, request=request)
 
             cell.stage("warm-up")
+            if request.faults:
+                cell = _with_fault(cell, judged)
+                faults.enter_context(slowed_model(device, request.faults, cell.fault))
             iteration = cell.iteration(workload)
             programs = _programs(cell, iteration, judged)
             program = programs.program
@@ -173,9 +182,38 @@ class CellRunner:
                     found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             if not (request.only_traced or request.lean):
                 take_timeline(cell, program)
+            elif request.lean and request.run == 1:
+                check_streams_alone(cell, program)
             if request.find_causes is not None:
                 with _background_noise(request):
                     request.find_causes(cell, program)
+
+
+def _with_fault(cell: OpenCell, judged: Judged | None) -> OpenCell:
+    """Return a cell whose planted fault has the effect that was asked for, and note its effect.
+
+    Not on the CPU, where passes differ by more than the effect.
+    """
+    request, device, pool = cell.request, cell.device, cell.pool
+    if device.capabilities.host:
+        return cell
+    rank_sync = request.plan.rank_sync
+
+    def judged_with(strength: float) -> float:
+        # Without strength nothing is launched beside the workload's own work.
+        tried = replace(cell, fault=strength) if strength else None
+        workload = request.workload
+        iterate = workload.iterate if tried is None else tried.iteration(workload)
+        with slowed_model(device, request.faults, strength):
+            contended = _contended(cell, iterate, judged)
+            program = _program(cell, iterate, False)
+            ns = judged_ns(device, pool, program, contended, request.plan)
+        return float(rank_sync.agreed(round(ns)))
+
+    plain, asked = judged_with(0.0), percent(request.faults) / 100
+    found = weighed(lambda strength: judged_with(strength) / plain - 1, asked)
+    cell.found.notes.append(found.words(asked))
+    return replace(cell, fault=found.strength)
 
 
 def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:

@@ -262,6 +262,29 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
         found.notes.append(f"trace: {path}")
 
 
+def check_streams_alone(cell: OpenCell, program: Program) -> None:
+    """Trace one iteration to see that its kernels run on the requested streams.
+
+    For cells without a timeline.
+
+    Raises:
+        InvalidMeasurement: if kernels did not run there.
+
+    """
+    cell.stage("streams")
+    request, pool = cell.request, cell.pool
+    pool.tags = None
+    enqueue = cell.iteration(request.workload) if program.whole else program.enqueue
+    try:
+        timeline = pool.timeline(lambda: enqueue(pool.streams))
+        with translated(DeviceError, "the timeline cannot be read", ValueError):
+            summary = summarise_timeline(timeline)
+    except DeviceError as error:
+        cell.found.notes.append(f"not checked on which streams kernels ran: {error}")
+        return
+    _check_streams(cell, summary)
+
+
 def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
     """Refuse figures of a workload whose kernels did not run on all requested streams."""
     if summary.elsewhere == summary.kernels:

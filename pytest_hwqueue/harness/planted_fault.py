@@ -1,0 +1,105 @@
+"""How strong a planted fault must be for what is judged to become slower by as much as asked for.
+
+A spin behind a launch is absorbed where streams wait for a full front end or for each other's
+blocks, and its own launch is much of a short burst: with a spin of 10 % of each launch's time,
+bursts of tiny kernels on an H200 took 52 to 72 % longer. So the fault is weighed on the judged
+figure itself, in passes before the measured one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from pytest_hwqueue.devices.protocol import Device, StreamPool
+from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
+from pytest_hwqueue.harness.contended_pass import ContendedPlan, ContendedProgram, contended_pass
+from pytest_hwqueue.harness.program import Program
+
+# Of the judged figure: what is asked for is met, if it is met so nearly.
+_NEAR = 0.01
+_MOST_TRIALS = 12
+# From one trial to the next while nothing is known above: a spin may have to outlast the work of
+# all other streams before it is seen.
+_STEP = 4.0
+_ITERATIONS = 15
+_WINDOWS = 20
+_MOST_NS = 500_000_000
+
+
+@dataclass(frozen=True)
+class PlantedFault:
+    """A fault, weighed.
+
+    Attributes:
+        strength: of the fault as such; 1 is the share of each launch's time that was asked for.
+        effect: on the judged figure, as a share of it.
+
+    """
+
+    strength: float
+    effect: float
+
+    def words(self, asked: float) -> str:
+        """Return what it did, for the record's notes."""
+        text = f"planted: the judged latency is {self.effect:+.1%} (asked for {asked:+.1%})"
+        if abs(self.effect - asked) <= 2 * _NEAR:
+            return text
+        return f"{text}; no strength of it comes nearer"
+
+
+def weighed(effect_of: Callable[[float], float], asked: float) -> PlantedFault:
+    """Return the strength of a fault whose effect is as asked for, as nearly as 12 trials find it.
+
+    Args:
+        effect_of: measures the effect of a strength, a share; it grows with it, apart from noise.
+        asked: the effect, a share above 0.
+
+    """
+    nearest = below = PlantedFault(0.0, 0.0)
+    # Those above, the nearest last.
+    above: list[PlantedFault] = []
+    strength = 1.0
+    for _ in range(_MOST_TRIALS):
+        tried = PlantedFault(strength, effect_of(strength))
+        nearest = min(nearest, tried, key=lambda each: abs(each.effect - asked))
+        if abs(tried.effect - asked) <= _NEAR:
+            break
+        if tried.effect < asked:
+            below = tried
+        else:
+            above.append(tried)
+        strength = strength * _STEP if not above else _between(below, above, asked)
+    return nearest
+
+
+def _between(below: PlantedFault, above: Sequence[PlantedFault], asked: float) -> float:
+    """Return a strength between the nearest two of either side.
+
+    It is on the line through the last two above, where the effect has set in; else in the middle.
+    """
+    low, high = below.strength, above[-1].strength
+    if len(above) > 1 and above[-2].effect > above[-1].effect:
+        slope = (above[-2].effect - above[-1].effect) / (above[-2].strength - high)
+        found = high - (above[-1].effect - asked) / slope
+        if low < found < high:
+            return found
+    return (low + high) / 2
+
+
+def judged_ns(
+    device: Device,
+    pool: StreamPool,
+    program: Program,
+    contended: ContendedProgram | None,
+    plan: LoopPlan,
+) -> float:
+    """Return the median of what a cell is judged by, of a short pass, in ns."""
+    if contended is not None:
+        windows = 1 if device.capabilities.virtual_time else _WINDOWS
+        short = ContendedPlan(1, _MOST_NS, plan.wall_cap_ns, plan.rank_sync, windows)
+        return float(median(contended_pass(device, pool, contended, short).latencies_ns))
+    few = replace(plan, iterations=_ITERATIONS, max_time_ns=min(plan.max_time_ns, 4 * _MOST_NS))
+    result = measure(device, pool, program, few, lambda done: None)
+    return float(median(result.host_ns or result.pace_ns))
