@@ -338,8 +338,8 @@ def loaded_library(stem: str) -> str:
             if name.startswith(stem):
                 return "/" + path[2]
     raise DeviceError(
-        f"torch has loaded no {stem}: its runtime is linked in, and streams cannot be created "
-        "through it; install a torch build that uses the shared runtime"
+        f"this process has loaded no {stem}: torch may have it linked in; install a torch build "
+        "that uses shared libraries"
     )
 
 

@@ -31,7 +31,7 @@ from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.records.cell import Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
-from pytest_hwqueue.schedulers.syntax import Scheduler, cell_partitions, prove_cell
+from pytest_hwqueue.schedulers.syntax import MPS_CLIENT, Scheduler, cell_partitions, prove_cell
 from pytest_hwqueue.workloads.workload import Workload
 
 LEAST_ITERATIONS = 50
@@ -89,7 +89,8 @@ class CellRunner:
         if request.record_folder is not None:
             stem = file_name(request.cell.id).removesuffix(".json")
             found.store(request.record_folder, stem)
-        found.fingerprint = self.device.fingerprint()
+        if found.fingerprint is None:
+            found.fingerprint = self.device.fingerprint()
         record = RunRecord(
             **done.fields(found, request.provenance),
             **{name: getattr(request, name) for name in _OF_REQUEST},
@@ -150,6 +151,10 @@ class CellRunner:
             with cell.telemetry() as log, _background_noise(request) as rounds:
                 take_samples(cell, program, iteration, references, log, self._confirm_scheduler)
                 speed = None if request.noise is None else core_speed()
+            # Now: what the workload has set in torch is set, and no profiler has run.
+            found.fingerprint = device.fingerprint()
+            if MPS_CLIENT in proof.evidence:
+                found.notes.append(MPS_CLIENT)
             for round_ in rounds:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":

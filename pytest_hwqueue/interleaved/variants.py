@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_hwqueue import suite
+from pytest_hwqueue.devices.conditions import fields_of_variable
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.settings.options import OPTIONS
@@ -29,8 +30,8 @@ OF_THE_COMPARISON = frozenset(
 _TABLE = {option.name: option for option in OPTIONS}
 _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-# The worker processes that measure do not get these (see plugin.worker), so they would do nothing.
-_NOT_PASSED_ON = ("LD_PRELOAD", "PYTEST_ADDOPTS")
+# The worker processes that measure do not get it (see plugin.worker), so it would do nothing.
+_NOT_PASSED_ON = "PYTEST_ADDOPTS"
 
 # The fields of a cell's conditions that an option sets. Those of --param and of environment
 # variables depend on the name that was given.
@@ -97,7 +98,7 @@ def read_variant(source: str, text: str) -> SideVariant:
     rest: list[str] = []
     while words and _ASSIGNMENT.fullmatch(words[0]):
         name, _, value = words.pop(0).partition("=")
-        if name in _NOT_PASSED_ON:
+        if name == _NOT_PASSED_ON:
             raise BadOption(source, name, "it does not reach the processes that measure")
         if name in _BY_VARIABLE:
             _take(source, options, _BY_VARIABLE[name].name, value)
@@ -143,7 +144,7 @@ def varied_fields(a: SideVariant, b: SideVariant) -> frozenset[str]:
             fields.add("cell.variant")
     for name in a.environment.keys() | b.environment.keys():
         if a.environment.get(name) != b.environment.get(name):
-            fields.add(f"environment.{name}")
+            fields.update(fields_of_variable(name))
     return frozenset(fields)
 
 

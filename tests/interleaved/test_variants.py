@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_hwqueue.devices.conditions import PRECISION
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.interleaved.variants import (
     OF_THE_COMPARISON,
@@ -42,7 +43,7 @@ def test_words_are_read_as_in_a_shell_and_win_over_what_both_have_in_common() ->
         ("--runs 3", "for the comparison as a whole"),
         ("HWQ_SAVE=main", "for the comparison as a whole"),
         ("--fail-on p50", "for the comparison as a whole"),
-        ("LD_PRELOAD=/lib/x.so", "does not reach the processes that measure"),
+        ("PYTEST_ADDOPTS=-x", "does not reach the processes that measure"),
         ("--param 'mm_dim", "No closing quotation"),
     ],
 )
@@ -61,6 +62,10 @@ def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
          {"parameter.mm_dim", "cell.variant"}),
         ("--size tiny", "--size small", {"cell.size", "cell.variant", "parameter.*"}),
         ("A=1 B=1", "A=2 B=1", {"environment.A"}),
+        ("LD_PRELOAD=/lib/x.so", "", {"environment.LD_PRELOAD", "preload"}),
+        ("NVIDIA_TF32_OVERRIDE=0", "NVIDIA_TF32_OVERRIDE=1",
+         {"environment.NVIDIA_TF32_OVERRIDE", *PRECISION}),
+        ("NCCL_ALGO=Ring", "", {"environment.NCCL_ALGO", "nccl_variables"}),
         ("--iterations 10", "--iterations 20", set()),
     ],
 )  # fmt: skip
