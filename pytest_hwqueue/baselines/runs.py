@@ -102,6 +102,8 @@ class Run:
         samples: the latency samples, encoded; see `samples_ns`.
         iteration_ns: mean time per iteration, of all the run's iterations; None in a file of
             earlier versions, whose samples are whole iterations.
+        sm_clock_mhz: median clock of the device's multiprocessors between the samples; None where
+            it does not tell.
 
     """
 
@@ -122,6 +124,7 @@ class Run:
     soft: dict[str, Value]
     samples: str
     iteration_ns: Amount | None = None
+    sm_clock_mhz: Amount | None = None
 
     __pydantic_config__ = _EXACT
 
@@ -372,6 +375,7 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         soft={},
         samples=encoded,
         iteration_ns=_iteration_ns(record.samples),
+        sm_clock_mhz=None if record.telemetry is None else record.telemetry.sm_clock_mhz,
     )
 
 

@@ -271,7 +271,8 @@ class Verdict:
       few); ``demoted`` (a lower quantile stands in for the requested one); ``too-few-samples``;
       ``baseline-too-small``; ``runs-missing``.
     * ``no-baseline``: ``no-baseline``.
-    * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``.
+    * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``,
+      ``lower-clock`` (slower in time and not in cycles).
     """
 
     state: State
