@@ -97,6 +97,7 @@ class OpenCell:
         request: what to measure.
         found: receives what becomes known.
         progress: receives the cell's progress.
+        flush_bytes: of the device's memory that the harness itself holds, to empty the cache.
 
     """
 
@@ -105,6 +106,7 @@ class OpenCell:
     request: CellRequest
     found: FoundOfCell
     progress: Progress
+    flush_bytes: int = 0
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
         """Begin a stage, which a failure will name."""

@@ -15,6 +15,7 @@ from statistics import median
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import TelemetryLog
+from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import (
     ONE_RANK,
@@ -31,6 +32,7 @@ from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS
 from pytest_hwqueue.records.cell import BackToBack, Declared, Samples
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
+_WARM_TAGS = "tags are timed in a traced pass here, which does not empty the cache"
 _NOT_NEEDED = "a comparison, or --hwq-lean, measures only what verdicts need"
 # What each reference's launches and iterations took, before and after.
 _Passes = dict[str, tuple[list[int], list[int]]]
@@ -64,7 +66,9 @@ def take_samples(
     if not traced:
         _measure_references(cell, program, references, passes)
     result, plan = _measure(cell, program, log, confirm_scheduler)
-    memory_bytes = cell.device.memory_bytes()
+    memory_bytes = {
+        kind: size - cell.flush_bytes for kind, size in cell.device.memory_bytes().items()
+    }
     refused: dict[str, str] = {}
     blocks, planned = None, planned_of(cell)
     if planned and request.throughput_pass:
@@ -73,7 +77,13 @@ def take_samples(
         refused["throughput"] = _NOT_NEEDED
     if traced:
         _measure_references(cell, program, references, passes)
-    if traced and workload.tags:
+    if traced and workload.tags and request.plan.flush is not None:
+        if workload.primary.per != "iteration":
+            raise InvalidMeasurement(
+                f"{_WARM_TAGS}: measure with --hwq-cache=hot, or fewer streams"
+            )
+        refused["tags"] = _WARM_TAGS
+    elif traced and workload.tags:
         cell.stage("tags")
         cell.pool.tags = None
         result.tags_ns, result.tag_iterations = traced_latencies(
@@ -143,6 +153,7 @@ def _measure_references(
         sync_mode=plan.sync_mode,
         wall_ns=plan.max_time_ns,
         rank_sync=plan.rank_sync,
+        flush=plan.flush,
     )
     for name, reference in references.items():
         cell.progress(f"reference {name}", 0, short.iterations)
@@ -277,14 +288,14 @@ def planned_of(cell: OpenCell) -> int:
     """Return of how many iterations a cell's blocks are; 0 if its throughput comes from elsewhere.
 
     Simulating without idle moments would take long: there it stays that of iterations waited for,
-    as it does under noise, which is felt by a host that waits.
+    as it does under noise, which is felt by a host that waits, and with a cold cache.
     """
     request, warm_up = cell.request, cell.found.warm_up
     assert warm_up is not None
     replayed = request.cell.dispatch == "graph" and request.plan.sync_mode == "per_iteration"
     if not replayed or cell.device.capabilities.virtual_time:
         return 0
-    if request.only_traced or request.noise is not None:
+    if request.only_traced or request.noise is not None or request.plan.flush is not None:
         return 0
     return block_iterations(warm_up.iteration_ns, request.plan.max_time_ns)
 

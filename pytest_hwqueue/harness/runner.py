@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -34,9 +35,18 @@ from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.syntax import MPS_CLIENT, Scheduler, cell_partitions, prove_cell
 from pytest_hwqueue.workloads.workload import Workload
 
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.cache import CachedDevice
+
 LEAST_ITERATIONS = 50
 """Intervals are formed over iterations, and throughput needs as many for one."""
 
+
+COLD = (
+    "cold cache: emptied before each iteration, but not in traced passes (timeline, causes) and "
+    "within an iteration"
+)
+"""Note of a cell that is measured with a cold cache."""
 
 PROFILED = (
     "a profiler ran in this process before, and launching may take several times as long since"
@@ -115,6 +125,11 @@ class CellRunner:
             torch.manual_seed(request.seed)
             cell.set_up(workload)
             found.work_per_iteration = workload.work_per_iteration()
+            if request.cell.cache == "cold":
+                flush = cast("CachedDevice", device).cache_flush()
+                request = replace(request, plan=replace(request.plan, flush=flush))
+                cell = replace(cell, request=request, flush_bytes=flush.size_bytes)
+                found.notes.append(COLD)
             if request.samples is not None:
                 plan = replace(
                     request.plan,

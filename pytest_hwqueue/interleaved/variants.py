@@ -40,6 +40,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "scheduler": ("cell.scheduler",),
     "dispatch": ("cell.dispatch",),
     "sync-mode": ("cell.sync_mode",),
+    "cache": ("cell.cache",),
     "size": ("cell.size", "cell.variant", "parameter.*"),
     "sim-noise": ("noise",),
 }

@@ -58,6 +58,7 @@ def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
         ("", "", set()),
         ("--scheduler native", "--scheduler stream-priority", {"cell.scheduler"}),
         ("", "--streams 4", {"cell.streams"}),
+        ("--cache cold", "", {"cell.cache"}),
         ("--param x.mm_dim=1 --param rounds=2", "--param x.mm_dim=2 --param rounds=2",
          {"parameter.mm_dim", "cell.variant"}),
         ("--size tiny", "--size small", {"cell.size", "cell.variant", "parameter.*"}),
@@ -76,7 +77,8 @@ def test_what_the_user_varies_may_differ_and_nothing_else(a: str, b: str, fields
 def test_every_option_of_the_plugin_is_a_sides_or_the_comparisons() -> None:
     # A new option has to be put in one of the two places: --hwq-save for a side would store runs.
     of_a_side = {
-        "device", "streams", "scheduler", "dispatch", "sync-mode", "size", "param", "iterations",
+        "device", "streams", "scheduler", "dispatch", "sync-mode", "cache", "size", "param",
+        "iterations",
         "samples", "warmup", "max-time", "priority", "workload", "seed", "timeout", "isolation",
         "sim-noise", "lease-timeout", "fault", "xsched-root", "preloads", "weights", "ranks",
         "noise", "noise-dir", "noise-size", "commit", "whole-windows", "lean",
