@@ -375,8 +375,15 @@ def _run(record: RunRecord, latency_ns: list[int], session: str) -> Run:
         soft={},
         samples=encoded,
         iteration_ns=_iteration_ns(record.samples),
-        sm_clock_mhz=None if record.telemetry is None else record.telemetry.sm_clock_mhz,
+        sm_clock_mhz=_sm_clock_mhz(record),
     )
+
+
+def _sm_clock_mhz(record: RunRecord) -> float | None:
+    # Of several ranks the slowest counts, and the readings are those of the first one's device.
+    if record.telemetry is None or (record.ranks is not None and record.ranks.world_size > 1):
+        return None
+    return record.telemetry.sm_clock_mhz
 
 
 def _iteration_ns(samples: Samples) -> float | None:

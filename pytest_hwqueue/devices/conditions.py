@@ -43,8 +43,11 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "nccl_variables": ("NCCL_", "TORCH_NCCL_"),
     "xsched_variables": ("XSCHED_", "XLOG_"),
 }
-# Where things are on this machine, and the port of this run, say nothing of how they work.
-_PLACES = ("XSCHED_ROOT", "XSCHED_CUDA_LIB", "XSCHED_HIP_LIB", "XLOG_FILE", "NCCL_DEBUG_FILE")
+# Where things are on this machine says nothing of how they work; nor does what torchrun sets.
+_WITHOUT_EFFECT = (
+    "XSCHED_ROOT", "XSCHED_CUDA_LIB", "XSCHED_HIP_LIB", "XLOG_FILE", "NCCL_DEBUG_FILE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)  # fmt: skip
 SETTING_FIELDS = (
     *(f"environment.{name}" for names in _SETTINGS.values() for name in names),
     *_FAMILIES,
@@ -151,7 +154,7 @@ def _family_reader(prefixes: tuple[str, ...]) -> Callable[[], Value]:
     def read() -> Value:
         pairs = sorted(os.environ.items())
         found = [f"{name}={text}" for name, text in pairs
-                 if name.startswith(prefixes) and name not in _PLACES and text]  # fmt: skip
+                 if name.startswith(prefixes) and name not in _WITHOUT_EFFECT and text]  # fmt: skip
         return " ".join(found) or "default"
 
     return read

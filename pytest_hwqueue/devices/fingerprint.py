@@ -134,10 +134,11 @@ NOT_KNOWN = "not known"
 def of_processes(own: Fingerprint, processes: Mapping[str, Fingerprint | None]) -> Fingerprint:
     """Return what the processes found that were measured, each under its own environment.
 
-    Where they differ, a field names each with its value.
+    Where they differ, a field names each with its value; but soft fields of devices (clocks, UUIDs)
+    are those of one.
 
     Args:
-        own: what another process found of the same device; for fields that no process has.
+        own: what another process found of the same device, or the first of them.
         processes: by name; None for one that cannot be asked.
 
     """
@@ -156,6 +157,9 @@ def _joined(
 ) -> dict[str, Value]:
     joined: dict[str, Value] = {}
     for name in dict.fromkeys(name for each in groups for name in each):
+        if group == "soft" and not conditions.is_of_process(name):
+            joined[name] = next(each[name] for each in groups if name in each)
+            continue
         values: dict[str, Value] = {}
         for who, found in processes.items():
             if found is not None:

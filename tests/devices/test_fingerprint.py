@@ -175,6 +175,9 @@ def test_processes_that_differ_are_named_in_the_field_in_which_they_do() -> None
     alone = of_processes(own, {"server": None})
     assert alone.hard == {**own.hard, "fp32_product": "not known"}
     assert of_processes(own, {"high": own, "low": own}) == own
+    # Each rank has a device of its own.
+    first, second = (Fingerprint({}, {"device_uuid": uuid}) for uuid in "ab")
+    assert of_processes(first, {"rank 0": first, "rank 1": second}).soft == {"device_uuid": "a"}
 
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(0, 3), st.sampled_from(["0", "1", "x"]))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.ranks.cell import merge
 from pytest_hwqueue.records.cell import BackToBack, Cell, Metrics, RunRecord, Samples, now
@@ -63,6 +64,17 @@ def test_a_block_lasts_as_long_as_on_its_slowest_rank_and_a_refused_rate_stays_s
     refusing = Metrics(refused={"throughput": "not needed"})
     refused = [each.model_copy(update={"metrics": refusing}) for each in apart]
     assert merge(refused, "nccl").metrics.throughput == []
+
+
+def test_ranks_that_run_with_other_things_are_named() -> None:
+    preloads = "none", "libjemalloc.so.2"
+    ranks = [
+        of_rank([5, 5]).model_copy(update={"fingerprint": Fingerprint({"preload": each}, {})})
+        for each in preloads
+    ]
+    merged = merge(ranks, "nccl").fingerprint
+    assert merged is not None
+    assert merged.hard == {"preload": "rank 0: none; rank 1: libjemalloc.so.2"}
 
 
 def test_straggler_is_named_and_equals_are_not() -> None:

@@ -14,13 +14,14 @@ from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.devices.telemetry import TelemetryLog
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, TelemetrySample
 from pytest_hwqueue.gate.verdict import GateSettings, Verdict
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples, now
 from pytest_hwqueue.records.files import cell_file_name
 from pytest_hwqueue.verdicts.judging import Judging
+from tests.conftest import make_record
 
 _PLAN = LoopPlan(iterations=320, warmup=0, max_time_ns=2_000_000_000, sync_mode="per_iteration")
 _CELL = Cell(
@@ -91,6 +92,17 @@ def test_code_is_called_code_at_any_clock(baseline: Source) -> None:
     found = [judged(baseline, code=1.12), judged(baseline, code=1.2, clock=0.9)]
     assert [each.state for each in found] == ["regression"] * 2, found
     assert judged(baseline).state == "pass"
+
+
+@pytest.mark.parametrize(("ranks", "clock_mhz"), [(None, 1500), (1, 1500), (4, None)])
+def test_the_clock_of_one_rank_is_not_that_of_all(ranks: int | None, clock_mhz: int | None) -> None:
+    readings = tuple(
+        TelemetrySample(0, clock, None, None, None) for clock in (1400, None, 1500, 1980)
+    )
+    telemetry = Telemetry("NVML", readings, read_before=(0, 1, 2, 3))
+    summary = None if ranks is None else RanksSummary(world_size=ranks, backend="nccl")
+    (run,) = cell_of_record(make_record(telemetry=telemetry, ranks=summary), "s").runs
+    assert run.sm_clock_mhz == clock_mhz
 
 
 def test_the_clock_is_kept_in_the_baseline(baseline: Source, tmp_path: Path) -> None:
