@@ -21,7 +21,8 @@ import numpy as np
 import psutil
 import pytest
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
+from pytest_hwqueue.devices.conditions import Value
+from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.processes.fork_loop import AHEAD
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.devices.conditions import SETTING_FIELDS, VERSION_FIELDS, Value
 from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.contention import Instrument
 from pytest_hwqueue.metrics.estimate import PlainData
@@ -35,6 +35,12 @@ ENVIRONMENT_FIELDS = frozenset(
         "application_clock_memory_mhz",
         "performance_level",
         "power_limit_w",
+        # modes of the device: soft in the fingerprint
+        "compute_mode",
+        "ecc_mode",
+        # settings and versions of what the process has loaded: soft in the fingerprint
+        *SETTING_FIELDS,
+        *VERSION_FIELDS,
     }
 )
 """Fields of a fingerprint in which two sides may differ if the user says so.
@@ -101,6 +107,8 @@ class Run:
         in_flight: streams at work while launches were timed; None where the latency is no launch's.
         iteration_ns: mean time per iteration, of all the run's iterations; None in a file of
             earlier versions, whose samples are whole iterations.
+        sm_clock_mhz: median clock of the device's multiprocessors between the samples; None where
+            it does not tell.
 
     """
 
@@ -122,6 +130,7 @@ class Run:
     samples: str
     iteration_ns: Amount | None = None
     in_flight: Amount | None = None
+    sm_clock_mhz: Amount | None = None
 
     __pydantic_config__ = _EXACT
 
@@ -291,6 +300,8 @@ def condition_differences(a: CellHeader, b: CellHeader) -> tuple[FieldDifference
     for kind in kinds:
         ours, theirs = _conditions(a, kind), _conditions(b, kind)
         for name in sorted({*ours, *theirs}):
+            if kind == "environment" and not (name in ours and name in theirs):
+                continue  # unknown on one side, and reported: see `soft_differences`
             one, other = ours.get(name), theirs.get(name)
             # 1 and 1.0 and true are equal in Python and are not the same parameter.
             if one != other or type(one) is not type(other):
@@ -301,18 +312,25 @@ def condition_differences(a: CellHeader, b: CellHeader) -> tuple[FieldDifference
 def soft_differences(a: CellBaseline, b: CellBaseline) -> tuple[FieldDifference, ...]:
     """Return the other soft fields whose values differ between the runs of two cells.
 
-    Both must have recorded a field: an older version may not have known it.
+    A run that lacks a field says nothing of it, neither that it is the same nor that it differs. Of
+    the environment, what only one side knows is reported: it may differ.
     """
     ours = [soft_fields(a.header, run) for run in a.runs]
     theirs = [soft_fields(b.header, run) for run in b.runs]
-    known = set().union(*ours) & set().union(*theirs)
     found = []
-    for name in sorted(known - ENVIRONMENT_FIELDS):
-        one = tuple(dict.fromkeys(soft.get(name) for soft in ours))
-        other = tuple(dict.fromkeys(soft.get(name) for soft in theirs))
-        if set(one) != set(other):
-            found.append(FieldDifference(name, "soft", one, other))
+    for name in sorted(set().union(*ours, *theirs)):
+        one, other = _known_values(ours, name), _known_values(theirs, name)
+        if name in ENVIRONMENT_FIELDS:
+            differs = not (one and other) and name not in a.header.hard | b.header.hard
+        else:
+            differs = bool(one and other) and set(one) != set(other)
+        if differs:
+            found.append(FieldDifference(name, "soft", one or (None,), other or (None,)))
     return tuple(found)
+
+
+def _known_values(runs: Iterable[dict[str, Value]], name: str) -> tuple[Value, ...]:
+    return tuple(dict.fromkeys(soft[name] for soft in runs if name in soft))
 
 
 def _conditions(header: CellHeader, kind: Kind) -> dict[str, Any]:
@@ -379,7 +397,15 @@ def _run(record: RunRecord, judged_ns: list[int], session: str) -> Run:
         samples=encoded,
         iteration_ns=_iteration_ns(record.samples),
         in_flight=None if contended is None else round(contended.in_flight, 3),
+        sm_clock_mhz=_sm_clock_mhz(record),
     )
+
+
+def _sm_clock_mhz(record: RunRecord) -> float | None:
+    # Of several ranks the slowest counts, and the readings are those of the first one's device.
+    if record.telemetry is None or (record.ranks is not None and record.ranks.world_size > 1):
+        return None
+    return record.telemetry.sm_clock_mhz
 
 
 def _iteration_ns(samples: Samples) -> float | None:

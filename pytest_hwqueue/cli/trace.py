@@ -35,7 +35,7 @@ _PERFETTO = "open in Perfetto, https://ui.perfetto.dev"
 _CELL = re.compile(
     r"(?P<name>.+)\[(?P<device>.+?)-s(?P<streams>\d+)-(?P<scheduler>.+?)"
     rf"-(?P<dispatch>{'|'.join(DISPATCHES)})"
-    rf"(?:-(?P<sync_mode>{'|'.join(SYNC_MODES)}))?(?:-(?P<variant>.+))?\]"
+    rf"(?:-(?P<sync_mode>{'|'.join(SYNC_MODES)}))?(?:-(?P<cache>cold))?(?:-(?P<variant>.+))?\]"
 )
 _RANKS = re.compile(r"(\d+)ranks")
 
@@ -192,6 +192,8 @@ def words_of_cell(text: str) -> tuple[str, list[str]]:
     ]  # fmt: skip
     if found["sync_mode"]:
         options.append(f"--sync-mode={found['sync_mode']}")
+    if found["cache"]:
+        options.append(f"--cache={found['cache']}")
     return found["name"], [*options, *_of_variant(found["variant"] or "")]
 
 

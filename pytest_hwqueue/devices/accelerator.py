@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices import compute_units, green_contexts, kernel_trace
+from pytest_hwqueue.devices.cache import BufferFlush
 from pytest_hwqueue.devices.compute_units import (
     GroupEvidence,
     IdleStreams,
@@ -437,6 +438,11 @@ class Accelerator:
     def open_telemetry(self) -> TelemetryReader | Unavailable:
         """Open the vendor's library, or return why it cannot be opened."""
         return open_reader(self.kind, self.lease_key)
+
+    def cache_flush(self) -> BufferFlush:
+        """Return what empties the L2 cache, and on AMD the one behind it."""
+        l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
+        return BufferFlush(self.torch_device, self.kind, l2_bytes)
 
     def fingerprint(self) -> Fingerprint:
         """Return what must match for results to be compared, and what to report."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
+from pytest_hwqueue.devices import conditions
+from pytest_hwqueue.devices.conditions import Readers, Value, setting
 from pytest_hwqueue.devices.kinds import DeviceKind, Vendor, VendorError, open_amdsmi, open_nvml
-
-Value: TypeAlias = "str | int | float | bool | None"
 
 # What the runtimes read about queues, launches and graphs when they start. CUDA: chapter 5.2 of
 # the CUDA programming guide and the MPS guide.
@@ -28,7 +29,6 @@ CUDA_QUEUE_SETTINGS = (
     "CUDA_DISABLE_PERF_BOOST",
     "CUDA_GRAPHS_USE_NODE_PRIORITY",
     "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_CLIENT_PRIORITY",
     "CUDA_PREFER_SPINLOCKS_ON_HOST",
@@ -60,6 +60,21 @@ HIP_QUEUE_SETTINGS = (
     "ROC_AQL_QUEUE_SIZE",
     "ROC_GLOBAL_CU_MASK",
 )
+# What the runtimes do where a variable is not set, by their documentation: to say so changes
+# nothing.
+_DEFAULTS = {
+    "AMD_DIRECT_DISPATCH": "1",
+    "AMD_SERIALIZE_COPY": "0",
+    "AMD_SERIALIZE_KERNEL": "0",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+    "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "8",
+    "CUDA_DISABLE_PERF_BOOST": "0",
+    "CUDA_LAUNCH_BLOCKING": "0",
+    "GPU_MAX_HW_QUEUES": "4",
+    "HIP_LAUNCH_BLOCKING": "0",
+    "HSA_ENABLE_INTERRUPT": "1",
+    "HSA_ENABLE_SDMA": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -97,12 +112,68 @@ def fingerprint(kind: DeviceKind, index: int = 0) -> Fingerprint:
         fields.hard("usable_logical_cores", _usable_logical_cores)
     else:
         fields.soft("cpu_model", cpu_model)
+        fields.soft("usable_logical_cores", _usable_logical_cores)
         _read_accelerator(fields, kind, index)
     fields.soft("torch_version", lambda: str(_torch().__version__))
     fields.soft("python_version", platform.python_version)
     fields.soft("kernel_release", platform.release)
     fields.soft("host_name", platform.node)
+    fields.add_soft(conditions.host())
+    # torch warns where its newer or its older switches are read, whichever a release dislikes.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fields.add_hard(conditions.identity(kind, index))
+        fields.add_soft(conditions.settings(kind))
     return fields.result
+
+
+NOT_KNOWN = "not known"
+"""A condition of a process that cannot be asked, such as a server of the user's."""
+
+
+def of_processes(own: Fingerprint, processes: Mapping[str, Fingerprint | None]) -> Fingerprint:
+    """Return what the processes found that were measured, each under its own environment.
+
+    Where they differ, a field names each with its value; but soft fields of devices (clocks, UUIDs)
+    are those of one.
+
+    Args:
+        own: what another process found of the same device, or the first of them.
+        processes: by name; None for one that cannot be asked.
+
+    """
+    known = [each for each in processes.values() if each is not None]
+    hard = _joined([own.hard, *(each.hard for each in known)], processes, "hard")
+    soft = _joined([own.soft, *(each.soft for each in known)], processes, "soft")
+    missing = {name: why for each in (own, *known) for name, why in each.missing.items()}
+    absent = {name: why for name, why in missing.items() if name not in hard | soft}
+    return Fingerprint(hard, soft, absent)
+
+
+def _joined(
+    groups: Sequence[Mapping[str, Value]],
+    processes: Mapping[str, Fingerprint | None],
+    group: Literal["hard", "soft"],
+) -> dict[str, Value]:
+    joined: dict[str, Value] = {}
+    for name in dict.fromkeys(name for each in groups for name in each):
+        if group == "soft" and not conditions.is_of_process(name):
+            joined[name] = next(each[name] for each in groups if name in each)
+            continue
+        values: dict[str, Value] = {}
+        for who, found in processes.items():
+            if found is not None:
+                values[who] = getattr(found, group).get(name, NOT_KNOWN)
+            elif conditions.is_of_process(name):
+                values[who] = NOT_KNOWN
+        distinct = list(dict.fromkeys(values.values()))
+        if not distinct:
+            joined[name] = groups[0][name]
+        elif len(distinct) == 1:
+            joined[name] = distinct[0]
+        else:
+            joined[name] = "; ".join(f"{who}: {value}" for who, value in values.items())
+    return joined
 
 
 def differences(
@@ -136,6 +207,14 @@ class _Fields:
     def soft(self, name: str, read: Callable[[], Value]) -> None:
         self._put(self.result.soft, name, read)
 
+    def add_hard(self, readers: Readers) -> None:
+        for name, read in readers.items():
+            self.hard(name, read)
+
+    def add_soft(self, readers: Readers) -> None:
+        for name, read in readers.items():
+            self.soft(name, read)
+
     def _put(self, group: dict[str, Value], name: str, read: Callable[[], Value]) -> None:
         try:
             value = read()
@@ -155,7 +234,7 @@ def _read_accelerator(fields: _Fields, kind: DeviceKind, index: int) -> None:
     fields.hard("multiprocessor_count", lambda: int(properties().multi_processor_count))
     fields.soft("device_uuid", lambda: str(properties().uuid))
     for name in CUDA_QUEUE_SETTINGS if kind == "cuda" else HIP_QUEUE_SETTINGS:
-        fields.hard(f"environment.{name}", partial(_setting, name))
+        fields.hard(f"environment.{name}", partial(_queue_setting, name))
     if kind == "cuda":
         fields.hard("compute_capability", lambda: f"{properties().major}.{properties().minor}")
         fields.soft("cuda_runtime_version", lambda: _torch().version.cuda)
@@ -175,6 +254,10 @@ def _read_accelerator(fields: _Fields, kind: DeviceKind, index: int) -> None:
             fields.result.missing[shut_down] = str(error)
 
 
+# NVML's nvmlComputeMode_t.
+_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+
+
 def _read_nvml(fields: _Fields, nvml: Callable[[], Vendor]) -> None:
     def ask(function: str, *arguments: object) -> Any:
         return getattr(nvml().library, f"nvml{function}")(*arguments)
@@ -182,6 +265,16 @@ def _read_nvml(fields: _Fields, nvml: Callable[[], Vendor]) -> None:
     def application_clock(kind: str) -> int:
         clock = getattr(nvml().library, f"NVML_CLOCK_{kind}")
         return int(ask("DeviceGetApplicationsClock", nvml().gpu, clock))
+
+    def compute_mode() -> str:
+        mode = int(ask("DeviceGetComputeMode", nvml().gpu))
+        return _COMPUTE_MODES.get(mode, str(mode))
+
+    def ecc_mode() -> str:
+        try:
+            return "enabled" if ask("DeviceGetEccMode", nvml().gpu)[0] else "disabled"
+        except nvml().library.NVMLError_NotSupported:
+            return "not supported"
 
     def mig_mode() -> str:
         try:
@@ -228,6 +321,8 @@ def _read_nvml(fields: _Fields, nvml: Callable[[], Vendor]) -> None:
     fields.soft("pci_bus_id", lambda: str(ask("DeviceGetPciInfo", nvml().gpu).busId))
     fields.soft("application_clock_sm_mhz", lambda: application_clock("SM"))
     fields.soft("application_clock_memory_mhz", lambda: application_clock("MEM"))
+    fields.soft("compute_mode", compute_mode)
+    fields.soft("ecc_mode", ecc_mode)
     fields.soft("persistence_mode", lambda: bool(ask("DeviceGetPersistenceMode", nvml().gpu)))
     fields.soft(
         "power_limit_w", lambda: float(ask("DeviceGetEnforcedPowerLimit", nvml().gpu)) / 1000
@@ -259,8 +354,9 @@ def _read_amdsmi(fields: _Fields, amd: Callable[[], Vendor]) -> None:
     fields.soft("performance_level", lambda: str(ask("perf_level")))
 
 
-def _setting(name: str) -> str:
-    return os.environ.get(name) or "default"  # the runtimes take an empty one as not set
+def _queue_setting(name: str) -> str:
+    value = setting(name)
+    return "default" if value == _DEFAULTS.get(name) else value
 
 
 def _torch() -> Any:

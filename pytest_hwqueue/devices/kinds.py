@@ -49,6 +49,7 @@ class Capabilities(NamedTuple):
         stream_priorities: its queues have priorities.
         partitions: streams can be bound to disjoint groups of its multiprocessors (a
             `PartitionedDevice`).
+        cold_cache: its cache can be emptied between iterations (a `CachedDevice`).
         several_ranks: ranks can run one workload together, each on its own device (on the host they
             share it).
         collectives: torch.distributed's backend; ``fake`` takes tensors without values.
@@ -69,6 +70,7 @@ class Capabilities(NamedTuple):
     graphs_by_default: bool = False
     stream_priorities: bool = True
     partitions: bool = False
+    cold_cache: bool = False
     several_ranks: bool = True
     collectives: Literal["gloo", "nccl", "fake"] = "nccl"
     visible_by: tuple[str, ...] = ()
@@ -91,12 +93,14 @@ _BUILT_IN = {
     "cuda": Capabilities(
         graphs_by_default=True,
         partitions=True,
+        cold_cache=True,
         visible_by=("CUDA_VISIBLE_DEVICES",),
         driver_library="libcuda.so",
     ),
     # Graphs of HIP have not been measured yet.
     "hip": Capabilities(
         partitions=True,
+        cold_cache=True,
         visible_by=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
         driver_library="libamdhip64.so",
     ),
@@ -374,8 +378,8 @@ def loaded_library(stem: str) -> str:
             if name.startswith(stem):
                 return "/" + path[2]
     raise DeviceError(
-        f"torch has loaded no {stem}: its runtime is linked in, and streams cannot be created "
-        "through it; install a torch build that uses the shared runtime"
+        f"this process has loaded no {stem}: torch may have it linked in; install a torch build "
+        "that uses shared libraries"
     )
 
 

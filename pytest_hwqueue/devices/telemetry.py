@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 from pytest_hwqueue.devices.kinds import VendorError, open_amdsmi, open_nvml
@@ -93,6 +94,13 @@ class Telemetry:
     def throttled_samples(self) -> int:
         """How many latency samples were taken while the device was throttled."""
         return sum(span.end_sample - span.first_sample for span in self.throttled)
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """The median clock of the multiprocessors; None where no reading has it."""
+        read = [each.sm_clock_mhz for each in self.samples if isinstance(each, TelemetrySample)]
+        known = [clock for clock in read if clock is not None]
+        return median(known) if known else None
 
     @property
     def xid_errors(self) -> list[int]:

@@ -273,7 +273,10 @@ def _preload(machine: CheckedMachine) -> Answer:
     """Is a library preloaded that may intercept launches?"""
     value = machine.environment.get("LD_PRELOAD", "")
     if value:
-        advice = "unset it unless this library is what you measure"
+        advice = (
+            "it reaches the processes that measure, and figures are compared only with those under "
+            "the same: unset it unless you mean that"
+        )
         return "warning", f"LD_PRELOAD={value}", advice
     return "ok", "none", ""
 

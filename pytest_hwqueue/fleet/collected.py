@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.baselines.sources import read_session_file
-from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
+from pytest_hwqueue.devices.conditions import Value
+from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.fleet.check import AGAIN, CHECK_FILE, read_check
 from pytest_hwqueue.fleet.verdicts import Gpu

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.devices.conditions import Value
 from pytest_hwqueue.fleet.outliers import (
     LEAST,
     LEAST_EFFECT,

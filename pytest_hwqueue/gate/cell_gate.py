@@ -78,7 +78,7 @@ class CellGate:
         self.baseline = tuple(baseline)
         self.quantity = quantity
         self.settings = settings
-        self._companion_settings = companion_settings or settings
+        self.companion_settings = companion_settings or settings
         self.cells = cells
         self.new: list[ProcessRun] = []
         self.history: list[Look] = []
@@ -171,7 +171,7 @@ class CellGate:
         self.companion = None
         if is_accompanied(runs, self.quantity):
             times = [run.iteration_ns or 0.0 for run in runs]
-            self.companion = self._weigh(times, ITERATION_TIME, self._companion_settings)
+            self.companion = self._weigh(times, ITERATION_TIME, self.companion_settings)
         failures = self.failures = compare_failures(self.baseline, self.new, settings)
         # Not if it stands in for another figure, or a run has too few samples for it.
         on_trial = not (self.quantity.demoted_from or self.short) and self.main is not None

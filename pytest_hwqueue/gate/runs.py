@@ -30,7 +30,8 @@ class ProcessRun:
     counts the samples behind the value, and ``failed`` the requests that failed; ``session`` names
     the session in which the run was made (one host, one boot, one day). ``iteration_ns`` is the
     run's mean time per iteration, in nanoseconds: the figure that is judged where ``value`` cannot
-    be (`settings.ITERATION_TIME`); ``None`` if it is not known.
+    be (`settings.ITERATION_TIME`); ``None`` if it is not known. ``sm_clock_mhz`` is the clock of
+    the multiprocessors meanwhile, ``None`` where the device does not tell it.
     """
 
     value: FiniteInJson
@@ -38,6 +39,7 @@ class ProcessRun:
     session: str
     failed: int = 0
     iteration_ns: FiniteInJson | None = None
+    sm_clock_mhz: float | None = None
 
     def __post_init__(self) -> None:
         for field, count in (("n", self.n), ("failed", self.failed)):

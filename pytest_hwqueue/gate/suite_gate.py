@@ -21,6 +21,7 @@ from pytest_hwqueue.gate.calibrate import (
     runs_needed,
 )
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
+from pytest_hwqueue.gate.clocks import clocks_of, judged_in_cycles
 from pytest_hwqueue.gate.look import FigureEvidence
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import unknown_sessions, with_session_effect
@@ -123,7 +124,7 @@ class SuiteGate:
     def convicts(self) -> bool:
         """Whether a cell is a regression whatever the others will show, alone in its suite."""
         return any(
-            cell.history[-1].decision == "convicted"
+            cell.history[-1].decision == "convicted" and conclude(cell, True).state == "regression"
             for cell in self._cells.values()
             if cell.history and not cell.refused
         )
@@ -199,10 +200,38 @@ NORMAL_NOISE = "assumes normal run noise"
 def conclude(cell: CellGate, rejected: bool) -> Verdict:
     """Return the verdict of a cell.
 
+    A slow-down that a lower clock explains is none of the code's: the runs are incomparable.
+
     Args:
         cell: with all its runs.
         rejected: whether the comparison of all cells rejects this one as changed.
     """
+    found = _concluded(cell, rejected)
+    if found.reason not in _SLOWER:
+        return found
+    clocks = clocks_of(found.baseline, found.new)
+    cycles = judged_in_cycles(cell) if clocks is not None and clocks.lower else None
+    if clocks is None or cycles is None:
+        return found
+    in_cycles = _concluded(cycles, rejected=False)
+    if in_cycles.state not in ("pass", "improvement"):
+        return found
+    assert in_cycles.ratio is not None
+    sentence = (
+        f"slower by the device's clock alone, {clocks.new_mhz:.0f} MHz, in the baseline "
+        f"{clocks.baseline_mhz:.0f} MHz: in cycles {found.quantity.label} "
+        f"{percent(in_cycles.ratio - 1)}, in time: {found.sentence}; measure at one clock "
+        "(nvidia-smi --lock-gpu-clocks, amd-smi set), or compare in one session: hwq ab"
+    )
+    return replace(found, state="incomparable", reason="lower-clock", sentence=sentence, by="")
+
+
+_SLOWER = (
+    "worse", "slower-iterations", "likely-worse", "likely-slower-iterations", "baseline-too-small",
+)  # fmt: skip
+
+
+def _concluded(cell: CellGate, rejected: bool) -> Verdict:
     if cell.refused:
         return cell.refused
     verdict = partial(Verdict, quantity=cell.quantity, baseline=cell.baseline, new=tuple(cell.new))

@@ -272,7 +272,8 @@ class Verdict:
       ``baseline-too-small``; ``runs-missing``; ``not-contended`` (launches were timed with fewer
       streams at work than the cell names).
     * ``no-baseline``: ``no-baseline``.
-    * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``.
+    * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``,
+      ``lower-clock`` (slower in time and not in cycles).
     """
 
     state: State

@@ -98,6 +98,7 @@ class OpenCell:
         found: receives what becomes known.
         progress: receives the cell's progress.
         fault: how much stronger a planted one is than asked for, so that its effect is as asked.
+        flush_bytes: of the device's memory that the harness itself holds, to empty the cache.
 
     """
 
@@ -107,6 +108,7 @@ class OpenCell:
     found: FoundOfCell
     progress: Progress
     fault: float = 1.0
+    flush_bytes: int = 0
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
         """Begin a stage, which a failure will name."""

@@ -77,6 +77,8 @@ class LoopPlan:
     wall_ns: int = 0
     # Several processes begin together, and stop after the same iteration.
     rank_sync: RankSynchronisation = ONE_RANK
+    # Called before each synchronised iteration, outside of what is measured: empties the cache.
+    flush: Callable[[], None] | None = None
 
     @property
     def wall_cap_ns(self) -> int:
@@ -123,6 +125,8 @@ def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) 
     simulated_too_long = wall_cap(device, plan.wall_cap_ns)
     pool.tags = program.tags
     while True:
+        if plan.flush is not None:
+            plan.flush()
         start = clock_ns()
         if program.tags is not None:
             program.tags.rewind()
@@ -197,6 +201,8 @@ def _synchronised(
     while done < plan.iterations:
         if tags is not None:
             tags.rewind()
+        if plan.flush is not None:
+            plan.flush()
         agreed_ns = rank_sync.begin(clock_ns)
         # Device time counts from here: the first stream is idle, so it passes the event at once.
         streams[0].record(start)

@@ -137,6 +137,7 @@ class ContendedPlan:
         wall_ns: on a simulated device, how long it may take in wall time.
         rank_sync: of the processes that do the same.
         most_windows: at most; None for no limit.
+        flush: empties the device's cache before each window, whose streams then have one iteration.
 
     """
 
@@ -145,6 +146,7 @@ class ContendedPlan:
     wall_ns: int
     rank_sync: RankSynchronisation = ONE_RANK
     most_windows: int | None = None
+    flush: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def contended_pass(
         InvalidMeasurement: if no launch is judged.
 
     """
-    windows, judged = _Windows(device, pool, program), program.judged
+    windows, judged = _Windows(device, pool, program, plan.flush), program.judged
     rank_sync, clock_ns = plan.rank_sync, device.clock_ns
     with garbage_collection_held():
         windows.begin(rank_sync)
@@ -202,11 +204,20 @@ def contended_pass(
 class _Windows:
     """The windows of one pass: with a mark behind each judged launch, without, and with two."""
 
-    def __init__(self, device: Device, pool: StreamPool, program: ContendedProgram) -> None:
+    def __init__(
+        self,
+        device: Device,
+        pool: StreamPool,
+        program: ContendedProgram,
+        flush: Callable[[], object] | None,
+    ) -> None:
         self._pool, self._programs, self._judged = pool, program.programs, program.judged
         by_stream = program.judged.by_stream()
         least = min(by_stream.values())
-        self._iterations = 1 if program.judged.primary.bounded else ceil(_LAUNCHES / least)
+        self._flush = flush
+        # What the first iteration brings into the cache the second finds there.
+        one = program.judged.primary.bounded or flush is not None
+        self._iterations = 1 if one else ceil(_LAUNCHES / least)
         self._launches = self._iterations * least
         self._streams = frozenset(by_stream)
         self._hold = True
@@ -233,6 +244,8 @@ class _Windows:
             for _ in range(self._iterations):
                 program.enqueue(streams)
 
+        if self._flush is not None:
+            self._flush()
         return self._pool.held_window(enqueue, Marks(self._streams, by, each), hold=self._hold)
 
     def add(self, compare: bool) -> None:

@@ -15,6 +15,7 @@ from statistics import median
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import TelemetryLog
+from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.closed_loop import (
     ONE_RANK,
@@ -37,6 +38,7 @@ from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS
 from pytest_hwqueue.records.cell import LAUNCH_BOUND, BackToBack, Declared, Samples
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
+_WARM_TAGS = "tags are timed in a traced pass here, which does not empty the cache"
 _NOT_NEEDED = "a comparison, or --hwq-lean, measures only what verdicts need"
 # What each reference's launches and iterations took, before and after.
 _Passes = dict[str, tuple[list[int], list[int]]]
@@ -98,7 +100,9 @@ def take_samples(
     if not traced:
         _measure_references(cell, programs, passes)
     result, plan, contended = _measure(cell, programs, log, confirm_scheduler)
-    memory_bytes = cell.device.memory_bytes()
+    memory_bytes = {
+        kind: size - cell.flush_bytes for kind, size in cell.device.memory_bytes().items()
+    }
     refused: dict[str, str] = {}
     blocks, planned = None, planned_of(cell)
     if planned and request.throughput_pass:
@@ -108,7 +112,14 @@ def take_samples(
     if traced:
         _measure_references(cell, programs, passes)
     others = {tag for tag in workload.tags if contended is None or tag != found.primary.name}
-    if traced and others and not (contended and request.lean):
+    timed = traced and bool(others) and not (contended and request.lean)
+    if timed and request.plan.flush is not None:
+        if found.primary.per != "iteration" and contended is None:
+            raise InvalidMeasurement(
+                f"{_WARM_TAGS}: measure with --hwq-cache=hot, or fewer streams"
+            )
+        refused["tags"] = _WARM_TAGS
+    elif timed:
         cell.stage("tags")
         cell.pool.tags = None
         result.tags_ns, result.tag_iterations = traced_latencies(
@@ -185,7 +196,9 @@ def _measure(
 
 def _contended_plan(cell: OpenCell, samples: int, time_ns: int) -> ContendedPlan:
     plan = cell.request.plan
-    return ContendedPlan(samples, max(1, time_ns), plan.wall_cap_ns, plan.rank_sync)
+    return ContendedPlan(
+        samples, max(1, time_ns), plan.wall_cap_ns, plan.rank_sync, flush=plan.flush
+    )
 
 
 def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes) -> None:
@@ -200,6 +213,7 @@ def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes)
         sync_mode=plan.sync_mode,
         wall_ns=plan.max_time_ns,
         rank_sync=plan.rank_sync,
+        flush=plan.flush,
     )
     for name, reference in programs.references.items():
         cell.progress(f"reference {name}", 0, short.iterations)
@@ -355,14 +369,14 @@ def planned_of(cell: OpenCell) -> int:
     """Return of how many iterations a cell's blocks are; 0 if its throughput comes from elsewhere.
 
     Simulating without idle moments would take long: there it stays that of iterations waited for,
-    as it does under noise, which is felt by a host that waits.
+    as it does under noise, which is felt by a host that waits, and with a cold cache.
     """
     request, warm_up = cell.request, cell.found.warm_up
     assert warm_up is not None
     replayed = request.cell.dispatch == "graph" and request.plan.sync_mode == "per_iteration"
     if not replayed or cell.device.capabilities.virtual_time:
         return 0
-    if request.only_traced or request.noise is not None:
+    if request.only_traced or request.noise is not None or request.plan.flush is not None:
         return 0
     return block_iterations(warm_up.iteration_ns, request.plan.max_time_ns)
 

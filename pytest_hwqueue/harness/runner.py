@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -43,13 +44,22 @@ from pytest_hwqueue.records.cell import PACE, Primary, RunRecord, SchedulerProof
 from pytest_hwqueue.records.definitions import definitions
 from pytest_hwqueue.records.files import file_name
 from pytest_hwqueue.records.noise import NoiseRound
-from pytest_hwqueue.schedulers.syntax import Scheduler, cell_partitions, prove_cell
+from pytest_hwqueue.schedulers.syntax import MPS_CLIENT, Scheduler, cell_partitions, prove_cell
 from pytest_hwqueue.workloads.numerics import restore_precision
 from pytest_hwqueue.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.devices.cache import CachedDevice
 
 LEAST_ITERATIONS = 50
 """Intervals are formed over iterations, and throughput needs as many for one."""
 
+
+COLD = (
+    "cold cache: emptied before each iteration, but not in traced passes (timeline, causes) and "
+    "within an iteration"
+)
+"""Note of a cell that is measured with a cold cache."""
 
 PROFILED = (
     "a profiler ran in this process before, and launching may take several times as long since"
@@ -107,7 +117,8 @@ class CellRunner:
         if request.record_folder is not None:
             stem = file_name(request.cell.id).removesuffix(".json")
             found.store(request.record_folder, stem)
-        found.fingerprint = self.device.fingerprint()
+        if found.fingerprint is None:
+            found.fingerprint = self.device.fingerprint()
         record = RunRecord(
             **done.fields(found, request.provenance),
             **{name: getattr(request, name) for name in _OF_REQUEST},
@@ -133,6 +144,11 @@ class CellRunner:
             torch.manual_seed(request.seed)
             cell.set_up(workload)
             found.work_per_iteration = workload.work_per_iteration()
+            if request.cell.cache == "cold":
+                flush = cast("CachedDevice", device).cache_flush()
+                request = replace(request, plan=replace(request.plan, flush=flush))
+                cell = replace(cell, request=request, flush_bytes=flush.size_bytes)
+                found.notes.append(COLD)
             judged = _judged(cell, workload.iterate)
             if request.samples is not None and found.primary == PACE:
                 iterations = max(LEAST_ITERATIONS, request.samples)
@@ -176,6 +192,10 @@ class CellRunner:
             with cell.telemetry() as log, _background_noise(request) as rounds:
                 take_samples(cell, programs, log, self._confirm_scheduler)
                 speed = None if request.noise is None else core_speed()
+            # Now: what the workload has set in torch is set, and no profiler has run.
+            found.fingerprint = device.fingerprint()
+            if MPS_CLIENT in proof.evidence:
+                found.notes.append(MPS_CLIENT)
             for round_ in rounds:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":

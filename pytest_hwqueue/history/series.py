@@ -18,7 +18,7 @@ from pytest_hwqueue.baselines.runs import (
     soft_fields,
 )
 from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.devices.conditions import Value
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.interleaved.bisection import CommitLine
 from pytest_hwqueue.metrics.estimate import PlainData

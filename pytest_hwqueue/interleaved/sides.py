@@ -336,7 +336,7 @@ def _collect(side: Side, logs: Path) -> list[str]:
 
 
 # The parts of a cell's id besides its name.
-_PARTS = ("device", "streams", "scheduler", "dispatch", "sync_mode", "variant")
+_PARTS = ("device", "streams", "scheduler", "dispatch", "sync_mode", "cache", "variant")
 
 
 class SideRuns:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_hwqueue import suite
+from pytest_hwqueue.devices.conditions import fields_of_variable
 from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.devices.simulated.profile import modelled_variable
 from pytest_hwqueue.errors import BadOption, HwqError
@@ -31,8 +32,8 @@ OF_THE_COMPARISON = frozenset(
 _TABLE = {option.name: option for option in OPTIONS}
 _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-# The worker processes that measure do not get these (see plugin.worker), so they would do nothing.
-_NOT_PASSED_ON = ("LD_PRELOAD", "PYTEST_ADDOPTS")
+# The worker processes that measure do not get it (see plugin.worker), so it would do nothing.
+_NOT_PASSED_ON = "PYTEST_ADDOPTS"
 
 # How the variables begin that drivers, runtimes and libraries of the vendors read.
 _OF_RUNTIMES = (
@@ -48,6 +49,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "scheduler": ("cell.scheduler",),
     "dispatch": ("cell.dispatch",),
     "sync-mode": ("cell.sync_mode",),
+    "cache": ("cell.cache",),
     "size": ("cell.size", "cell.variant", "parameter.*"),
     "sim-noise": ("noise",),
 }
@@ -106,7 +108,7 @@ def read_variant(source: str, text: str) -> SideVariant:
     rest: list[str] = []
     while words and _ASSIGNMENT.fullmatch(words[0]):
         name, _, value = words.pop(0).partition("=")
-        if name in _NOT_PASSED_ON:
+        if name == _NOT_PASSED_ON:
             raise BadOption(source, name, "it does not reach the processes that measure")
         if name in _BY_VARIABLE:
             _take(source, options, _BY_VARIABLE[name].name, value)
@@ -153,7 +155,7 @@ def varied_fields(a: SideVariant, b: SideVariant) -> frozenset[str]:
             fields.add("cell.variant")
     for name in a.environment.keys() | b.environment.keys():
         if a.environment.get(name) != b.environment.get(name):
-            fields.add(f"environment.{name}")
+            fields.update(fields_of_variable(name))
     return frozenset(fields)
 
 

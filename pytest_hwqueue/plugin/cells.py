@@ -126,6 +126,7 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
 
     """
     parts = [] if settings.sync_mode == "per_iteration" else [settings.sync_mode]
+    parts += [] if settings.cache == "hot" else [settings.cache]
     ranks = ranks_together(workload, device, settings.ranks)
     if launched_rank(os.environ) is not None or ranks > 1:
         parts.append(f"{ranks}ranks")
@@ -252,12 +253,13 @@ def _parametrized_by_test(metafunc: pytest.Metafunc) -> set[str]:
 _OPEN = "auto"
 
 
-def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[Parts] | None:
+def planned_cells(items: Sequence[pytest.Item], sync_mode: str, cache: str) -> list[Parts] | None:
     """Return the cells that tests will measure, or None if some are unknown before they run.
 
     Args:
         items: tests that measure.
         sync_mode: the session's.
+        cache: the session's.
 
     """
     if any(map(is_scenario, items)):
@@ -271,6 +273,7 @@ def planned_cells(items: Sequence[pytest.Item], sync_mode: str) -> list[Parts] |
             "scheduler": parameters.get("hwq_scheduler"),
             "dispatch": parameters.get("hwq_dispatch"),
             "sync_mode": sync_mode,
+            "cache": cache,
         }
         mark = item.get_closest_marker("hwq_workload")
         if mark is not None and mark.args:

@@ -144,6 +144,14 @@ def _simulated_noise(test: Candidate) -> str | None:
     return f"--hwq-sim-noise needs a simulated device, not {test.kind}"
 
 
+def _cold_cache(test: Candidate) -> str | None:
+    if test.settings.cache == "hot" or not test.device or test.capabilities.cold_cache:
+        return None
+    if test.capabilities.simulated:
+        return "--hwq-cache=cold: the simulated device has no model of a cache"
+    return f"--hwq-cache=cold needs a GPU, whose cache can be emptied, not {test.kind}"
+
+
 def _graphs(test: Candidate) -> str | None:
     if test.dispatch != "graph" or test.capabilities.graphs:
         return None
@@ -243,6 +251,7 @@ CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
     _device,
     _streams,
     _simulated_noise,
+    _cold_cache,
     _graphs,
     _noise,
     _ranks,
@@ -285,6 +294,12 @@ def _faults_of_tenants(test: ScenarioItem) -> str | None:
     return None
 
 
+def _cache_of_tenants(test: ScenarioItem) -> str | None:
+    if test.config.stash[state.SETTINGS].cache == "hot":
+        return None
+    return "--hwq-cache=cold: tenants' requests follow no iteration, between which to empty a cache"
+
+
 def _weights(test: ScenarioItem) -> str | None:
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
 
@@ -310,6 +325,7 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
     _only_device,
     _noise_of_scenario,
     _faults_of_tenants,
+    _cache_of_tenants,
     _weights,
     _models,
     _servers,

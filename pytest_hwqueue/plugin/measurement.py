@@ -218,6 +218,7 @@ class Hwq:
             scheduler=self._scheduler.mode,
             dispatch=self._dispatch,
             sync_mode=self._settings.sync_mode,
+            cache=self._settings.cache,
             size=size,
             parameters=parameters,
             variant=variant,

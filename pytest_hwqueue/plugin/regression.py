@@ -157,7 +157,7 @@ class Regression:
 
         """
         named, settings = self._named, self._settings
-        planned = planned_cells(items, settings.sync_mode)
+        planned = planned_cells(items, settings.sync_mode, settings.cache)
         if named is None or planned is None or settings.save == settings.compare:
             return
         if not any(may_be(each, cell) for cell in named.cells for each in planned):

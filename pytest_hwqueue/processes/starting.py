@@ -28,7 +28,7 @@ from pytest_hwqueue.processes.guardian import Order, Stop
 Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.tenant"]
 
 # Variables of the session that would change what a process does that it starts.
-_NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
+_NOT_FOR_WORKERS = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS")
 
 _MAIN = (
     "import importlib, json, sys; sys.path[{}:] = json.loads(sys.argv[1]); "

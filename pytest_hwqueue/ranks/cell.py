@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
+from pytest_hwqueue.devices.fingerprint import of_processes
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import DeviceError, HwqError
@@ -415,10 +416,15 @@ def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
             "ranks of several hosts have no clock in common: iterations begin after a barrier, and "
             "how far apart ranks leave it stands in their latency"
         )
+    fingerprint = first.fingerprint
+    if fingerprint is not None:
+        by_rank = {f"rank {rank}": each.fingerprint for rank, each in enumerate(records)}
+        fingerprint = of_processes(fingerprint, by_rank)
     return first.model_copy(
         update={
             "samples": samples,
             "metrics": metrics,
+            "fingerprint": fingerprint,
             "ranks": _summary(records, of_rank, backend),
             "notes": [*notes, "timeline, queue switch and counters of the CPU: those of rank 0"],
         }

@@ -48,6 +48,11 @@ class Cell(PlainData):
     scheduler: str
     dispatch: str
     sync_mode: str
+    cache: Literal["hot", "cold"] = Field(
+        default="hot",
+        description="hot: as the iteration before has left the device's cache; cold: emptied "
+        "before each iteration",
+    )
     size: str | None = Field(description="size of the workload; null for the user's own test")
     parameters: Json = Field(default_factory=dict, description="all parameters, by name")
     variant: str = Field(
@@ -60,6 +65,8 @@ class Cell(PlainData):
         parts = [self.device, f"s{self.streams}", self.scheduler, self.dispatch]
         if self.sync_mode != "per_iteration":
             parts.append(self.sync_mode)
+        if self.cache != "hot":
+            parts.append(self.cache)
         if self.variant:
             parts.append(self.variant)
         return f"{self.name}[{'-'.join(parts)}]"

@@ -22,7 +22,7 @@ from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput, RecordError, files
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.fingerprint import Value
+    from pytest_hwqueue.devices.conditions import Value
 
 
 # Which code was measured, and by which; see `records.noise`.

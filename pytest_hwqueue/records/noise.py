@@ -23,7 +23,8 @@ from pytest_hwqueue.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.tracing.perf_events import Level, Refusal
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.fingerprint import Fingerprint, Value
+    from pytest_hwqueue.devices.conditions import Value
+    from pytest_hwqueue.devices.fingerprint import Fingerprint
 
 
 NoiseStatus = Literal["quiet", "applied", "not applied"]

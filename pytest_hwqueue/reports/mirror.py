@@ -135,7 +135,9 @@ def _node(item: pytest.Item, record: RunRecord) -> SimpleNamespace:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    return cell.model_dump(include={"device", "streams", "scheduler", "dispatch", "sync_mode"})
+    return cell.model_dump(
+        include={"device", "streams", "scheduler", "dispatch", "sync_mode", "cache"}
+    )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _SETTINGS: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
     ("dispatch", "dispatch", lambda cell: cell.dispatch),
     ("size", "size", lambda cell: cell.size or ""),
     ("sync_mode", "sync mode", lambda cell: cell.sync_mode),
+    ("cache", "cache", lambda cell: f"{cell.cache} cache"),
     ("variant", "variant", lambda cell: cell.variant),
 )
 
@@ -76,6 +77,7 @@ def setting_words(cell: Cell) -> dict[str, str]:
         "dispatch": f"dispatch {cell.dispatch}",
         "size": f"size {cell.size}" if cell.size else "",
         "sync_mode": f"sync mode {cell.sync_mode}" if cell.sync_mode != "per_iteration" else "",
+        "cache": f"{cell.cache} cache" if cell.cache != "hot" else "",
         "variant": cell.variant,
     }
 

@@ -169,7 +169,8 @@ def _charts(records: Sequence[RunRecord]) -> dict[str, list[tuple[str, Spec]]]:
         title = (f"{known} ({cell.device})" if known else cell.device) + size
         title += ": a model's figures, not measured" if first.simulated else ""
         mode = cell.sync_mode if cell.sync_mode != "per_iteration" else ""
-        label = ", ".join(filter(None, (cell.scheduler, cell.dispatch, mode, cell.variant)))
+        cache = f"{cell.cache} cache" if cell.cache != "hot" else ""
+        label = ", ".join(filter(None, (cell.scheduler, cell.dispatch, mode, cache, cell.variant)))
         curves.append(((cell.name, title, scaling.unit), (label, scaling)))
     panels = grouped(curves)
     return grouped(

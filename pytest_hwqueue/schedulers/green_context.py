@@ -9,13 +9,14 @@ from pytest_hwqueue.devices import green_contexts
 from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.schedulers.syntax import (
     THREADS,
     Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
+    shared_by_mps,
 )
 
 # How a single test names its streams: those whose work it declares most urgent, and all (others).
@@ -105,6 +106,8 @@ class GreenContext(Scheduler):
                 f"{self.mode}: the tenants live in several processes, and groups are one process's "
                 "own; place them in threads"
             )
+        refuse_interceptors(self.mode, inside)
+        shared = shared_by_mps(self.mode, inside)
         ran_on: dict[int, set[int]] = {}
         for name, evidence in inside.items():
             for group, size, numbers in zip(
@@ -126,7 +129,7 @@ class GreenContext(Scheduler):
         )
         return Proof(
             self.mode,
-            f"multiprocessors that kernels ran on, as many as each context has: {said}",
+            f"multiprocessors that kernels ran on, as many as each context has: {said}{shared}",
             self.seen_priorities(inside),
             counts={f"multiprocessors seen by {name}": len(each) for name, each in by_name.items()},
         )

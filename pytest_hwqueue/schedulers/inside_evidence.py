@@ -8,12 +8,13 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_hwqueue.devices.conditions import loaded_files, mps_client
 from pytest_hwqueue.errors import DeviceError, NotProven, translated
 from pytest_hwqueue.processes.services import service_environment
 
@@ -43,6 +44,8 @@ class InsideEvidence:
             empty if the mode has no groups.
         group_sizes: of each stream, how many multiprocessors the device says that it has.
         ran_on: of each stream, the numbers of those that it ran on.
+        mps_client: whether an MPS server shares the process's CUDA contexts; None on other devices,
+            and where the driver does not tell.
 
     """
 
@@ -55,6 +58,7 @@ class InsideEvidence:
     asked_groups: list[int] = field(default_factory=list)
     group_sizes: list[int] = field(default_factory=list)
     ran_on: list[list[int]] = field(default_factory=list)
+    mps_client: bool | None = None
 
     def mapped(self, stem: str) -> list[str]:
         """Return the mapped files whose name begins with ``stem``."""
@@ -81,7 +85,24 @@ def gather(pool: StreamPool) -> InsideEvidence:
         output=_own_output(),
         capability=capability,
         multiprocessors=multiprocessors,
+        mps_client=None if capability is None else _mps_client(),
     )
+
+
+# Libraries of schedulers that would stand between a process and the driver.
+_INTERCEPTORS = ("libshimcuda.so", "libshimhip.so", "libpreempt.so")
+
+
+def refuse_interceptors(mode: str, inside: Mapping[str, InsideEvidence]) -> None:
+    """Raise NotProven if a scheduler that the user switched on would be measured as ``mode``."""
+    for name, each in inside.items():
+        found = [path for stem in _INTERCEPTORS for path in each.mapped(stem)]
+        if found:
+            raise NotProven(
+                f"{mode}: tenant {name} has {', '.join(found)} mapped, "
+                "so XSched stands between it and the driver: take it out of LD_PRELOAD and "
+                "LD_LIBRARY_PATH, and to measure it choose the scheduler xsched (--hwq-xsched-root)"
+            )
 
 
 def gather_outside(pid: int, log: Path) -> InsideEvidence | None:
@@ -130,14 +151,6 @@ def with_groups(
     )
 
 
-def loaded_files(process: str = "self") -> list[str]:
-    """Return the files mapped into a process, once each, in the order of their addresses."""
-    maps = Path("/proc", process, "maps")
-    text = maps.read_text(encoding="utf-8", errors="surrogateescape")
-    fields = (line.split(maxsplit=5) for line in text.splitlines())
-    return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))
-
-
 def why_not_loaded(library: Path) -> str:
     """Return why the loader cannot load a library, as far as the file shows."""
     if not library.is_absolute():
@@ -176,6 +189,15 @@ def _accelerator() -> tuple[list[int] | None, int | None]:
     # In a ROCm build the numbers are not compute capabilities.
     capability = None if torch.version.hip else [properties.major, properties.minor]
     return capability, properties.multi_processor_count
+
+
+def _mps_client() -> bool | None:
+    import torch
+
+    try:
+        return mps_client(torch.cuda.current_device())
+    except (DeviceError, AttributeError):
+        return None
 
 
 _CUDA = "libcuda.so.1"

@@ -21,7 +21,7 @@ from pytest_hwqueue.processes.services import (
 )
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
 
@@ -119,6 +119,7 @@ class Mps(Scheduler):
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
         """Require that the daemon's servers have all tenants' processes as clients."""
         self.check()
+        refuse_interceptors(self.mode, inside)
         clients = {
             client: server
             for server in self._ask("get_server_list")

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.schedulers import mps_daemons
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import PROCESSES, THREADS, Proof, Scheduler, TenantRequest
-
-# Libraries of schedulers that would stand between a process and the driver.
-_INTERCEPTORS = ("libshimcuda.so", "libshimhip.so", "libpreempt.so")
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
+from pytest_hwqueue.schedulers.syntax import (
+    PROCESSES,
+    THREADS,
+    Proof,
+    Scheduler,
+    TenantRequest,
+    shared_by_mps,
+)
 
 
 class Native(Scheduler):
@@ -29,21 +33,16 @@ class Native(Scheduler):
         return None
 
     def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
-        """Require that all streams report one priority, and no scheduler's library is mapped.
+        """Require that all streams report one priority, and that no other scheduler is active.
 
         Of a process that was looked at from outside the streams are not known.
         """
-        for name, each in inside.items():
-            found = [path for stem in _INTERCEPTORS for path in each.mapped(stem)]
-            if found:
-                raise NotProven(
-                    f"native: tenant {name} has {', '.join(found)} mapped; remove its folder from "
-                    "LD_LIBRARY_PATH"
-                )
+        refuse_interceptors(self.mode, inside)
+        shared = shared_by_mps(self.mode, inside)
         seen = [priority for each in inside.values() for priority in each.stream_priorities]
         if len(set(seen)) > 1:
             raise NotProven(f"native: streams should share one priority, but report {seen}")
         evidence = f"no scheduler's library is mapped in {', '.join(inside)}"
         if seen:
             evidence = f"priority {seen[0]} read back from {counted(len(seen), 'stream')}"
-        return Proof(self.mode, evidence, tuple(seen))
+        return Proof(self.mode, f"{evidence}{shared}", tuple(seen))

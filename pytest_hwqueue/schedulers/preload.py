@@ -218,7 +218,10 @@ class Preload(Scheduler):
                 self._services.clear()
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
-        """Return the description's variables for this tenant, its preloads and library folders."""
+        """Return the description's variables for this tenant, its preloads and library folders.
+
+        The user's own preloads come behind those of the description.
+        """
         values = {
             "name": tenant.name,
             "priority": str(tenant.priority),
@@ -228,7 +231,7 @@ class Preload(Scheduler):
         given = self._description.environment.items()
         variables = {name: filled(text, values) for name, text in given}
         if self._description.preload:
-            variables["LD_PRELOAD"] = " ".join(map(str, self._libraries()))
+            variables["LD_PRELOAD"] = prepended("LD_PRELOAD", self._libraries())
         if self._description.library_path:
             folders = [self._folder / folder for folder in self._description.library_path]
             variables["LD_LIBRARY_PATH"] = prepended("LD_LIBRARY_PATH", folders)

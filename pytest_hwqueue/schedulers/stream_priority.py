@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import THREADS, Proof, Scheduler, TenantRequest
+from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
+from pytest_hwqueue.schedulers.syntax import THREADS, Proof, Scheduler, TenantRequest, shared_by_mps
 
 
 class StreamPriority(Scheduler):
@@ -46,4 +46,6 @@ class StreamPriority(Scheduler):
                     f"{self.mode}: urgent streams should report lower numbers than normal ones, "
                     f"but the streams report {seen} for urgencies {asked}"
                 )
-        return Proof(self.mode, f"priorities read back: {seen}", tuple(seen))
+        refuse_interceptors(self.mode, inside)
+        shared = shared_by_mps(self.mode, inside)
+        return Proof(self.mode, f"priorities read back: {seen}{shared}", tuple(seen))

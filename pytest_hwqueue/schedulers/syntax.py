@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadInput, DeviceError, refused_as, within
+from pytest_hwqueue.errors import BadInput, DeviceError, NotProven, refused_as, within
 from pytest_hwqueue.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -416,6 +416,32 @@ def unopened(modes: Iterable[str], paths: SchedulerPaths) -> dict[str, str]:
 
 # Whoever starts the process of cells gives it ``environment(CELL)`` inside ``services``.
 CELL = TenantRequest("cell")
+
+
+def shared_by_mps(mode: str, inside: Mapping[str, InsideEvidence]) -> str:
+    """Return the end of a proof's evidence: that a cell's process is a client of the user's MPS.
+
+    A cell is measured wherever the user started pytest; MPS is then one of its conditions
+    (``mps_client`` in the fingerprint). Tenants would share the device in another way than the mode
+    says.
+
+    Raises:
+        NotProven: if a tenant's process is such a client.
+
+    """
+    clients = [name for name, each in inside.items() if each.mps_client]
+    if not clients:
+        return ""
+    if clients != [CELL.name]:
+        raise NotProven(
+            f"{mode}: an MPS daemon that was not started here has {', '.join(clients)} among its "
+            "clients, which therefore share the device as under mps; stop it with: echo quit | "
+            "nvidia-cuda-mps-control, or set CUDA_MPS_PIPE_DIRECTORY to an empty folder"
+        )
+    return f"; {MPS_CLIENT}"
+
+
+MPS_CLIENT = "the process is a client of an MPS daemon that was not started here"
 
 
 def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | None:

@@ -117,7 +117,7 @@ class XSched(Scheduler):
         if real is None:
             raise ServiceFailed(self._not_installed(platform))
         if platform is _HIP:
-            variables["LD_PRELOAD"] = str(library / platform.shim)
+            variables["LD_PRELOAD"] = prepended("LD_PRELOAD", [library / platform.shim])
             variables["XSCHED_HIP_LIB"] = str(real)
         else:
             variables["XSCHED_CUDA_LIB"] = variables["CUXTRA_CUDA_LIB"] = str(real)

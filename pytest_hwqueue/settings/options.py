@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DISPATCHES = ("eager", "graph")
 SYNC_MODES = ("per_iteration", "end_only", "none")
+CACHES = ("hot", "cold")
 SIZES = ("auto", "tiny", "small", "full")
 PRIORITIES = ("P0", "P1", "P2", "P3")
 ISOLATIONS = ("process", "none")
@@ -150,6 +151,11 @@ class Settings:
         "when the host waits: per_iteration (after each), end_only (once, after the last), "
         "none (never inside the measured window); the last two measure the time from one "
         "iteration's end to the next's by device events, a pace and no latency", rare=True)
+    cache = Option("hot", read.one_of(*CACHES), "REGIME", "streams",
+        "what the device's cache holds: hot, cold",
+        "what a GPU's cache holds as an iteration begins: hot (what the one before has left), or "
+        "cold (nothing: a buffer of twice the L2 is written before each iteration, outside of what "
+        "is measured)", rare=True)
     xsched_root = Option("", read.path, "DIR", "scheduler",
         "folder in which XSched is installed",
         ", with bin/xserver and lib/; by default the environment variable XSCHED_ROOT", rare=True)

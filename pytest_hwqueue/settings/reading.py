@@ -70,6 +70,9 @@ def _clashes(
             yield *budget, "it is one session's: leave out xdist's -n"
         if settings.against:
             yield *budget, "--hwq-against measures --hwq-pairs of each test: leave one out"
+    if settings.cache != "hot" and settings.sync_mode != "per_iteration":
+        between = "iterations follow each other at once, with no time to empty the cache between"
+        yield "--hwq-cache", settings.cache, f"{between}: leave out --hwq-sync-mode"
     if settings.save_records and not settings.save:
         yield "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
     if not (distributed or debugged or settings.isolation == "none"):
@@ -94,6 +97,7 @@ def _clashes(
 # What judges or stores, and what names cells or the conditions of all: never followed by silence.
 _NEED_MEASURING = (
     "compare", "against", "save", "scheduler", "noise", "workload", "priority", "fault",
+    "cache",
 )  # fmt: skip
 
 
@@ -156,7 +160,7 @@ def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str
     asked = []
     for name in _NEED_MEASURING:
         source, text = _given(config, BY_NAME[name], os.environ)
-        if text and getattr(settings, name) not in (False, "", (), ("native",)):
+        if text and getattr(settings, name) not in (False, "", (), ("native",), "hot"):
             asked.append((name, f"{source}={text}"))
     return asked
 

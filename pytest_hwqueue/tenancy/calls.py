@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.devices.compute_units import Partition
+from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.processes.remote import one_way
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
@@ -46,12 +47,14 @@ class Ready:
         longest_ns: longest window that it can serve; shorter than planned if its trace would not
             hold more.
         shown: descriptors of its `looks.ShownTimes`.
+        fingerprint: of the device and its process; None of one that only generates load.
 
     """
 
     evidence: InsideEvidence | None
     longest_ns: int
     shown: Sequence[int] = ()
+    fingerprint: Fingerprint | None = None
 
 
 class TenantCalls:

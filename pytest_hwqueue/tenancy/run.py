@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_hwqueue.devices.fingerprint import of_processes
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.attempt import RunEnded
@@ -133,6 +134,9 @@ class ColocationRun:
             raise
         found.stage = "proof"
         told = self.tenants.are_ready
+        seen_by = {name: ready.fingerprint for name, ready in told.items()}
+        assert found.fingerprint is not None
+        found.fingerprint = of_processes(found.fingerprint, seen_by)
         inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
         proof = self.servers.proof(pids, inside)
         found.proof = SchedulerProof.model_validate(proof, from_attributes=True)

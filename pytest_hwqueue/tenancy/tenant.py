@@ -251,6 +251,9 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
         evidence = gather(pool)
         if partitions is not None:
             evidence = with_groups(evidence, pool, partitions, replayed=False)
+        # One after the other: reading switches one of torch's settings and back.
+        with _SETTING_UP:
+            fingerprint = device.fingerprint()
         window = WindowPlan(plan, spec)
         longest_ns, tracer = plan.duration_ns, None
         if traces is not None:
@@ -272,7 +275,7 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
             nonlocal common, log, counters
             shown = [ShownTimes() for _ in requests] if start.looked_at else []
             common = link.wait_for_window(
-                Ready(evidence, longest_ns, [each.descriptor for each in shown])
+                Ready(evidence, longest_ns, [each.descriptor for each in shown], fingerprint)
             )
             counting = CpuCounting(lambda: pool.launched)
             counting.opened()

@@ -51,7 +51,10 @@ class GatedFigure:
     def run(self, stored: StoredRun) -> ProcessRun:
         """Return a run's figure; NaN if the run lacks it."""
         value, n = self._value(stored)
-        return ProcessRun(value=value, n=n, session=stored.session, failed=stored.failed)
+        return ProcessRun(
+            value=value, n=n, session=stored.session, failed=stored.failed,
+            sm_clock_mhz=stored.sm_clock_mhz,
+        )  # fmt: skip
 
     def _value(self, stored: StoredRun) -> tuple[float, int]:
         missing = float("nan")

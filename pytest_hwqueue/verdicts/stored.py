@@ -156,7 +156,9 @@ def describe_stored(
     return described
 
 
-_PARTS = ("name", "device", "streams", "scheduler", "dispatch", "sync_mode", "size", "variant")
+_PARTS = (
+    "name", "device", "streams", "scheduler", "dispatch", "sync_mode", "cache", "size", "variant",
+)  # fmt: skip
 _MOST_LISTED = 6
 
 

@@ -137,6 +137,7 @@ def test_much_output_is_shortened(hostile: pytest.RunResult) -> None:
     ("more", "said"),
     [
         ("--hwq-save=good-name", "--hwq-save=good-name cannot be followed here: each run needs a "),
+        ("--hwq-cache=cold --hwq-sync-mode=none", "--hwq-cache=cold cannot be followed here: iter"),
         ("--hwq-timeout=5", "--hwq-timeout=5 cannot be followed here: a cell is ended with its "),
     ],
 )
@@ -144,7 +145,7 @@ def test_what_needs_a_process_is_refused_without_one(
     pytester: pytest.Pytester, run_in_process: RunInProcess, more: str, said: str
 ) -> None:
     pytester.makepyfile(TEST)
-    result = run_in_process(*ARGUMENTS, more)
+    result = run_in_process(*ARGUMENTS, *more.split())
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{said}*"])
 

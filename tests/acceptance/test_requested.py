@@ -124,7 +124,7 @@ def unit(pytester: pytest.Pytester, run_in_process: RunInProcess) -> RunInProces
         ("save=main", "option"), ("save=main", "environment"), ("save=main", "ini"),
         ("compare=reference", "option"), ("against=HEAD", "environment"), ("noise=cpu", "option"),
         ("scheduler=native,mps", "ini"), ("workload=moe", "environment"), ("priority=P0", "ini"),
-        ("fault=slower:20", "option"),
+        ("fault=slower:20", "option"), ("cache=cold", "option"),
     ],
 )  # fmt: skip
 def test_a_session_that_should_measure_and_has_nothing_to_measure_fails(

@@ -17,7 +17,7 @@ from pytest_hwqueue.baselines.runs import (
 )
 from pytest_hwqueue.baselines.sources import Source, Unmatched, load_source, source_of
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.devices.fingerprint import Value
+from pytest_hwqueue.devices.conditions import PRECISION, SETTING_FIELDS, VERSION_FIELDS, Value
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import (
     PACE,
@@ -57,11 +57,12 @@ def differences(a: CellBaseline, b: CellBaseline) -> tuple[FieldDifference, ...]
         ("cell", "size", "identity", "full", None),
         ("hard", "driver_major", "environment", 580, 570),
         ("soft", "torch_version", "environment", "2.13.0", "2.14"),
-        ("soft", "cuda_runtime_version", "environment", None, "13.0"),
-        ("soft", "hip_runtime_version", "environment", None, "7"),
-        ("soft", "application_clock_sm_mhz", "environment", None, 1500),
-        ("soft", "application_clock_memory_mhz", "environment", None, 1500),
-        ("soft", "performance_level", "environment", None, "high"),
+        ("soft", "cuda_runtime_version", "soft", None, "13.0"),
+        ("soft", "hip_runtime_version", "soft", None, "7"),
+        ("soft", "application_clock_sm_mhz", "soft", None, 1500),
+        ("soft", "cudnn_version", "soft", None, 91002),
+        ("soft", "application_clock_memory_mhz", "soft", None, 1500),
+        ("soft", "performance_level", "soft", None, "high"),
         ("soft", "power_limit_w", "environment", 700.0, 500.0),
         ("soft", "driver_version", "soft", "580.1", "580.2"),
         ("soft", "host_name", "soft", "first", "second"),
@@ -90,6 +91,37 @@ def paced(record: RunRecord) -> RunRecord:
     assert record.samples is not None
     changed = with_samples(record, host_ns=[], pace_ns=record.samples.host_ns)
     return changed.model_copy(update={"primary": PACE})
+
+
+@pytest.mark.parametrize("name", ["cpu_governor", "nccl_version"])
+def test_a_run_that_lacks_a_field_differs_in_it_from_no_other(name: str) -> None:
+    def runs(*values: str | None) -> CellBaseline:
+        fields = [{} if value is None else {name: value} for value in values]
+        return cell_of(*(make_record(seed=n, soft={**each}) for n, each in enumerate(fields)))
+
+    assert differences(runs("x", None), runs("x")) == differences(runs("x"), runs("x", None)) == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PRECISION, "default_dtype", "reduced_precision", "preload", "tracers", "mps_client",
+        "module_loading",
+    ],
+)  # fmt: skip
+def test_what_a_process_computes_in_and_has_loaded_is_identity(name: str) -> None:
+    one, other = (cell_of(make_record(hard={name: value})) for value in ("x", "y"))
+    (found,) = differences(one, other)
+    assert (found.field, found.kind) == (name, "identity")
+    (found,) = differences(one, cell_of(make_record()))
+    assert (found.field, found.kind) == (name, "identity")
+
+
+@pytest.mark.parametrize("name", [*SETTING_FIELDS, *VERSION_FIELDS, "compute_mode", "ecc_mode"])
+def test_settings_and_versions_are_the_environment(name: str) -> None:
+    one, other = (cell_of(make_record(soft={name: value})) for value in ("x", "y"))
+    (found,) = differences(one, other)
+    assert (found.field, found.kind) == (name, "environment")
 
 
 def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:

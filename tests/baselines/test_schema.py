@@ -17,6 +17,7 @@ from pydantic import VERSION
 import pytest_hwqueue
 from pytest_hwqueue.baselines import cell_file
 from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample
 from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
 from pytest_hwqueue.records.cell import (
     RunRecord,
@@ -151,7 +152,13 @@ def test_session_is_valid_and_anything_else_is_not() -> None:
 
 
 def test_lines_of_a_baseline_are_valid_and_anything_else_is_not(tmp_path: Path) -> None:
-    record = with_samples(make_record(failed_requests=1), contended=contention())
+    reading = TelemetrySample(
+        0, sm_clock_mhz=1980, memory_clock_mhz=None, temperature_c=None, power_w=1
+    )
+    telemetry = Telemetry("NVML", (reading,), read_before=(0,))
+    record = with_samples(
+        make_record(failed_requests=1, telemetry=telemetry), contended=contention()
+    )
     path = Store(tmp_path).add("main", record, "s")
     header, run, trailer = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     assert all(valid("baseline", line) for line in (header, run, trailer))

@@ -23,6 +23,8 @@ def trace(*arguments: str) -> Result:
     ("cpu", "native", "per_iteration", "", []),
     ("cuda:1", "stream-priority", "per_iteration", "", []),
     ("sim:h200", "native", "end_only", "", ["--sync-mode=end_only"]),
+    ("cuda", "native", "per_iteration cold", "", ["--cache=cold"]),
+    ("cuda", "native", "per_iteration cold", "small", ["--cache=cold", "--size=small"]),
     ("cpu", "native", "none", "2ranks-small", ["--sync-mode=none", "--ranks=2", "--size=small"]),
     ("cuda", "xsched:threshold=4", "per_iteration", "mm_dim=64-epsilon=1e-3",
      ["--param=mm_dim=64", "--param=epsilon=1e-3"]),
@@ -30,9 +32,10 @@ def trace(*arguments: str) -> Result:
 def test_a_cells_id_is_its_workload_and_options(
     device: str, scheduler: str, sync_mode: str, variant: str, more: list[str]
 ) -> None:
+    sync_mode, _, cache = sync_mode.partition(" ")
     cell = Cell(
         name="hetero_kernels", device=device, streams=16, scheduler=scheduler, dispatch="graph",
-        sync_mode=sync_mode, size="tiny", variant=variant,
+        sync_mode=sync_mode, cache="cold" if cache else "hot", size="tiny", variant=variant,
     )  # fmt: skip
     assert words_of_cell(cell.id) == (
         "hetero_kernels",

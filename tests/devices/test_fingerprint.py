@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.devices import conditions
 from pytest_hwqueue.devices.fingerprint import (
     CUDA_QUEUE_SETTINGS,
     HIP_QUEUE_SETTINGS,
@@ -23,7 +24,9 @@ from pytest_hwqueue.devices.fingerprint import (
     FingerprintDifference,
     differences,
     fingerprint,
+    of_processes,
 )
+from pytest_hwqueue.devices.kinds import DeviceKind
 from tests.reports.stored_texts import assert_as_stored
 
 from .vendors import NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, raising
@@ -45,8 +48,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def nvml(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Nvml:
     """NVML for it; of the runtimes' variables one is set, and one is empty."""
-    for name in (*CUDA_QUEUE_SETTINGS, *HIP_QUEUE_SETTINGS):
+    settings = (name.removeprefix("environment.") for name in conditions.SETTING_FIELDS)
+    for name in (*CUDA_QUEUE_SETTINGS, *HIP_QUEUE_SETTINGS, *settings):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     for name, value in (("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("GPU_MAX_HW_QUEUES", "8"),
                         ("CUDA_LAUNCH_BLOCKING", "")):  # fmt: skip
         monkeypatch.setenv(name, value)
@@ -63,12 +68,15 @@ def text_of(read: Fingerprint) -> str:
     assert soft.pop("host_name") == platform.node()
     assert soft.pop("kernel_release") == platform.release()
     assert soft.pop("cpu_model", "")
+    assert soft.pop("usable_logical_cores") == len(os.sched_getaffinity(0))
     assert not read.missing.keys() & {*read.hard, *read.soft}
     groups: dict[str, dict[str, Any]] = {"hard": read.hard, "soft": soft, "missing": read.missing}
     return "".join(
         f"  {group} {field}: {value!r}\n"
         for group, fields in groups.items()
         for field, value in sorted(fields.items())
+        if field.startswith("environment.")
+        or not (conditions.is_of_process(field) or field in conditions.host())
     )
 
 
@@ -120,6 +128,56 @@ def test_real_torch_without_the_device_raises_nothing() -> None:
     read = fingerprint("cuda", 0)
     assert {"device_name", "driver_major", "mig_mode"} <= read.missing.keys()
     assert all(read.missing.values())
+
+
+def test_what_the_runtimes_do_anyway_makes_no_difference(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def queue_settings(kind: DeviceKind) -> dict[str, Any]:
+        read = fingerprint(kind, 0).hard
+        return {name: read[name] for name in read if name.startswith("environment.")}
+
+    kinds: tuple[DeviceKind, ...] = ("cuda", "hip")
+    defaults = {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_LAUNCH_BLOCKING": "0", "GPU_MAX_HW_QUEUES": "4",
+        "AMD_SERIALIZE_KERNEL": "0",
+    }  # fmt: skip
+    for name in (*CUDA_QUEUE_SETTINGS, *HIP_QUEUE_SETTINGS):
+        monkeypatch.delenv(name, raising=False)
+    before = [queue_settings(kind) for kind in kinds]
+    for name, value in defaults.items():
+        monkeypatch.setenv(name, value)
+    assert [queue_settings(kind) for kind in kinds] == before
+    for name in defaults:
+        monkeypatch.setenv(name, "2")
+    after = [queue_settings(kind) for kind in kinds]
+    changed = {name for a, b in zip(before, after, strict=True) for name in a if a[name] != b[name]}
+    assert changed == {f"environment.{name}" for name in defaults}
+
+
+def test_processes_that_differ_are_named_in_the_field_in_which_they_do() -> None:
+    def found(product: str, cores: int = 132) -> Fingerprint:
+        hard: dict[str, Any] = {"device_name": "H200", "fp32_product": product}
+        hard["multiprocessor_count"] = cores
+        return Fingerprint(hard, {"allocator": "native"}, {"tracers": "no /proc"})
+
+    own = found("float32")
+    own.hard["compute_partition"] = "SPX"
+    read = of_processes(own, {"high": found("TF32"), "low": found("TF32", 96), "server": None})
+    assert read.hard == {
+        "device_name": "H200",
+        "fp32_product": "high: TF32; low: TF32; server: not known",
+        "multiprocessor_count": "high: 132; low: 96",
+        "compute_partition": "not known",
+    }
+    assert read.soft == {"allocator": "high: native; low: native; server: not known"}
+    assert read.missing == {"tracers": "no /proc"}
+    alone = of_processes(own, {"server": None})
+    assert alone.hard == {**own.hard, "fp32_product": "not known"}
+    assert of_processes(own, {"high": own, "low": own}) == own
+    # Each rank has a device of its own.
+    first, second = (Fingerprint({}, {"device_uuid": uuid}) for uuid in "ab")
+    assert of_processes(first, {"rank 0": first, "rank 1": second}).soft == {"device_uuid": "a"}
 
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(0, 3), st.sampled_from(["0", "1", "x"]))

@@ -54,6 +54,8 @@ class Nvml:
             "DriverVersion": "580.95.05",
             "CudaDriverVersion_v2": 13020,
             "ApplicationsClock": clocks,
+            "ComputeMode": 3,
+            "EccMode": [1, 0],
             "PersistenceMode": 1,
             "EnforcedPowerLimit": 700_000,
             "PciInfo": SimpleNamespace(busId="00000000:0A:00.0"),

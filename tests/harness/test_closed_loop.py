@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise, repeat
 from typing import cast
@@ -124,6 +125,25 @@ def plan(
     iteration_ns: int = 0,
 ) -> LoopPlan:
     return LoopPlan(iterations, warmup, max_time_ns, sync_mode, iteration_ns)
+
+
+def test_the_cache_is_emptied_before_each_iteration_and_outside_of_what_is_measured() -> None:
+    def emptied() -> None:
+        done.append(device.enqueued)
+        device.now_ns += 1_000_000
+
+    device, done = FakeDevice(1), list[int]()
+    cold = replace(plan(5, warmup=2), flush=emptied)
+    result = device.measure(device.program(repeat(50), tagged=True), cold)
+    assert result.host_ns == result.device_ns == [LAUNCH_NS + 50] * 5
+    assert result.tags_ns == {"t": [50] * 5}
+    assert done == [LEAD_IN + number for number in range(5)]
+    done.clear()
+    device.enqueued = 0
+    warm = device.warm_up(device.program(repeat(50)), cold)
+    # What an iteration takes is what it will take.
+    assert warm.iteration_ns == LAUNCH_NS + 50
+    assert done == list(range(warm.iterations))
 
 
 DURATIONS = st.lists(st.integers(1, 1000), min_size=1, max_size=4)

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from pytest_hwqueue.baselines.runs import cell_of_record, condition_differences
+from pytest_hwqueue.devices.cache import BufferFlush
 from pytest_hwqueue.devices.host import HostDevice, HostPool
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.telemetry import HostReader
@@ -20,6 +22,7 @@ from pytest_hwqueue.harness.attempt import Failure
 from pytest_hwqueue.harness.cell import CellRequest
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.runner import (
+    COLD,
     PROFILED,
     CellRunner,
     planned_iterations,
@@ -229,6 +232,75 @@ def test_a_stream_that_does_nothing_is_caught(device: HostDevice, name: str) -> 
     record, _ = run(device, request)
     assert (record.status, record.stage) == ("failed", "check")
     assert record.reason.startswith("CheckFailed: ")
+
+
+class CountedFlush(BufferFlush):
+    """Writes a buffer in the host's memory."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), "cpu", 3_000_000)
+
+    def __call__(self) -> None:
+        self.calls += 1
+        super().__call__()
+
+
+class ColdHost(HostDevice):
+    """The CPU as if its cache could be emptied."""
+
+    capabilities = HostDevice.capabilities._replace(cold_cache=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushes: list[CountedFlush] = []
+
+    def cache_flush(self) -> BufferFlush:
+        self.flushes.append(CountedFlush())
+        return self.flushes[-1]
+
+
+def cold(request: CellRequest) -> CellRequest:
+    return replace(request, cell=request.cell.model_copy(update={"cache": "cold"}))
+
+
+def test_a_cold_cell_has_its_cache_emptied_and_says_so() -> None:
+    device, request = ColdHost(), registered("hetero_kernels")
+    record, _ = run(device, cold(request))
+    assert (record.status, record.cell.cache) == ("ok", "cold"), record.reason
+    assert record.cell.id == request.cell.id.replace("-eager", "-eager-cold")
+    assert COLD in record.notes
+    (flush,) = device.flushes
+    # Whole blocks of the allocator, at least twice the cache.
+    assert flush.size_bytes == 3 * (2 << 20)
+    assert record.warm_up is not None
+    assert record.samples is not None
+    references = sum(map(len, record.samples.references_ns.values()))
+    assert references
+    assert flush.calls >= ITERATIONS + record.warm_up.iterations + references
+    warm, _ = run(device, request)
+    assert device.flushes == [flush]
+    assert (warm.cell.cache, COLD in warm.notes) == ("hot", False)
+    one, other = (cell_of_record(each, "s").header for each in (record, warm))
+    assert [(each.field, each.kind) for each in condition_differences(one, other)] == [
+        ("cell.cache", "identity")
+    ]
+
+
+def test_the_flush_is_in_no_memory_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, request = ColdHost(), registered("hetero_kernels")
+    monkeypatch.setattr(device, "memory_bytes", lambda: {"allocated": 100 << 20})
+    sizes = [run(device, each)[0].metrics.memory_bytes["allocated"]
+             for each in (cold(request), request)]  # fmt: skip
+    assert sizes == [94 << 20, 100 << 20]
+
+
+def test_a_cache_of_unknown_size_is_refused() -> None:
+    with pytest.raises(DeviceError, match="does not tell how large"):
+        BufferFlush(torch.device("cpu"), "cuda", 0)
+    # On AMD another cache stands behind the L2.
+    assert BufferFlush(torch.device("meta"), "hip", 4 << 20).size_bytes == 520 << 20
 
 
 @pytest.mark.parametrize("sync_mode", ["end_only", "none"])

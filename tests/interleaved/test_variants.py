@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_hwqueue.devices.conditions import PRECISION
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.interleaved.variants import (
     OF_THE_COMPARISON,
@@ -43,7 +44,7 @@ def test_words_are_read_as_in_a_shell_and_win_over_what_both_have_in_common() ->
         ("--runs 3", "for the comparison as a whole"),
         ("HWQ_SAVE=main", "for the comparison as a whole"),
         ("--fail-on p50", "for the comparison as a whole"),
-        ("LD_PRELOAD=/lib/x.so", "does not reach the processes that measure"),
+        ("PYTEST_ADDOPTS=-x", "does not reach the processes that measure"),
         ("--param 'mm_dim", "No closing quotation"),
         ("CUDA_DEVICE_MAX_CONNECTIONS=64", "takes numbers from 1 to 32: 64 is 32"),
         ("CUDA_DEVICE_MAX_CONNECTIONS=many", "'many' is no number from 1 to 32"),
@@ -61,10 +62,15 @@ def test_what_a_side_cannot_have_is_refused(text: str, says: str) -> None:
         ("", "", set()),
         ("--scheduler native", "--scheduler stream-priority", {"cell.scheduler"}),
         ("", "--streams 4", {"cell.streams"}),
+        ("--cache cold", "", {"cell.cache"}),
         ("--param x.mm_dim=1 --param rounds=2", "--param x.mm_dim=2 --param rounds=2",
          {"parameter.mm_dim", "cell.variant"}),
         ("--size tiny", "--size small", {"cell.size", "cell.variant", "parameter.*"}),
         ("A=1 B=1", "A=2 B=1", {"environment.A"}),
+        ("LD_PRELOAD=/lib/x.so", "", {"environment.LD_PRELOAD", "preload"}),
+        ("NVIDIA_TF32_OVERRIDE=0", "NVIDIA_TF32_OVERRIDE=1",
+         {"environment.NVIDIA_TF32_OVERRIDE", *PRECISION}),
+        ("NCCL_ALGO=Ring", "", {"environment.NCCL_ALGO", "nccl_variables"}),
         ("--iterations 10", "--iterations 20", set()),
     ],
 )  # fmt: skip
@@ -100,7 +106,8 @@ def test_what_a_simulated_device_does_not_model_cannot_be_varied_there(
 def test_every_option_of_the_plugin_is_a_sides_or_the_comparisons() -> None:
     # A new option has to be put in one of the two places: --hwq-save for a side would store runs.
     of_a_side = {
-        "device", "streams", "scheduler", "dispatch", "sync-mode", "size", "param", "iterations",
+        "device", "streams", "scheduler", "dispatch", "sync-mode", "cache", "size", "param",
+        "iterations",
         "samples", "warmup", "max-time", "priority", "workload", "seed", "timeout", "isolation",
         "sim-noise", "lease-timeout", "fault", "xsched-root", "preloads", "weights", "ranks",
         "noise", "noise-dir", "noise-size", "commit", "whole-windows", "lean",

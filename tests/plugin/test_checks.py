@@ -21,7 +21,9 @@ RANK_1_OF_2 = LaunchedRank(1, 2, 1, 2, "node-a", 29500, store_exists=True)
 
 def candidate(**changes: Any) -> checks.Candidate:
     """A test on the CPU against which nothing speaks."""
-    settings = SimpleNamespace(device="cpu", fault=(), sim_noise="", places=lambda folder: None)
+    settings = SimpleNamespace(
+        device="cpu", fault=(), sim_noise="", cache="hot", places=lambda folder: None
+    )
     config: Any = SimpleNamespace(
         stash={SETTINGS: settings}, invocation_params=SimpleNamespace(dir=Path())
     )
@@ -71,11 +73,27 @@ def test_noise_of_a_model_is_for_simulated_devices() -> None:
     assert reason(replace(test, device="sim:h200")) is None
 
 
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cpu", "--hwq-cache=cold needs a GPU, whose cache can be emptied, not cpu"),
+        ("sim:h200", "--hwq-cache=cold: the simulated device has no model of a cache"),
+        ("cuda:1", None),
+        ("hip", None),
+    ],
+)
+def test_a_cold_cache_is_for_devices_that_can_empty_it(device: str, expected: str | None) -> None:
+    test = candidate(device=device)
+    assert reason(test) is None
+    test.settings.__dict__["cache"] = "cold"
+    assert reason(test) == expected
+
+
 def test_the_first_reason_stands() -> None:
     test = candidate(streams=1, dispatch="graph", ranks=2, isolated=False)
     found = [check(test) for check in checks.CHECKS]
     assert [text is not None for text in found] == [
-        False, True, False, True, False, True, False, False
+        False, True, False, False, True, False, True, False, False
     ]  # fmt: skip
     assert reason(test) == found[1]
 

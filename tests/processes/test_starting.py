@@ -54,7 +54,7 @@ def main():
     sys.exit(int(how))
 """
 
-STRIPPED = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "LD_PRELOAD")
+STRIPPED = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.ranks.cell import merge
 from pytest_hwqueue.records.cell import PACE, BackToBack, Cell, Metrics, RunRecord, Samples, now
@@ -95,6 +96,17 @@ def test_how_far_apart_ranks_began_is_told_and_where_it_is_not_known() -> None:
     assert unknown.ranks is not None
     assert unknown.ranks.apart is None
     assert any("no clock in common: iterations begin after a barrier" in n for n in unknown.notes)
+
+
+def test_ranks_that_run_with_other_things_are_named() -> None:
+    preloads = "none", "libjemalloc.so.2"
+    ranks = [
+        of_rank([5, 5]).model_copy(update={"fingerprint": Fingerprint({"preload": each}, {})})
+        for each in preloads
+    ]
+    merged = merge(ranks, "nccl").fingerprint
+    assert merged is not None
+    assert merged.hard == {"preload": "rank 0: none; rank 1: libjemalloc.so.2"}
 
 
 def test_straggler_is_named_and_equals_are_not() -> None:

@@ -124,6 +124,7 @@ def test_record_survives_its_file_and_the_same_cell_keeps_every_record(tmp_path:
         ({"parameters": {"mm_dim": 1}}, "hetero_kernels[cuda-s8-native-eager]"),
         ({"dispatch": "graph"}, "hetero_kernels[cuda-s8-native-graph]"),
         ({"sync_mode": "end_only"}, "hetero_kernels[cuda-s8-native-eager-end_only]"),
+        ({"cache": "cold", "variant": "x"}, "hetero_kernels[cuda-s8-native-eager-cold-x]"),
         ({"variant": "small-mm_dim=64"}, "hetero_kernels[cuda-s8-native-eager-small-mm_dim=64]"),
         ({"sync_mode": "none", "variant": "x", "device": "cuda:1", "streams": 64},
          "hetero_kernels[cuda:1-s64-native-eager-none-x]"),

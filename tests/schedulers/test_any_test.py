@@ -103,6 +103,45 @@ def test_tests_are_measured_only_where_the_scheduler_is_proven(
     assert list(workers.values()) == [2, 2, 2]
 
 
+@needs_compiler
+def test_a_preload_of_the_users_stays_and_is_a_condition(
+    pytester: pytest.Pytester, sessions: Sessions, folder: Path, library: Path
+) -> None:
+    users = pytester.path / "libusers.so"
+    shutil.copy(library, users)
+    shutil.copy(library, folder)
+    describe(folder, "tiny", preload=["./libtiny.so"])
+    pytester.makepyfile("def test_mine(hwq):\n    hwq.measure(lambda: sum(range(100)))")
+    given = arguments("--hwq-isolation=process", "--hwq-scheduler=native,preload:tiny")
+    found = []
+    for preload in (f"{users}:{pytester.path}/libgone.so", ""):
+        result = sessions.result(pytester.path, *given, LD_PRELOAD=preload)
+        result.assert_outcomes(passed=2)
+        found.append({mode: runs[0] for mode, runs in records(pytester.path).items()})
+    with_users, without = found
+    assert {mode: each["fingerprint"]["hard"]["preload"] for mode, each in with_users.items()} == {
+        "native": "libusers.so", "tiny": "libtiny.so, libusers.so",
+    }  # fmt: skip
+    assert with_users["native"]["fingerprint"]["soft"]["preload_ignored"] == "libgone.so"
+    assert without["native"]["fingerprint"]["hard"]["preload"] == "none"
+
+
+@needs_compiler
+def test_native_is_no_name_for_a_scheduler_that_the_user_preloads(
+    pytester: pytest.Pytester, sessions: Sessions, library: Path
+) -> None:
+    shim = pytester.path / "libshimhip.so"
+    shutil.copy(library, shim)
+    pytester.makepyfile("def test_mine(hwq):\n    hwq.measure(lambda: sum(range(100)))")
+    given = arguments("--hwq-isolation=process")
+    result = sessions.result(pytester.path, *given, LD_PRELOAD=str(shim))
+    result.assert_outcomes(failed=1)
+    (record,) = records(pytester.path)["native"]
+    assert record["status"] == "failed"
+    assert f"native: tenant cell has {shim} mapped, so XSched stands between" in record["reason"]
+    assert "choose the scheduler xsched" in record["reason"]
+
+
 def test_what_dies_costs_its_test_only(
     pytester: pytest.Pytester, sessions: Sessions, folder: Path
 ) -> None:

@@ -43,7 +43,7 @@ def test_a_library_that_is_in_charge(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     assert mode.environment(LOW) == {
         "TINY_PRIORITY": f"3 of low at 0.5 in {tmp_path}",
-        "LD_PRELOAD": f"libtiny.so {tmp_path}/lib/other.so",
+        "LD_PRELOAD": f"libtiny.so:{tmp_path}/lib/other.so",
         "LD_LIBRARY_PATH": f"{tmp_path}/lib:/opt/mine",
     }
     assert mode.unavailable("cpu", [LOW]) is None

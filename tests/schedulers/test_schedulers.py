@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from pytest_hwqueue.schedulers.declaration import BUILT_IN
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
     CELL,
+    MPS_CLIENT,
     Proof,
+    Scheduler,
     TenantRequest,
     open_scheduler,
     prove_cell,
@@ -156,9 +159,23 @@ def test_tenants_of_one_process_or_several_are_proven() -> None:
     shim: dict[str, Any] = {"maps": ["/x/libshimcuda.so"]}
     for mode, pids, found, said in (
         (NATIVE, one, inside((0, 0), (0, -1)), "should share one priority"),
-        (NATIVE, one, inside((0, 0), **shim), r"t0 has /x/libshimcuda\.so mapped; remove"),
+        (NATIVE, one, inside((0, 0), **shim), r"t0 has /x/libshimcuda\.so mapped, so XSched"),
+        (STREAM_PRIORITY, one, inside((0, 0), (5, -5), **shim), "choose the scheduler xsched"),
         (STREAM_PRIORITY, one, inside((0, 0), (5, 0)), "streams should report lower numbers"),
         (STREAM_PRIORITY, several, inside((0, 0), (5, -5)), "several processes"),
     ):
         with pytest.raises(NotProven, match=said):
             mode.proof(pids, found)
+
+
+@pytest.mark.parametrize("mode", [NATIVE, STREAM_PRIORITY])
+def test_a_client_of_the_users_mps_is_named_and_no_tenant_may_be_one(mode: Scheduler) -> None:
+    client = InsideEvidence([], [0, -(mode is STREAM_PRIORITY)], [0, 5], mps_client=True)
+    proof = mode.proof({CELL.name: 1}, {CELL.name: client})
+    assert proof.evidence.endswith(f"; {MPS_CLIENT}")
+    for told in (False, None):
+        alone = mode.proof({CELL.name: 1}, {CELL.name: replace(client, mps_client=told)})
+        assert MPS_CLIENT not in alone.evidence
+    tenants = {"high": replace(client, mps_client=False), "low": client}
+    with pytest.raises(NotProven, match=r"has low among its clients.*echo quit"):
+        mode.proof({"high": 1, "low": 1}, tenants)

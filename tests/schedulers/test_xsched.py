@@ -129,12 +129,16 @@ def test_hip_is_preloaded_before_torchs_own_runtime(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xsched, "_platform", lambda: xsched._HIP)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setattr(inside_evidence, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
     mode = opened("xsched", root)
     assert mode.unavailable("hip", LOW_AND_HIGH) is None
     with mode.services(root / "logs"):
         given = mode.environment(CELL)
+        monkeypatch.setenv("LD_PRELOAD", "/lib/libjemalloc.so:/lib/b.so")
+        beside = mode.environment(CELL)
     assert given["LD_PRELOAD"] == str(root / "lib" / "libshimhip.so")
+    assert beside["LD_PRELOAD"] == f"{given['LD_PRELOAD']}:/lib/libjemalloc.so:/lib/b.so"
     assert given["XSCHED_HIP_LIB"] == "/torch/libamdhip64.so.7"
     assert "XSCHED_CUDA_LIB" not in given
 

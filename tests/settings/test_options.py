@@ -90,6 +90,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
         ("eager,graph", ("eager", "graph")),
         ("graph,eager", ("graph", "eager")),
     ],
+    "cache": [("cold", "cold")] * 3,
     "sync-mode": [("end_only", "end_only"), ("none", "none"), ("end_only", "end_only")],
     "size": [("tiny", "tiny"), ("small", "small"), ("full", "full")],
     "param": [
@@ -174,6 +175,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "noise-dir": [],
     "noise-size": [(value, "give bytes") for value in ("0", "-1", "much", "1.5G", "G", "1_0")],
     "dispatch": [(value, "eager, graph") for value in ("Eager", "graph,lazy", ",")],
+    "cache": [(value, "hot, cold") for value in ("Cold", "warm", "x,y")],
     "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],
     "size": [(value, "auto, tiny, small, full") for value in ("huge", "Tiny", "tiny,full")],
     "param": [(value, "NAME=VALUE") for value in ("mm_dim", "=5", " = 5")],

@@ -40,13 +40,17 @@ class SimulatedReader(TelemetryReader):
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__(f"the model of {device.label}")
-        unknown = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
-        self._missing = dict.fromkeys((*unknown, "other_processes"), _NOT_MODELLED)
+        unknown = ["memory_clock_mhz", "temperature_c", "power_w", "other_processes"]
+        if device.profile.sm_clock_mhz is None:
+            unknown.append("sm_clock_mhz")
+        self._missing = dict.fromkeys(unknown, _NOT_MODELLED)
         self._device = device
 
     def read(self) -> TelemetrySample:
-        """Return the virtual time."""
-        return TelemetrySample(self._device.clock_ns(), None, None, None, None)
+        """Return the virtual time, and the profile's clock."""
+        clock = self._device.profile.sm_clock_mhz
+        clock_mhz = None if clock is None else clock.value
+        return TelemetrySample(self._device.clock_ns(), clock_mhz, None, None, None)
 
 
 # Raised when the same profile gives other figures; 2 has hosts, layouts and halved tiles.
@@ -146,7 +150,7 @@ class SimulatedDevice:
         self.noise = parse_noise(noise, seed, of)
 
     def open_telemetry(self) -> SimulatedReader:
-        """Open a reader that has nothing to tell."""
+        """Open a reader of the clock, which has nothing else to tell."""
         return SimulatedReader(self)
 
     def clock_ns(self) -> int:
@@ -172,7 +176,8 @@ class SimulatedDevice:
         With these goes the number of hardware queues that the environment asks for. Nothing else
         changes a figure: neither the machine nor torch's version as such.
         """
-        contents = self.profile.model_dump_json()
+        # The clock is only read; no figure depends on it.
+        contents = self.profile.model_dump_json(exclude={"sm_clock_mhz"})
         fingerprint = Fingerprint(
             hard={
                 "device_kind": self.kind,

@@ -214,6 +214,8 @@ class Profile(_Section):
     sharing: Sharing
     priorities: Priorities
     copy_engines: tuple[CopyEngine, ...] = Field(min_length=1)
+    # What telemetry reads; rates and times above hold at this clock.
+    sm_clock_mhz: ProfileFigure[_Positive] | None = None
 
     @property
     def slots(self) -> int:

@@ -1,0 +1,204 @@
+"""What a process runs with, read in it: precision, preloads, MPS, tracers, the host's limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_hwqueue.devices import conditions
+from pytest_hwqueue.devices.conditions import Preloads, named_precision, sorted_preloads
+from pytest_hwqueue.devices.fingerprint import fingerprint
+
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+
+
+def compiled(library: Path, source: str = "int tiny_library(void) { return 1; }") -> Path:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return library
+
+
+def printed(code: str, **variables: str) -> str:
+    """What a fresh process prints that has imported the module as ``conditions``."""
+    command = [sys.executable, "-c", f"from pytest_hwqueue.devices import conditions\n{code}"]
+    ran = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
+    return ran.stdout.strip()
+
+
+def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Values with so many bits of mantissa, to the nearest."""
+    dropped = 23 - bits
+    whole = values.view(torch.int32) + (1 << (dropped - 1))
+    return (whole & ~((1 << dropped) - 1)).view(torch.float32)
+
+
+@pytest.mark.parametrize("size", [64, 1024])
+@pytest.mark.parametrize(
+    ("bits", "named"), [(23, "float32"), (10, "TF32"), (7, "bfloat16"), (4, "coarser")]
+)
+def test_a_products_error_tells_its_format(size: int, bits: int, named: str) -> None:
+    generator = torch.Generator().manual_seed(size)
+    a, b = (torch.randn(size, size, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double()
+    if bits < 23:
+        a, b = rounded(a, bits), rounded(b, bits)
+    error = float(torch.linalg.vector_norm((a @ b).double() - exact) / exact.norm())
+    assert named_precision(error).startswith(named)
+    assert named_precision(float("nan")) == "coarser than bfloat16"
+
+
+def test_precision_is_what_the_process_computes_in_now_and_reading_it_changes_nothing() -> None:
+    torch.manual_seed(7)
+    switch = torch.backends.cuda.matmul
+    before = torch.get_rng_state(), conditions._flags()
+    assert conditions.product_precision("cpu") == "float32"
+    assert conditions.convolution_precision("cpu") == "float32"
+    # On a CPU the switch does nothing, as on a device under NVIDIA_TF32_OVERRIDE=0.
+    assert conditions.tf32_product_precision("cpu") == "float32"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fingerprint("cpu").hard["fp32_product"] == "bfloat16"
+    assert fingerprint("cpu").hard["fp32_product"] == "float32"
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert conditions._flags() == before[1]
+    assert switch.allow_tf32 is False
+
+
+def test_tf32_is_tried_where_a_workload_would_switch_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(place: str, flags: str) -> str:
+        return "TF32" if torch.get_float32_matmul_precision() == "high" else "float32"
+
+    monkeypatch.setattr(conditions, "_product", probe)
+    assert conditions.product_precision("cuda:0") == "float32"
+    assert conditions.tf32_product_precision("cuda:0") == "TF32"
+    assert conditions.product_precision("cuda:0") == "float32"
+
+
+def test_default_type_is_a_condition() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        read = fingerprint("cpu").hard
+    finally:
+        torch.set_default_dtype(torch.float32)
+    # What is probed is float32 all the same.
+    assert (read["default_dtype"], read["fp32_product"]) == ("float64", "float32")
+
+
+def test_preloads_are_those_that_are_mapped(tmp_path: Path) -> None:
+    library = tmp_path / "libreal.so.2.1"
+    library.touch()
+    (tmp_path / "liblink.so").symlink_to(library)
+    mapped = [str(library), "/usr/lib/libjemalloc.so.2", "/lib/libc.so.6"]
+    link = str(tmp_path / "liblink.so")
+    named = [link, "libjemalloc.so", "$LIB/libjemalloc.so.2", "/a/libc.so.6", "libjemalloc.so"]
+    assert sorted_preloads(named, mapped) == Preloads(
+        ("liblink.so", "libjemalloc.so", "libjemalloc.so.2"), ("libc.so.6",)
+    )
+    assert sorted_preloads([], mapped) == Preloads((), ())
+
+
+@needs_compiler
+def test_preloads_of_a_real_process(tmp_path: Path) -> None:
+    tiny, other = compiled(tmp_path / "libtiny.so"), compiled(tmp_path / "b" / "libother.so")
+    named = f"{tiny}:{other} {tmp_path}/libgone.so"
+    assert printed("print(*conditions.preloads())", LD_PRELOAD=named) == (
+        "('libtiny.so', 'libother.so') ('libgone.so',)"
+    )
+    # Set later, it does nothing; taken away later, it is still loaded.
+    code = "import os; os.environ['LD_PRELOAD'] = '/x/y.so'; print(*conditions.preloads())"
+    assert printed(code, LD_PRELOAD=str(tiny)) == "('libtiny.so',) ()"
+
+
+def test_preloads_of_the_whole_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert conditions._system_preloads() == []
+    listed = tmp_path / "ld.so.preload"
+    listed.write_text("/lib/liba.so:/lib/libb.so\n/lib/libc.so\n")
+    monkeypatch.setattr(conditions, "_OF_SYSTEM", listed)
+    assert conditions._system_preloads() == ["/lib/liba.so", "/lib/libb.so", "/lib/libc.so"]
+
+
+def test_what_watches_the_process_is_named() -> None:
+    code = "print(*conditions.tracers(), sep='; ')"
+    assert printed(code) == ""
+    watched = "import sys; sys.settrace(print); sys.setprofile(lambda *_: None)\n"
+    watched += "found = conditions.tracers(); sys.settrace(None); sys.setprofile(None)\n"
+    watched = watched.replace("settrace(print)", "settrace(lambda *_: None)")
+    assert printed(watched + "print(*found, sep='; ')", CUDA_INJECTION64_PATH="/x/libnsys.so") == (
+        "CUDA_INJECTION64_PATH=libnsys.so; sys.settrace; sys.setprofile"
+    )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has sys.monitoring")
+def test_a_monitoring_tool_is_named() -> None:
+    code = "import sys; sys.monitoring.use_tool_id(1, 'coverage'); print(conditions.tracers())"
+    assert printed(code) == "['sys.monitoring: coverage']"
+
+
+_DRIVER = """
+int cuDeviceGet(int *device, int index) { *device = 40 + index; return index > 1 ? 101 : 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    if (attribute != 133) return 1;
+    *value = device == 41;
+    return 0;
+}
+int cuModuleGetLoadingMode(int *mode) { *mode = 2; return 0; }
+"""
+
+
+@needs_compiler
+def test_the_driver_is_asked_whether_the_process_is_an_mps_client(tmp_path: Path) -> None:
+    driver = compiled(tmp_path / "libcuda.so.580.1", _DRIVER)
+    code = f"import ctypes; ctypes.CDLL({str(driver)!r})\n"
+    code += "print(conditions.mps_client(0), conditions.mps_client(1), conditions.module_loading())"
+    assert printed(code) == "False True lazy"
+    code = code.replace("mps_client(0)", "identity('cuda', 2)['mps_client']()")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        printed(code)
+    assert "cuDeviceGet failed with error 101" in failed.value.stderr
+
+
+def test_variables_and_what_they_do() -> None:
+    assert conditions.fields_of_variable("NVIDIA_TF32_OVERRIDE") == (
+        "environment.NVIDIA_TF32_OVERRIDE", *conditions.PRECISION,
+    )  # fmt: skip
+    assert conditions.fields_of_variable("NCCL_ALGO")[1:] == ("nccl_variables",)
+    assert conditions.fields_of_variable("LD_PRELOAD")[1:] == ("preload",)
+    assert conditions.fields_of_variable("OTHER") == ("environment.OTHER",)
+
+
+def test_variables_of_a_family_are_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("NCCL_", "TORCH_NCCL_")):
+            monkeypatch.delenv(name)
+    read = conditions.settings("cuda")["nccl_variables"]
+    assert read() == "default"
+    for name, value in (("NCCL_PROTO", "LL"), ("TORCH_NCCL_BLOCKING_WAIT", "1"), ("NCCL_ALGO", ""),
+                        ("NCCL_DEBUG_FILE", "/x")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert read() == "NCCL_PROTO=LL TORCH_NCCL_BLOCKING_WAIT=1"
+
+
+def test_the_hosts_limits(tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    write("proc/self/cgroup", "0::/user/session\n")
+    write("sys/fs/cgroup/user/session/cpu.max", "max 100000\n")
+    assert conditions._quota(tmp_path) == "none"
+    write("sys/fs/cgroup/user/cpu.max", "150000 100000\n")
+    write("sys/fs/cgroup/cpu.max", "400000 100000\n")
+    assert conditions._quota(tmp_path) == "1.5 cores"
+    assert conditions._governor(tmp_path) == ""
+    for core, governor in enumerate(("performance", "powersave", "performance")):
+        write(f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor", f"{governor}\n")
+    assert conditions._governor(tmp_path) == "performance, powersave"
