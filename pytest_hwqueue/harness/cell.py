@@ -12,7 +12,7 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.program import Enqueue, Program, SlowedLaunches, percent
+from pytest_hwqueue.harness.program import Enqueue, Place, Program, SlowedLaunches
 from pytest_hwqueue.records.cell import (
     ITERATION,
     Cell,
@@ -97,7 +97,7 @@ class OpenCell:
         request: what to measure.
         found: receives what becomes known.
         progress: receives the cell's progress.
-        fault: how much stronger a planted one is than asked for, so that its effect is as asked.
+        spins_ns: of a planted fault, behind each launch of an iteration; none without one.
         flush_bytes: of the device's memory that the harness itself holds, to empty the cache.
 
     """
@@ -107,7 +107,7 @@ class OpenCell:
     request: CellRequest
     found: FoundOfCell
     progress: Progress
-    fault: float = 1.0
+    spins_ns: Mapping[Place, float] = field(default_factory=dict)
     flush_bytes: int = 0
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
@@ -124,10 +124,9 @@ class OpenCell:
 
     def iteration(self, workload: Workload) -> Enqueue:
         """Return what enqueues an iteration, slower on a real device if that was asked for."""
-        faults = self.request.faults
-        if not faults or self.device.model is not None:
+        if not self.spins_ns:
             return workload.iterate
-        return SlowedLaunches(self.device, workload.iterate, percent(faults) * self.fault)
+        return SlowedLaunches(self.device, workload.iterate, self.spins_ns)
 
     @contextmanager
     def telemetry(self) -> Iterator[TelemetryLog]:

@@ -232,6 +232,7 @@ class _Windows:
             self.take(1)
         except NotHeld:
             self._hold = False
+            self.take(1)
         # Of several ranks all hold, or none.
         self._hold = bool(rank_sync.agreed(self._hold))
 
@@ -244,9 +245,18 @@ class _Windows:
             for _ in range(self._iterations):
                 program.enqueue(streams)
 
-        if self._flush is not None:
-            self._flush()
-        return self._pool.held_window(enqueue, Marks(self._streams, by, each), hold=self._hold)
+        marks = Marks(self._streams, by, each)
+
+        def window() -> HeldWindow:
+            if self._flush is not None:
+                self._flush()
+            return self._pool.held_window(enqueue, marks, hold=self._hold)
+
+        try:
+            return window()
+        except NotHeld:
+            # This process may only have been stopped for a while.
+            return window()
 
     def add(self, compare: bool) -> None:
         """Add a window, and with ``compare`` others that tell what marks cost, right behind it."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+
+import numpy as np
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.contended_pass import ContendedPlan, ContendedProgram, contended_pass
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.metrics.latency import LatencySummary
 
 # Of the judged figure: what is asked for is met, if it is met so nearly.
 _NEAR = 0.01
@@ -26,6 +28,7 @@ _STEP = 4.0
 _ITERATIONS = 15
 _WINDOWS = 20
 _MOST_NS = 500_000_000
+_NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,30 @@ class PlantedFault:
     strength: float
     effect: float
 
-    def words(self, asked: float) -> str:
-        """Return what it did, for the record's notes."""
-        text = f"planted: the judged latency is {self.effect:+.1%} (asked for {asked:+.1%})"
-        if abs(self.effect - asked) <= 2 * _NEAR:
-            return text
-        return f"{text}; no strength of it comes nearer"
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault that a cell has.
+
+    Attributes:
+        asked: its effect, a share.
+        plain_ns: what the cell is judged by without it, of a short pass.
+
+    """
+
+    asked: float
+    plain_ns: Sequence[float]
+
+    def words(self, measured: LatencySummary | None) -> str:
+        """Return what it did to the figures of the measured pass, for the record's notes."""
+        effects = []
+        for name, quantile in (("p50", 0.5), ("p99", 0.99)):
+            value = None if measured is None else getattr(measured, name).value
+            if value is not None:
+                plain = float(np.quantile(self.plain_ns, quantile)) / _NS_PER_MS
+                effects.append(f"{name.upper()} {value / plain - 1:+.1%}")
+        did = ", ".join(effects) or "too few samples to say"
+        return f"planted to be {self.asked:+.0%}: {did}, against a short pass without it"
 
 
 def weighed(effect_of: Callable[[float], float], asked: float) -> PlantedFault:
@@ -94,12 +115,12 @@ def judged_ns(
     program: Program,
     contended: ContendedProgram | None,
     plan: LoopPlan,
-) -> float:
-    """Return the median of what a cell is judged by, of a short pass, in ns."""
+) -> list[int]:
+    """Return what a cell is judged by, of a short pass, in ns."""
     if contended is not None:
         windows = 1 if device.capabilities.virtual_time else _WINDOWS
         short = ContendedPlan(1, _MOST_NS, plan.wall_cap_ns, plan.rank_sync, windows)
-        return float(median(contended_pass(device, pool, contended, short).latencies_ns))
+        return contended_pass(device, pool, contended, short).latencies_ns
     few = replace(plan, iterations=_ITERATIONS, max_time_ns=min(plan.max_time_ns, 4 * _MOST_NS))
     result = measure(device, pool, program, few, lambda done: None)
-    return float(median(result.host_ns or result.pace_ns))
+    return result.host_ns or result.pace_ns

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -333,34 +333,28 @@ def slowed_request(
     return slower
 
 
-class SlowedLaunches:
-    """An iteration whose launches take ``percent`` longer, within the launch and its events.
+# A launch of an iteration: its stream, and its number on it.
+Place = tuple[int, int]
 
-    The first iteration loads libraries. The second measures how long each launch takes on its
-    stream among the others. From the third on, which may be captured in a graph, each launch spins
-    that much longer. If iterations launch different numbers of functions, those missing in the
-    second spin like the mean of those it had.
+
+def launch_times(device: Device, enqueue: Enqueue, streams: Sequence[Stream]) -> dict[Place, int]:
+    """Return how long each launch of an iteration takes on its stream among the others, in ns.
+
+    It runs twice: the first time loads libraries.
     """
+    enqueue(streams)
+    timing = _TimedLaunches(device)
+    launches: Counter[int] = Counter()
+    enqueue([_WrappedStream(stream, timing, launches) for stream in streams])
+    return timing.read()
 
-    def __init__(self, device: Device, enqueue: Enqueue, percent: float) -> None:
+
+class _TimedLaunches:
+    """Puts events around the launches of one iteration."""
+
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._enqueue = enqueue
-        self._share = percent / 100
-        self._iteration = 0
-        self._timed: dict[tuple[int, int], tuple[Event, Event]] = {}
-        self._spins: dict[tuple[int, int], Callable[[], None]] = {}
-        self._usual: Callable[[], None] | None = None
-
-    def __call__(self, streams: Sequence[Stream]) -> None:
-        """Enqueue one iteration."""
-        self._iteration += 1
-        if self._iteration == 1:
-            self._enqueue(streams)
-            return
-        if self._iteration == 3:
-            self._choose_spins()
-        launches: Counter[int] = Counter()
-        self._enqueue([_SlowedStream(stream, self, launches) for stream in streams])
+        self._events: dict[Place, tuple[Event, Event]] = {}
 
     def launch(
         self,
@@ -370,16 +364,51 @@ class SlowedLaunches:
         arguments: tuple[object, ...],
         tag: str | None,
     ) -> None:
-        """Launch the ``number``-th function of an iteration on a stream: timed, or slowed."""
-        place = (stream.index, number)
-        if self._iteration == 2:
-            began, ended = self._device.new_event(), self._device.new_event()
-            stream.record(began)
-            stream.launch(function, *arguments, tag=tag)
-            stream.record(ended)
-            self._timed[place] = (began, ended)
-            return
-        spin = self._spins.get(place, self._usual)
+        """Launch the ``number``-th function of an iteration on a stream, between events."""
+        began, ended = self._device.new_event(), self._device.new_event()
+        stream.record(began)
+        stream.launch(function, *arguments, tag=tag)
+        stream.record(ended)
+        self._events[stream.index, number] = (began, ended)
+
+    def read(self) -> dict[Place, int]:
+        """Return the times, once all launches are done."""
+        took_ns = {}
+        for place, (began, ended) in self._events.items():
+            ended.synchronize()
+            took_ns[place] = self._device.elapsed_ns(began, ended)
+        return took_ns
+
+
+class SlowedLaunches:
+    """An iteration each of whose launches is followed by a spin, within the launch and its events.
+
+    If iterations launch different numbers of functions, those that were not timed spin like the
+    mean of those that were.
+    """
+
+    def __init__(self, device: Device, enqueue: Enqueue, spins_ns: Mapping[Place, float]) -> None:
+        self._enqueue = enqueue
+        self._spins = {place: _spin(device, ns) for place, ns in spins_ns.items()}
+        self._usual: Callable[[], None] | None = None
+        if spins_ns:
+            self._usual = _spin(device, sum(spins_ns.values()) / len(spins_ns))
+
+    def __call__(self, streams: Sequence[Stream]) -> None:
+        """Enqueue one iteration."""
+        launches: Counter[int] = Counter()
+        self._enqueue([_WrappedStream(stream, self, launches) for stream in streams])
+
+    def launch(
+        self,
+        stream: Stream,
+        number: int,
+        function: Callable[..., object],
+        arguments: tuple[object, ...],
+        tag: str | None,
+    ) -> None:
+        """Launch the ``number``-th function of an iteration on a stream, and its spin."""
+        spin = self._spins.get((stream.index, number), self._usual)
 
         def slowed() -> None:
             function(*arguments)
@@ -388,27 +417,20 @@ class SlowedLaunches:
 
         stream.launch(slowed, tag=tag)
 
-    def _choose_spins(self) -> None:
-        took_ns = {}
-        for place, (began, ended) in self._timed.items():
-            ended.synchronize()
-            took_ns[place] = self._device.elapsed_ns(began, ended)
-        self._timed.clear()
-        self._spins = {place: self._spin(ns) for place, ns in took_ns.items()}
-        if took_ns:
-            self._usual = self._spin(sum(took_ns.values()) / len(took_ns))
 
-    def _spin(self, took_ns: float) -> Callable[[], None]:
-        steps = round(math.log(max(1.0, took_ns * self._share)) / _STEP)
-        return self._device.kernel_of(max(1, round(math.exp(steps * _STEP))))
+def _spin(device: Device, ns: float) -> Callable[[], None]:
+    steps = round(math.log(max(1.0, ns)) / _STEP)
+    return device.kernel_of(max(1, round(math.exp(steps * _STEP))))
 
 
-class _SlowedStream:
-    """A stream whose launches go through `SlowedLaunches`."""
+class _WrappedStream:
+    """A stream whose launches go through something that times or slows them."""
 
-    def __init__(self, stream: Stream, slowed: SlowedLaunches, launches: Counter[int]) -> None:
+    def __init__(
+        self, stream: Stream, through: _TimedLaunches | SlowedLaunches, launches: Counter[int]
+    ) -> None:
         self._stream = stream
-        self._slowed = slowed
+        self._through = through
         self._launches = launches
         self.index = stream.index
         self.priority = stream.priority
@@ -418,7 +440,7 @@ class _SlowedStream:
     def launch(
         self, function: Callable[..., object], *arguments: object, tag: str | None = None
     ) -> None:
-        """Launch the function and its spin."""
+        """Launch the function, and what goes with it."""
         number = self._launches[self.index]
         self._launches[self.index] += 1
-        self._slowed.launch(self._stream, number, function, arguments, tag)
+        self._through.launch(self._stream, number, function, arguments, tag)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -21,12 +22,14 @@ from pytest_hwqueue.harness.contended_pass import (
     contended_program,
 )
 from pytest_hwqueue.harness.measured_pass import CellPrograms, Reference, take_samples
-from pytest_hwqueue.harness.planted_fault import judged_ns, weighed
+from pytest_hwqueue.harness.planted_fault import Planted, judged_ns, weighed
 from pytest_hwqueue.harness.program import (
     Enqueue,
+    Place,
     Program,
     eager,
     graph,
+    launch_times,
     percent,
     slowed_model,
     taped,
@@ -166,9 +169,9 @@ class CellRunner:
                 cell = replace(cell, request=request)
 
             cell.stage("warm-up")
+            planted = None
             if request.faults:
-                cell = _with_fault(cell, judged)
-                faults.enter_context(slowed_model(device, request.faults, cell.fault))
+                cell, planted = _with_fault(cell, judged, faults)
             iteration = cell.iteration(workload)
             programs = _programs(cell, iteration, judged)
             program = programs.program
@@ -191,6 +194,8 @@ class CellRunner:
 
             with cell.telemetry() as log, _background_noise(request) as rounds:
                 take_samples(cell, programs, log, self._confirm_scheduler)
+                if planted is not None:
+                    found.notes.append(planted.words(found.metrics.judged))
                 speed = None if request.noise is None else core_speed()
             # Now: what the workload has set in torch is set, and no profiler has run.
             found.fingerprint = device.fingerprint()
@@ -209,31 +214,45 @@ class CellRunner:
                     request.find_causes(cell, program)
 
 
-def _with_fault(cell: OpenCell, judged: Judged | None) -> OpenCell:
-    """Return a cell whose planted fault has the effect that was asked for, and note its effect.
+def _with_fault(
+    cell: OpenCell, judged: Judged | None, faults: ExitStack
+) -> tuple[OpenCell, Planted | None]:
+    """Return a cell with its planted fault, of a strength that has the effect asked for.
 
-    Not on the CPU, where passes differ by more than the effect.
+    On a simulated device kernels take longer until ``faults`` are closed; on a real one a spin
+    follows each launch. On the CPU passes differ by more than the effect: there it is as strong as
+    its name.
     """
     request, device, pool = cell.request, cell.device, cell.pool
-    if device.capabilities.host:
-        return cell
-    rank_sync = request.plan.rank_sync
+    workload, asked = request.workload, percent(request.faults) / 100
+    took_ns: dict[Place, int] = {}
+    if device.model is None:
+        took_ns = launch_times(device, workload.iterate, pool.streams)
+        pool.synchronize()
 
-    def judged_with(strength: float) -> float:
-        # Without strength nothing is launched beside the workload's own work.
-        tried = replace(cell, fault=strength) if strength else None
-        workload = request.workload
-        iterate = workload.iterate if tried is None else tried.iteration(workload)
+    def slowed(strength: float) -> OpenCell:
+        share = strength * asked
+        spins = {place: share * ns for place, ns in took_ns.items()} if strength else {}
+        return replace(cell, spins_ns=spins)
+
+    if device.capabilities.host:
+        return slowed(1.0), None
+
+    def judged_with(strength: float) -> list[int]:
+        iterate = slowed(strength).iteration(workload)
         with slowed_model(device, request.faults, strength):
             contended = _contended(cell, iterate, judged)
             program = _program(cell, iterate, False)
-            ns = judged_ns(device, pool, program, contended, request.plan)
-        return float(rank_sync.agreed(round(ns)))
+            return judged_ns(device, pool, program, contended, request.plan)
 
-    plain, asked = judged_with(0.0), percent(request.faults) / 100
-    found = weighed(lambda strength: judged_with(strength) / plain - 1, asked)
-    cell.found.notes.append(found.words(asked))
-    return replace(cell, fault=found.strength)
+    def usual(latencies_ns: Sequence[int]) -> int:
+        return request.plan.rank_sync.agreed(round(median(latencies_ns)))
+
+    plain_ns = judged_with(0.0)
+    plain = usual(plain_ns)
+    found = weighed(lambda strength: usual(judged_with(strength)) / plain - 1, asked)
+    faults.enter_context(slowed_model(device, request.faults, found.strength))
+    return slowed(found.strength), Planted(asked, plain_ns)
 
 
 def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:

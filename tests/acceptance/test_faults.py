@@ -63,7 +63,7 @@ def test_a_planted_slowness_is_that_of_the_judged_figure(
     assert plain["faults"] == []
     assert slower["faults"] == ["slower:10"]
     (note,) = [each for each in slower["notes"] if each.startswith("planted")]
-    assert note.endswith("(asked for +10.0%)")
+    assert note.startswith("planted to be +10%: P50 +")
 
 
 def test_everything_slower_on_the_host(measure: Measure) -> None:

@@ -153,10 +153,45 @@ def test_work_that_cannot_be_held_is_measured_as_it_is_launched_and_says_so() ->
         full = Full(pool)
         found = measured(device, full, enqueue, replayed=False)  # type: ignore[arg-type]
     assert full.held[0]
-    assert not any(full.held[1:])
+    # Once more, in case the process was only stopped for a while.
+    assert full.held[1]
+    assert not any(full.held[2:])
     assert not found.contention.held
     assert found.contention.in_flight < 4
     assert not found.contention.enough
+
+
+class Stopped(Full):
+    """A pool whose process is stopped once while its work is held."""
+
+    def held_window(
+        self, enqueue: Callable[[], None], marks: Marks, *, hold: bool = True
+    ) -> HeldWindow:
+        self.held.append(hold)
+        if len(self.held) == 4:
+            raise NotHeld("it took too long")
+        return self._pool.held_window(enqueue, marks, hold=hold)
+
+
+def test_a_process_that_is_stopped_for_a_while_takes_that_window_again() -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(2) as pool:
+        stopped = Stopped(pool)
+        enqueue = burst_on_each(device.kernel_of(50_000))
+        found = measured(device, stopped, enqueue)  # type: ignore[arg-type]
+    assert all(stopped.held)
+    assert (found.contention.held, found.contention.enough) == (True, True)
+    assert len(stopped.held) == found.contention.windows + 3
+
+
+def test_a_cold_cache_is_emptied_before_each_window_of_one_iteration() -> None:
+    device = SimulatedDevice("h200")
+    flushed: list[int] = []
+    with device.open_streams(2) as pool:
+        plan = replace(PLAN, flush=lambda: flushed.append(1))
+        found = measured(device, pool, burst_on_each(device.kernel_of(50_000)), plan=plan)
+    assert found.contention.launches == 1
+    assert len(flushed) == found.contention.windows + 2
 
 
 def test_windows_are_independent_and_as_many_as_samples_and_time_ask_for() -> None:
@@ -167,11 +202,14 @@ def test_windows_are_independent_and_as_many_as_samples_and_time_ask_for() -> No
         # The first of five launches of each stream is no sample.
         assert few.contention.launches == 5
         assert len(few.latencies_ns) == few.contention.windows * 4 * 4
-        assert few.contention.windows == 50
+        # A model's windows are alike, so no more are taken than the samples need.
+        assert few.contention.windows == 3
         many = measured(device, pool, enqueue, plan=replace(PLAN, samples=16 * 70))
         assert many.contention.windows == 70
-        short = measured(device, pool, enqueue, plan=replace(PLAN, time_ns=3_000_000))
-        assert 1 <= short.contention.windows < 50
+        short = replace(PLAN, samples=16 * 70, time_ns=3_000_000)
+        assert 1 <= measured(device, pool, enqueue, plan=short).contention.windows < 70
+        most = replace(PLAN, samples=16 * 70, most_windows=2)
+        assert measured(device, pool, enqueue, plan=most).contention.windows == 2
 
 
 def test_a_bounded_iteration_is_a_window_by_itself() -> None:
@@ -195,6 +233,8 @@ def test_threads_of_the_host_are_released_together() -> None:
     with device.open_streams(3) as pool:
         found = measured(device, pool, burst_on_each(spin), replayed=False)
     assert found.contention.timed_by == "activity"
+    # More than the samples need: intervals need windows that are independent.
+    assert found.contention.windows == 50
     assert found.contention.in_flight == pytest.approx(3)
     assert (found.contention.instrument_ns, found.contention.instrument_share) == (None, None)
 

@@ -1,11 +1,12 @@
-"""Weighing a planted fault: an effect that grows with its strength is met, or said to be missed."""
+"""Weighing a planted fault: an effect that grows with its strength is met, and told."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.harness.planted_fault import weighed
+from pytest_hwqueue.harness.planted_fault import Planted, weighed
+from pytest_hwqueue.metrics.latency import summarise_latency
 
 
 @given(
@@ -26,16 +27,21 @@ def test_an_effect_that_sets_in_late_is_met(
     assert len(tried) <= 12
     assert found.effect == effect(found.strength)
     assert abs(found.effect - asked) <= 0.02
-    assert (
-        found.words(asked)
-        == f"planted: the judged latency is {found.effect:+.1%} (asked for {asked:+.1%})"
-    )
 
 
-def test_an_effect_that_cannot_be_had_is_said() -> None:
+def test_an_effect_that_cannot_be_had_comes_as_near_as_it_can() -> None:
     steps = weighed(lambda strength: 0.5 if strength >= 0.3 else 0.0, 0.1)
-    assert steps.words(0.1).endswith("no strength of it comes nearer")
-    nothing = weighed(lambda strength: 0.0, 0.1)
-    assert nothing.words(0.1) == (
-        "planted: the judged latency is +0.0% (asked for +10.0%); no strength of it comes nearer"
+    assert steps.effect == 0.0
+    assert weighed(lambda strength: 0.0, 0.1).effect == 0.0
+
+
+def test_a_record_says_what_the_fault_did_to_its_own_figures() -> None:
+    plain = [1_000_000] * 99 + [2_000_000]
+    many = summarise_latency([1_100_000] * 400)
+    assert Planted(0.1, plain).words(many) == (
+        "planted to be +10%: P50 +10.0%, P99 +8.9%, against a short pass without it"
     )
+    few = summarise_latency([1_100_000] * 20)
+    assert Planted(0.1, plain).words(few).startswith("planted to be +10%: P50 +10.0%, against")
+    for nothing in (None, summarise_latency([1])):
+        assert "too few samples to say" in Planted(0.1, plain).words(nothing)

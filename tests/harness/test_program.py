@@ -20,6 +20,7 @@ from pytest_hwqueue.harness.program import (
     SlowedLaunches,
     eager,
     graph,
+    launch_times,
     slowed_request,
 )
 
@@ -252,19 +253,21 @@ def test_each_launch_takes_so_much_longer(percent: float) -> None:
             stream.record(end)
             spans.append((begin, end))
 
-    slowed = SlowedLaunches(device, enqueue, percent)
-    took_ns = []
+    def took_ns(iteration: Enqueue) -> list[int]:
+        spans.clear()
+        iteration(pool.streams)
+        pool.synchronize()
+        return [device.elapsed_ns(*span) for span in spans]
+
     with device.open_streams(2, None) as pool:
-        for _ in range(4):
-            spans.clear()
-            slowed(pool.streams)
-            pool.synchronize()
-            took_ns.append([device.elapsed_ns(*span) for span in spans])
-    plain, timed, *slower = took_ns
-    assert timed == pytest.approx(plain, rel=0.01)  # the second iteration is only timed
-    for iteration in slower:
-        for before, after in zip(plain, iteration, strict=True):
-            assert after / before - 1 == pytest.approx(percent / 100, rel=0.1)
+        plain = took_ns(enqueue)
+        timed = launch_times(device, enqueue, pool.streams)
+        assert list(timed.values()) == pytest.approx(plain, rel=0.01)
+        spins = {place: ns * percent / 100 for place, ns in timed.items()}
+        slowed = SlowedLaunches(device, enqueue, spins)
+        for _ in range(2):
+            for before, after in zip(plain, took_ns(slowed), strict=True):
+                assert after / before - 1 == pytest.approx(percent / 100, rel=0.1)
 
 
 def test_a_request_takes_so_much_longer_as_a_whole() -> None:
