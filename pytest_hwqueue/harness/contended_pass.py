@@ -124,7 +124,7 @@ def _timed_by(device: Device, judged: Judged) -> Instrument:
     if device.capabilities.host or device.capabilities.virtual_time:
         # Every launch's own times are known there.
         return "activity"
-    return judged.primary.marks
+    return judged.primary.marks or "stamps"
 
 
 @dataclass(frozen=True)

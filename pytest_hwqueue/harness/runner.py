@@ -268,7 +268,9 @@ def _judged(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
     contended in itself, and its launches are ready by events.
     """
     request, primary = cell.request, cell.request.workload.primary
-    if primary.per != "launch" or request.plan.sync_mode != "per_iteration" or request.only_traced:
+    if primary.per != "launch" or primary.marks is None or request.only_traced:
+        return None
+    if request.plan.sync_mode != "per_iteration":
         return None
     judged = Judged(taped(cell.pool.streams, enqueue), primary)
     return None if judged.taped.crosses else judged

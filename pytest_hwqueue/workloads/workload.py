@@ -64,7 +64,9 @@ class PrimaryLatency:
         marks: what marks the end of a launch while all streams have work: a kernel that stores the
             time (stamps), which other streams' small kernels do not hold up, or an event, for
             launches that fill the device, behind which a kernel would wait for others' blocks, and
-            for copies.
+            for copies. None for launches of so many kernels that the launch queues do not hold
+            them, and so long that launching them one by one keeps all streams at work: they are
+            timed like other tags.
         bounded: whether an iteration bounds what a stream has in flight, so that no more than one
             is enqueued at once: a small launch may wait for all large ones that are.
 
@@ -74,7 +76,7 @@ class PrimaryLatency:
     per: Literal["iteration", "launch", "request"]
     description: str
     alike: bool = False
-    marks: Literal["stamps", "events"] = "stamps"
+    marks: Literal["stamps", "events"] | None = "stamps"
     bounded: bool = False
 
 
