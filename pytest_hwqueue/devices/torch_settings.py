@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 Setting: TypeAlias = "bool | int | float | str | tuple[Setting, ...] | None"
 
 # Counters and last errors are read by the same kind of function; they change without being set.
-_NO_SETTINGS = ("stats", "caught")
+_NO_SETTINGS = ("stats", "caught", "sdp_priority_order")
 # Backends and operations of torch's newer interface to float32; not each pair exists.
 _FP32 = tuple(product(("generic", "cuda", "mkldnn"), ("all", "matmul", "conv", "rnn")))
 _VARIABLE = (bool, int, float, str, type(None))
