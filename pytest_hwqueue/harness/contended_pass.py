@@ -43,7 +43,8 @@ _LAUNCHES = 5
 LEAST_WINDOWS = 50
 # More than what the samples need, up to so much time.
 _BUDGET_NS = 2_000_000_000
-# One window in so many is followed by one without marks, whose time says what marks cost.
+# One window in so many is followed by one without marks, whose time says what marks cost; of many
+# windows, so many in all.
 _MARKED = 10
 
 
@@ -194,7 +195,7 @@ def contended_pass(
         too_long = wall_cap(device, plan.wall_ns)
         for number in range(planned):
             rank_sync.barrier()
-            windows.add(number % _MARKED == 0)
+            windows.add(number % max(_MARKED, planned // _MARKED) == 0)
             if rank_sync.agreed(too_long()):
                 break
             pause()

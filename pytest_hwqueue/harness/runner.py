@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 
 from pytest_hwqueue.devices.compute_units import open_pool
@@ -245,12 +245,12 @@ def _with_fault(
             program = _program(cell, iterate, False)
             return judged_ns(device, pool, program, contended, request.plan)
 
-    def usual(latencies_ns: Sequence[int]) -> int:
-        return request.plan.rank_sync.agreed(round(median(latencies_ns)))
+    def p99(latencies_ns: Sequence[int]) -> int:
+        return request.plan.rank_sync.agreed(round(float(np.quantile(latencies_ns, 0.99))))
 
     plain_ns = judged_with(0.0)
-    plain = usual(plain_ns)
-    found = weighed(lambda strength: usual(judged_with(strength)) / plain - 1, asked)
+    plain = p99(plain_ns)
+    found = weighed(lambda strength: p99(judged_with(strength)) / plain - 1, asked)
     faults.enter_context(slowed_model(device, request.faults, found.strength))
     return slowed(found.strength), Planted(asked, plain_ns)
 
