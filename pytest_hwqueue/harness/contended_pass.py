@@ -41,6 +41,8 @@ from pytest_hwqueue.workloads.workload import PrimaryLatency
 _LAUNCHES = 5
 # Windows are independent of each other, and the launches of one are not: intervals need windows.
 LEAST_WINDOWS = 50
+# Of a model they are alike, and simulating them takes long.
+_LEAST_MODELLED = 20
 # More than what the samples need, up to so much time.
 _BUDGET_NS = 2_000_000_000
 # One window in so many is followed by one without marks, whose time says what marks cost; of many
@@ -152,10 +154,18 @@ class ContendedPlan:
 
 @dataclass(frozen=True)
 class Contended:
-    """Latencies of a contended pass, in ns, window after window."""
+    """What a contended pass found.
+
+    Attributes:
+        latencies_ns: window after window.
+        contention: how they were taken.
+        needed_windows: what the plan's samples take; time may have left fewer.
+
+    """
 
     latencies_ns: list[int]
     contention: Contention
+    needed_windows: int
 
 
 def contended_pass(
@@ -187,9 +197,8 @@ def contended_pass(
         first = windows.take(1)
         window_ns = max(1, clock_ns() - began_ns)
         needed = ceil(plan.samples / max(1, len(first.latencies(judged))))
-        # A model's windows are alike: more of them say nothing.
-        virtual = device.capabilities.virtual_time
-        affordable = 0 if virtual else min(LEAST_WINDOWS, _BUDGET_NS // window_ns)
+        least = _LEAST_MODELLED if device.capabilities.virtual_time else LEAST_WINDOWS
+        affordable = min(least, _BUDGET_NS // window_ns)
         fitting = min(plan.time_ns // window_ns, plan.most_windows or needed + LEAST_WINDOWS)
         planned = rank_sync.agreed(min(max(needed, affordable), max(1, fitting)))
         too_long = wall_cap(device, plan.wall_ns)
@@ -199,7 +208,7 @@ def contended_pass(
             if rank_sync.agreed(too_long()):
                 break
             pause()
-    return windows.results()
+    return windows.results(needed)
 
 
 class _Windows:
@@ -267,7 +276,7 @@ class _Windows:
             if self._timed_by == "stamps":
                 self._paired.append(self.take(2))
 
-    def results(self) -> Contended:
+    def results(self, needed: int) -> Contended:
         """Return the latencies, and how they were taken."""
         pairs = [ns for window in self._paired for ns in window.pairs_ns]
         # Most pairs follow each other at once; where a stamp waits for other work, so does what it
@@ -289,4 +298,5 @@ class _Windows:
                 instrument_share=rate / share - 1 if self._unmarked else None,
                 launches_per_s=rate,
             ),
+            needed,
         )

@@ -139,6 +139,12 @@ def take_samples(
         found.samples = found.samples.model_copy(
             update={"tags_ns": tags_ns, "contended": contended.contention}
         )
+        taken, needed = contended.contention.windows, contended.needed_windows
+        if taken < needed:
+            found.notes.append(
+                f"{taken} of {needed} windows fit into {plan.max_time_ns / 1e9:.3g} s "
+                "(--hwq-max-time)"
+            )
     found.declared = Declared.model_validate(
         {"ratios": workload.ratios, "overlap": workload.overlap, "traffic": workload.traffic()},
         from_attributes=True,

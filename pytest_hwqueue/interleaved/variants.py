@@ -14,7 +14,6 @@ from pathlib import Path
 from pytest_hwqueue import suite
 from pytest_hwqueue.devices.conditions import fields_of_variable
 from pytest_hwqueue.devices.connections import CONNECTIONS
-from pytest_hwqueue.devices.simulated.profile import modelled_variable
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.settings.options import OPTIONS
@@ -171,6 +170,9 @@ def refuse_unmodelled(device: str, a: SideVariant, b: SideVariant) -> None:
         BadOption: naming the side, the variable, and what can be varied there.
 
     """
+    # It imports pydantic, which help pages do without.
+    from pytest_hwqueue.devices.simulated.profile import modelled_variable
+
     modelled = modelled_variable(device)
     if modelled is None:
         return

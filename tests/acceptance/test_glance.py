@@ -43,7 +43,9 @@ def test_a_session_has_a_line_for_each_cell(
     assert lines[0].startswith(("3 cells of ", "3 cells on simulated"))
     for streams in (1, 4, 8):
         (line,) = (line for line in lines if line.startswith(f"large_gemm_only s{streams} "))
-        assert re.search(r" 400 .* \[[\d.]+, [\d.]+\] .*\d", line)
+        # So few windows on 8 streams leave P99 no interval, and its place says so.
+        assert re.search(r" \d+ .* \[(—|[\d.]+, [\d.]+)\] .*\d", line)
+        assert streams == 8 or "—" not in line
     assert records < 17
     assert "details: -v" in lines[records]
     assert (pytester.path / RECORDS_FOLDER / ".gitignore").exists()
