@@ -161,7 +161,8 @@ class SampleDefinition:
 
     """
 
-    latency: Literal["host_ns", "pace_ns"]
+    # Device time was that of iterations that were not waited for, before definitions had versions.
+    latency: Literal["host_ns", "device_ns", "pace_ns"]
     tags: Literal["events", "activity"]
     primary: str = "iteration"
     contended: Instrument | None = None
@@ -349,7 +350,9 @@ def _definition(record: RunRecord) -> SampleDefinition:
     """Return what a record's latencies are, by the same rule as its own summary's."""
     samples = record.samples
     assert samples is not None
-    times: Literal["host_ns", "pace_ns"] = "pace_ns" if record.has_pace else "host_ns"
+    times: Literal["host_ns", "device_ns", "pace_ns"] = (
+        "pace_ns" if record.has_pace else "host_ns" if samples.host_ns else "device_ns"
+    )
     contended = None if samples.contended is None else samples.contended.timed_by
     return SampleDefinition(times, samples.tags_timed_by, record.primary.name, contended)
 

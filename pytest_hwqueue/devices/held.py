@@ -60,8 +60,8 @@ _GATE = """template <typename T> T hwq_gate(T where) {
 
 # Longer than enqueueing takes; a queue that is full before would otherwise block the host for ever.
 _LONGEST_HOLD_NS = 2_000_000_000
-# Of a stream's stamps in one window.
-_MOST_STAMPS = 4096
+MOST_MARKS = 4096
+"""Of one stream in a window."""
 
 
 class NotHeld(DeviceError):
@@ -145,7 +145,7 @@ class Stamps:
     """The stamps of a pool's streams: a log for each, at an address that graphs may keep."""
 
     def __init__(self, gate: Gate, streams: int) -> None:
-        shape = (streams, 1 + _MOST_STAMPS)
+        shape = (streams, 1 + MOST_MARKS)
         self.logs = torch.zeros(shape, dtype=torch.int64, device=gate.device)
         self._places = [address_of(row, gate.device) for row in self.logs]
         self._stamp = gate.stamp
@@ -206,16 +206,19 @@ class HeldPass:
         tag: str | None,
     ) -> None:
         """Launch, mark the end, and note both."""
-        began_ns = time.perf_counter_ns()
-        function(*arguments)
         index, each = stream.index, self.marks.each
         marked = bool(each) and index in self.marks.streams
         tags = function.tags if isinstance(function, StampedReplay) else (tag,)
+        if self.counts.get(index, 0) + each * len(tags) >= MOST_MARKS:
+            raise DeviceError(
+                f"stream {index} has more than {MOST_MARKS} marked launches in a window: let an "
+                "iteration launch less"
+            )
+        began_ns = time.perf_counter_ns()
+        function(*arguments)
         for inside in tags:
             count = self.counts.get(index, 0)
             self.launches.append(_Launched(index, inside, began_ns, count if marked else None))
-            if count + 2 * each > _MOST_STAMPS:
-                raise DeviceError(f"stream {index} has more than {_MOST_STAMPS} marks in a window")
             if marked and isinstance(function, StampedReplay):
                 self.counts[index] = count + each
             elif marked:

@@ -207,7 +207,8 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
         rejected: whether the comparison of all cells rejects this one as changed.
     """
     found = _concluded(cell, rejected)
-    if found.reason not in _SLOWER:
+    # In one session and in turns, a lower clock is what a side itself has brought about.
+    if found.reason not in _SLOWER or cell.settings.paired:
         return found
     clocks = clocks_of(found.baseline, found.new)
     cycles = judged_in_cycles(cell) if clocks is not None and clocks.lower else None

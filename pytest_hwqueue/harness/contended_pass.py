@@ -16,7 +16,7 @@ from math import ceil
 from statistics import median
 from typing import Literal
 
-from pytest_hwqueue.devices.held import NotHeld
+from pytest_hwqueue.devices.held import MOST_MARKS, NotHeld
 from pytest_hwqueue.devices.protocol import Device, Marks, StreamPool
 from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness.closed_loop import (
@@ -57,15 +57,17 @@ class Judged:
     Attributes:
         taped: what the iteration enqueues.
         primary: the latency of its judged launches.
+        any_tag: whether all tagged launches count, as those of a reference do.
 
     """
 
     taped: Taped
     primary: PrimaryLatency
+    any_tag: bool = False
 
     def __call__(self, tag: str | None) -> bool:
         """Whether launches of a tag are judged."""
-        return tag is not None and split_tag(tag)[0] == self.primary.name
+        return tag is not None and (self.any_tag or split_tag(tag)[0] == self.primary.name)
 
     def by_stream(self) -> Counter[int]:
         """Return how many launches of an iteration are judged, by stream.
@@ -173,7 +175,7 @@ def contended_pass(
     pool: StreamPool,
     program: ContendedProgram,
     plan: ContendedPlan,
-    pause: Callable[[], object] = lambda: None,
+    pause: Callable[[int], object] = lambda windows: None,
 ) -> Contended:
     """Time the judged launches of an iteration while all streams that it uses have work.
 
@@ -182,7 +184,7 @@ def contended_pass(
         pool: its streams.
         program: one iteration.
         plan: how much is measured.
-        pause: called between windows.
+        pause: called between windows, with the number taken.
 
     Raises:
         DeviceError: if the device's clock cannot be read.
@@ -207,7 +209,7 @@ def contended_pass(
             windows.add(number % max(_MARKED, planned // _MARKED) == 0)
             if rank_sync.agreed(too_long()):
                 break
-            pause()
+            pause(number + 1)
     return windows.results(needed)
 
 
@@ -227,24 +229,31 @@ class _Windows:
         self._flush = flush
         # What the first iteration brings into the cache the second finds there.
         one = program.judged.primary.bounded or flush is not None
-        self._iterations = 1 if one else ceil(_LAUNCHES / least)
+        launches = Counter(stream for stream, _ in program.judged.taped.launches)
+        # Twice as many marks are needed to learn what one takes.
+        fitting = MOST_MARKS // (2 * max(launches[stream] for stream in by_stream) + 1)
+        self._iterations = 1 if one else max(1, min(ceil(_LAUNCHES / least), fitting))
         self._launches = self._iterations * least
         self._streams = frozenset(by_stream)
-        self._hold = True
+        self._hold, self._alone = True, True
         self._timed_by = _timed_by(device, program.judged)
         self._marked: list[HeldWindow] = []
         self._unmarked: list[HeldWindow] = []
         self._paired: list[HeldWindow] = []
 
     def begin(self, rank_sync: RankSynchronisation) -> None:
-        """Take a window that is no sample, and find out whether all work can be held."""
+        """Take a window that is no sample, and find out whether all work can be held.
+
+        Of several ranks each must: they enqueue the same windows.
+        """
+        self._alone = rank_sync.ranks.size == 1
         try:
             self.take(1)
         except NotHeld:
+            if not self._alone:
+                raise
             self._hold = False
             self.take(1)
-        # Of several ranks all hold, or none.
-        self._hold = bool(rank_sync.agreed(self._hold))
 
     def take(self, each: int) -> HeldWindow:
         """Take a window with so many marks behind each launch of the judged streams."""
@@ -265,6 +274,8 @@ class _Windows:
         try:
             return window()
         except NotHeld:
+            if not self._alone:
+                raise
             # This process may only have been stopped for a while.
             return window()
 

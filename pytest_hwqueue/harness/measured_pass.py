@@ -179,21 +179,23 @@ def _measure(
     result = measure(cell.device, cell.pool, programs.program, plan, pause, counting)
     if counting is not None:
         found.counters = counting.counters(result.lead_in + result.iterations)
-    contended = None
+    contended, taken = None, 0
     if programs.contended is not None:
         cell.stage("contention", 0, plan.iterations)
         cell.pool.tags = None
+        asked = plan.iterations * programs.contended.judged.by_stream().total()
         contended = contended_pass(
             cell.device,
             cell.pool,
             programs.contended,
-            _contended_plan(cell, request.samples or plan.iterations, plan.max_time_ns),
-            lambda: log.poll(result.iterations),
+            _contended_plan(cell, request.samples or asked, plan.max_time_ns),
+            lambda windows: log.poll(result.iterations + windows),
         )
+        taken = contended.contention.windows
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.
     found.work_per_iteration = request.workload.work_per_iteration()
-    log.poll(result.iterations, force=True)
+    log.poll(result.iterations + taken, force=True)
     found.telemetry = log.finish()
     found.iterations = result.iterations
     found.stopped = result.stopped
@@ -264,12 +266,15 @@ def _note(cell: OpenCell) -> None:
     request, found = cell.request, cell.found
     assert found.telemetry is not None
     assert found.samples is not None
+    contended = found.samples.contended
     if request.workload.decisions_drawn:
         drawn = ", ".join(request.workload.decisions_drawn)
         found.notes.append(f"drawn from the seed instead of computed: {drawn}")
     if found.telemetry.throttled:
         tagged = found.telemetry.throttled_samples
-        found.notes.append(f"{tagged} of {found.iterations} samples taken while throttled")
+        windows = 0 if contended is None else contended.windows
+        of = f"{found.iterations + windows} {'iterations and windows' if windows else 'samples'}"
+        found.notes.append(f"{tagged} of {of} taken while throttled")
     if errors := found.telemetry.xid_errors:
         found.notes.append(f"the driver reported Xid {', '.join(map(str, errors))} meanwhile")
     sync_mode = request.plan.sync_mode
@@ -281,13 +286,14 @@ def _note(cell: OpenCell) -> None:
         disturbed = events_disturb(cell.device, request.cell.streams)
         if disturbed:
             found.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")
-    contended = found.samples.contended
     if contended is not None and not contended.enough:
         found.launch_bound = True
         found.notes.append(
             f"{LAUNCH_BOUND}: {contended} while launches were timed, since this device's launch "
             "queues do not take the work of all; it is no latency of contention, and not judged as "
             "one; graph dispatch measures the hardware's queues"
+            if not contended.held
+            else f"{contended} while launches were timed: some got no work"
         )
     elif request.cell.dispatch == "eager" and not cell.device.capabilities.host:
         bound = bound_by_launching(found.samples)

@@ -25,6 +25,8 @@ _MOST_TRIALS = 12
 # From one trial to the next while nothing is known above: a spin may have to outlast the work of
 # all other streams before it is seen.
 _STEP = 4.0
+# Whatever is not felt then is felt by nothing: a launch of 60 µs would spin for 25 ms.
+_STRONGEST = 4.0**6
 _ITERATIONS = 15
 # For a P99 of a trial.
 _SAMPLES = 300
@@ -52,15 +54,18 @@ class Planted:
 
     Attributes:
         asked: its effect, a share.
-        plain_ns: what the cell is judged by without it, of a short pass.
+        plain_ns: what the cell is judged by without it, of a short pass; None if whole iterations
+            were weighed in its place.
 
     """
 
     asked: float
-    plain_ns: Sequence[float]
+    plain_ns: Sequence[float] | None
 
     def words(self, measured: LatencySummary | None) -> str:
         """Return what it did to the figures of the measured pass, for the record's notes."""
+        if self.plain_ns is None:
+            return f"planted to be {self.asked:+.0%} of whole iterations"
         effects = []
         for name, quantile in (("p50", 0.5), ("p99", 0.99)):
             value = None if measured is None else getattr(measured, name).value
@@ -79,21 +84,23 @@ def weighed(effect_of: Callable[[float], float], asked: float) -> PlantedFault:
         asked: the effect, a share above 0.
 
     """
-    nearest = below = PlantedFault(0.0, 0.0)
+    below = PlantedFault(0.0, 0.0)
     # Those above, the nearest last.
     above: list[PlantedFault] = []
     strength = 1.0
     for _ in range(_MOST_TRIALS):
         tried = PlantedFault(strength, effect_of(strength))
-        nearest = min(nearest, tried, key=lambda each: abs(each.effect - asked))
         if abs(tried.effect - asked) <= _NEAR:
-            break
+            return tried
         if tried.effect < asked:
             below = tried
         else:
             above.append(tried)
+        if not above and strength >= _STRONGEST:
+            break
         strength = strength * _STEP if not above else _between(below, above, asked)
-    return nearest
+    # A fault that is felt: one that is not would let a gate pass that was to fail.
+    return above[-1] if above else below
 
 
 def _between(below: PlantedFault, above: Sequence[PlantedFault], asked: float) -> float:
@@ -110,19 +117,29 @@ def _between(below: PlantedFault, above: Sequence[PlantedFault], asked: float) -
     return (low + high) / 2
 
 
-def judged_ns(
-    device: Device,
-    pool: StreamPool,
-    program: Program,
-    contended: ContendedProgram | None,
-    plan: LoopPlan,
+def launches_ns(
+    device: Device, pool: StreamPool, program: ContendedProgram, plan: LoopPlan
 ) -> list[int]:
-    """Return what a cell is judged by, of a short pass, in ns."""
-    if contended is not None:
-        # A model's windows are alike.
-        most = 1 if device.capabilities.virtual_time else None
-        short = ContendedPlan(_SAMPLES, _MOST_NS, plan.wall_cap_ns, plan.rank_sync, most)
-        return contended_pass(device, pool, contended, short).latencies_ns
+    """Return the latencies of judged launches of a short contended pass, in ns."""
+    # A model's windows are alike.
+    most = 1 if device.capabilities.virtual_time else None
+    short = ContendedPlan(_SAMPLES, _MOST_NS, plan.wall_cap_ns, plan.rank_sync, most, plan.flush)
+    return contended_pass(device, pool, program, short).latencies_ns
+
+
+def iterations_ns(
+    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, judged: str | None
+) -> list[int]:
+    """Return what few iterations took, in ns.
+
+    Args:
+        device: to measure.
+        pool: its streams.
+        program: one iteration.
+        plan: of the cell.
+        judged: the tag that is judged; None for whole iterations.
+
+    """
     few = replace(plan, iterations=_ITERATIONS, max_time_ns=min(plan.max_time_ns, 4 * _MOST_NS))
     result = measure(device, pool, program, few, lambda done: None)
-    return result.host_ns or result.pace_ns
+    return result.tags_ns[judged] if judged else result.host_ns or result.pace_ns

@@ -253,10 +253,11 @@ def _capture_streams(
         graphs[-1].append(step)
     # Of all streams the first graph, then the second: as far as it goes the order of the tape.
     turns = max(map(len, launches.values()), default=0)
+    marked = {} if marks is None else {"marks": marks}
     return [
         (
             index,
-            pool.capture(index, _play(pool.streams[index], graphs[turn]), marks),
+            pool.capture(index, _play(pool.streams[index], graphs[turn]), **marked),
             graphs[turn][0].tag if len(graphs[turn]) == 1 else None,
         )
         for turn in range(turns)

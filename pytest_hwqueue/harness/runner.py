@@ -22,7 +22,12 @@ from pytest_hwqueue.harness.contended_pass import (
     contended_program,
 )
 from pytest_hwqueue.harness.measured_pass import CellPrograms, Reference, take_samples
-from pytest_hwqueue.harness.planted_fault import Planted, judged_ns, weighed
+from pytest_hwqueue.harness.planted_fault import (
+    Planted,
+    iterations_ns,
+    launches_ns,
+    weighed,
+)
 from pytest_hwqueue.harness.program import (
     Enqueue,
     Place,
@@ -158,11 +163,14 @@ class CellRunner:
                 request = replace(request, plan=replace(request.plan, iterations=iterations))
                 cell = replace(cell, request=request)
             elif request.samples is not None:
-                # Where single launches are judged, iterations tell of the pace alone.
                 iterations = planned_iterations(workload, pool.streams, request.samples)
+                others = {*workload.tags} - {workload.primary.name}
+                # Where single launches are judged, iterations tell of the pace alone, or of other
+                # tags.
+                paced = judged is not None and (request.lean or not others)
                 plan = replace(
                     request.plan,
-                    iterations=LEAST_ITERATIONS if judged else iterations,
+                    iterations=LEAST_ITERATIONS if paced else iterations,
                     traced_iterations=traced_iterations(workload, pool.streams, request.samples),
                 )
                 request = replace(request, plan=plan)
@@ -238,12 +246,21 @@ def _with_fault(
     if device.capabilities.host:
         return slowed(1.0), None
 
+    # Beyond the hardware connections tags are timed under a tracer, after which launching takes
+    # longer: there whole iterations are weighed.
+    disturbed = events_disturb(device, request.cell.streams)
+    tagged = cell.found.primary.per != "iteration" and judged is None and disturbed is None
+
     def judged_with(strength: float) -> list[int]:
         iterate = slowed(strength).iteration(workload)
         with slowed_model(device, request.faults, strength):
             contended = _contended(cell, iterate, judged)
-            program = _program(cell, iterate, False)
-            return judged_ns(device, pool, program, contended, request.plan)
+            program = _program(cell, iterate, tagged)
+            if contended is not None:
+                return launches_ns(device, pool, contended, request.plan)
+            return iterations_ns(
+                device, pool, program, request.plan, cell.found.primary.name if tagged else None
+            )
 
     def p99(latencies_ns: Sequence[int]) -> int:
         return request.plan.rank_sync.agreed(round(float(np.quantile(latencies_ns, 0.99))))
@@ -252,7 +269,8 @@ def _with_fault(
     plain = p99(plain_ns)
     found = weighed(lambda strength: p99(judged_with(strength)) / plain - 1, asked)
     faults.enter_context(slowed_model(device, request.faults, found.strength))
-    return slowed(found.strength), Planted(asked, plain_ns)
+    whole = judged is None and not tagged and cell.found.primary.per != "iteration"
+    return slowed(found.strength), Planted(asked, None if whole else plain_ns)
 
 
 def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
@@ -276,6 +294,14 @@ def _judged(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
     return None if judged.taped.crosses else judged
 
 
+def _judged_reference(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
+    """Return the launches that judged ones are held against: all tagged ones of a reference."""
+    found = _judged(cell, enqueue)
+    if found is None or not found.taped.tags:
+        return None
+    return replace(found, any_tag=True)
+
+
 def _programs(cell: OpenCell, iteration: Enqueue, judged: Judged | None) -> CellPrograms:
     """Capture what a cell measures."""
     request, workload = cell.request, cell.request.workload
@@ -287,7 +313,7 @@ def _programs(cell: OpenCell, iteration: Enqueue, judged: Judged | None) -> Cell
         )
         references[name] = Reference(
             _program(cell, enqueue, True, primary=False),
-            _contended(cell, enqueue, _judged(cell, enqueue)) if compared else None,
+            _contended(cell, enqueue, _judged_reference(cell, enqueue)) if compared else None,
         )
     # Where only the judged launches matter, no other pass times any.
     tagged = bool(workload.tags) and not (judged and request.lean)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -461,7 +460,7 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
 
 def _slowest_contended(samples: Samples, parts: Sequence[Samples], judged: str) -> Samples:
     """Take the judged launches of the rank that was slowest, whole: ranks do not share windows."""
-    slowest = max(parts, key=lambda part: median(part.tags_ns[judged]))
+    slowest = max(parts, key=lambda part: float(np.quantile(part.tags_ns[judged], 0.99)))
     tags_ns = {**samples.tags_ns, judged: slowest.tags_ns[judged]}
     return samples.model_copy(update={"tags_ns": tags_ns, "contended": slowest.contended})
 

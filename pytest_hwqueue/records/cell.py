@@ -425,7 +425,7 @@ class RunRecord(LatencyBounds, PlainData):
         if self.has_pace:
             return samples.pace_ns
         if self.primary.per == "iteration":
-            return samples.host_ns
+            return samples.host_ns or samples.device_ns
         return samples.tags_ns.get(self.primary.name, [])
 
 

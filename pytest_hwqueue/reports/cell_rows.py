@@ -299,7 +299,8 @@ def _contended(found: Contention) -> list[str]:
     parts = [str(found), f"{counted(found.windows, 'window')} of {found.launches} launches each"]
     if found.timed_by == "activity":
         return parts
-    by = f"timed by {found.timed_by}"
+    share = "" if found.instrument_share is None else f" ({percent(found.instrument_share)} more)"
+    by = f"timed by {found.timed_by}{share}"
     if found.instrument_ns is not None:
         taken_off = milliseconds(found.instrument_ns / _NS_PER_MS)
         by += f", of which {taken_off} each are taken off"

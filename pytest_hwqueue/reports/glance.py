@@ -153,8 +153,8 @@ class Glance:
         if not full:
             return []
         fewest = min(full, key=lambda each: each.in_flight / each.streams)
-        least = "" if len(full) == 1 else ", or a greater share of them"
-        return [f"launches are timed with their streams' work queued: {fewest}{least}"]
+        least = "" if len(full) == 1 else ", or a greater share"
+        return [f"{fewest} while launches were timed{least}"]
 
     def _not_in_flight(self, bound: Sequence[RunRecord]) -> list[str]:
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Annotated
 
 from pydantic import Field
@@ -143,10 +144,9 @@ class Judging:
         header = known.header if known else cell.header
         self._new[cell_id] = CellBaseline(header, runs, cell.faults)
         stored = self._baseline.cells.get(cell_id)
-        short = [] if stored is None else [*_short_of_streams(stored, self._baseline.label)]
-        short += _short_of_streams(cell, "this session")
-        if short:
-            self._uncontended.setdefault(cell_id, short[0])
+        short = [] if stored is None else [_short_of_streams(stored, self._baseline.label)]
+        short.append(_short_of_streams(self._new[cell_id], "this session"))
+        self._uncontended[cell_id] = "; ".join(filter(None, short))
         if stored is not None and cell_id not in self._blocking:
             self._blocking[cell_id] = tuple(
                 each
@@ -208,18 +208,19 @@ class Judging:
                     name, stored.runs, new.runs, allowing, gate.compared, pace=new.header.has_pace
                 )
                 verdict = replace(verdict, advice="; ".join(filter(None, (verdict.advice, best))))
+            short = self._uncontended.get(cell_id)
+            # What got worse stays worse, whatever kept streams from their work.
+            if short and prepared.figure.source == "latency" and verdict.state != "regression":
+                verdict = replace(
+                    verdict, state="inconclusive", reason="not-contended", sentence=short, advice=""
+                )
             return CellVerdict(cell_id, name, verdict, soft, prepared.short, prepared.remark)
-        blocking, short = self._blocking.get(cell_id, ()), self._uncontended.get(cell_id)
-        if stored is not None and not (blocking or short):
+        blocking = self._blocking.get(cell_id, ())
+        if stored is not None and not blocking:
             return None
         alone = prepare(name, (), new.runs, pace=new.header.has_pace)
         if alone is None:
             return None
-        if stored is not None and short and not blocking:
-            verdict = Verdict(
-                "inconclusive", "not-contended", short, alone.figure.quantity, new=alone.new
-            )
-            return CellVerdict(cell_id, name, verdict, soft)
         listed = "; ".join(map(str, blocking))
         text = f"the baseline's runs were made under other conditions: {listed}"
         if stored is None:
@@ -253,7 +254,7 @@ class Judging:
         self._prepared = {}
         for cell_id, new in self._new.items():
             stored = self._baseline.cells.get(cell_id)
-            if stored is None or self._blocking[cell_id] or cell_id in self._uncontended:
+            if stored is None or self._blocking[cell_id]:
                 continue
             for name in self._figures:
                 prepared = prepare(name, stored.runs, new.runs, pace=new.header.has_pace)
@@ -281,15 +282,17 @@ class Judging:
         return gate
 
 
-def _short_of_streams(cell: CellBaseline, where: str) -> list[str]:
-    """Return why a cell's latency is no contended one on all its streams; nothing if it is."""
+def _short_of_streams(cell: CellBaseline, where: str) -> str:
+    """Return why a cell's latency is no contended one on all its streams; empty if it is."""
     streams = cell.header.cell.streams
-    return [
-        f"{in_flight_words(run.in_flight, streams)} in a run of {where}: launching was measured, "
-        "and no contention of so many streams; graph dispatch keeps them at work"
-        for run in cell.runs
-        if run.in_flight is not None and not kept_full(run.in_flight, streams)
-    ]
+    known = [run.in_flight for run in cell.runs if run.in_flight is not None]
+    usual = median(known) if known else float(streams)
+    if kept_full(usual, streams):
+        return ""
+    return (
+        f"{in_flight_words(usual, streams)} in runs of {where}: launching was measured, and no "
+        "contention of so many streams; graph dispatch keeps them at work"
+    )
 
 
 def compare_sources(

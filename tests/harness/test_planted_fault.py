@@ -29,10 +29,14 @@ def test_an_effect_that_sets_in_late_is_met(
     assert abs(found.effect - asked) <= 0.02
 
 
-def test_an_effect_that_cannot_be_had_comes_as_near_as_it_can() -> None:
-    steps = weighed(lambda strength: 0.5 if strength >= 0.3 else 0.0, 0.1)
-    assert steps.effect == 0.0
-    assert weighed(lambda strength: 0.0, 0.1).effect == 0.0
+def test_a_fault_that_cannot_be_as_asked_for_is_felt_all_the_same() -> None:
+    """One that is not felt would let a gate pass that was to fail."""
+    steps = weighed(lambda strength: 0.5 if strength >= 50 else 0.0, 0.1)
+    assert steps.effect == 0.5
+    tried: list[float] = []
+    nothing = weighed(lambda strength: tried.append(strength) or 0.0, 0.1)  # type: ignore[func-returns-value]
+    assert (nothing.effect, nothing.strength) == (0.0, tried[-1])
+    assert max(tried) <= 4**7
 
 
 def test_a_record_says_what_the_fault_did_to_its_own_figures() -> None:
@@ -43,5 +47,6 @@ def test_a_record_says_what_the_fault_did_to_its_own_figures() -> None:
     )
     few = summarise_latency([1_100_000] * 20)
     assert Planted(0.1, plain).words(few).startswith("planted to be +10%: P50 +10.0%, against")
+    assert Planted(0.1, None).words(many) == "planted to be +10% of whole iterations"
     for nothing in (None, summarise_latency([1])):
         assert "too few samples to say" in Planted(0.1, plain).words(nothing)

@@ -166,12 +166,16 @@ def test_fewer_streams_in_flight_than_named_are_not_judged_as_so_many(
         return joined
 
     few = {"baseline": (1.3, 8.0), "new": (8.0, 7.1)}[where]
-    baseline, new = source(cell(range(10), few[0], 1.0)), source(cell((50, 51), few[1], 2.0))
-    judgement = compare_sources(baseline, new, ["p99"], SETTINGS)
-    (judged,) = judgement.verdicts
-    assert (judged.verdict.state, judged.verdict.reason) == ("inconclusive", "not-contended")
-    assert f"in flight {min(few)} of 8 streams in a run of" in judged.verdict.sentence
-    assert not judged.judged
+    baseline, new = source(cell(range(10), few[0], 1.0)), source(cell((50, 51), few[1], 1.0))
+    judgement = compare_sources(baseline, new, ["p99", "throughput"], SETTINGS)
+    latency, throughput = judgement.verdicts
+    assert (latency.verdict.state, latency.verdict.reason) == ("inconclusive", "not-contended")
+    assert f"in flight {min(few)} of 8 streams in runs of" in latency.verdict.sentence
+    # What is no claim about contention is judged as ever, and what got worse stays so.
+    assert throughput.verdict.reason != "not-contended"
+    many = source(cell(range(50, 60), few[1], 2.0))
+    worse = compare_sources(baseline, many, ["p99"], SETTINGS)
+    assert states(worse) == {"a p99": "regression"}
     # From 90 % of them on it is a latency on so many.
     (full,) = compare_sources(
         source(cell(range(10), 8.0, 1.0)), source(cell((50, 51), 7.2, 2.0)), ["p99"], SETTINGS
