@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_hwqueue.baselines.cell_file import read_cell
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
     FieldDifference,
@@ -122,6 +123,16 @@ def test_settings_and_versions_are_the_environment(name: str) -> None:
     one, other = (cell_of(make_record(soft={name: value})) for value in ("x", "y"))
     (found,) = differences(one, other)
     assert (found.field, found.kind) == (name, "environment")
+
+
+def test_device_times_of_before_definitions_are_told_apart_and_not_damaged(tmp_path: Path) -> None:
+    """Iterations that were not waited for once had a latency: first start to last end."""
+    record = make_record()
+    once = with_samples(record, host_ns=[])
+    stored = Store(tmp_path).add("main", once, "s")
+    assert read_cell(stored).header.sample.latency == "device_ns"
+    (found,) = differences(cell_of(once), cell_of(record))
+    assert (found.field, found.kind) == ("sample.latency", "identity")
 
 
 def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:

@@ -244,6 +244,18 @@ def test_threads_of_the_host_are_released_together() -> None:
     assert (found.contention.instrument_ns, found.contention.instrument_share) == (None, None)
 
 
+def test_any_tagged_launch_of_a_reference_is_timed() -> None:
+    device = SimulatedDevice("h200")
+    with device.open_streams(1) as pool:
+        enqueue = burst_on_each(device.kernel_of(50_000))
+        enqueue(pool.streams)
+        pool.synchronize()
+        other = replace(BURST, name="other")
+        judged = Judged(taped(pool.streams, enqueue), other, any_tag=True)
+        program = contended_program(device, pool, enqueue, judged, replayed=True)
+        assert contended_pass(device, pool, program, PLAN).latencies_ns
+
+
 def test_an_iteration_without_judged_launches_is_no_measurement() -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:

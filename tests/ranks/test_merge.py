@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.ranks.cell import merge
-from pytest_hwqueue.records.cell import PACE, BackToBack, Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.records.cell import (
+    PACE,
+    BackToBack,
+    Cell,
+    Metrics,
+    Primary,
+    RunRecord,
+    Samples,
+    now,
+)
+from tests.baselines.run_with import contention
 
 CELL = Cell(
     name="grad_accum", device="cpu", streams=2, scheduler="native", dispatch="eager",
@@ -107,6 +117,22 @@ def test_ranks_that_run_with_other_things_are_named() -> None:
     merged = merge(ranks, "nccl").fingerprint
     assert merged is not None
     assert merged.hard == {"preload": "rank 0: none; rank 1: libjemalloc.so.2"}
+
+
+def test_judged_launches_are_those_of_the_rank_with_the_longest_tail() -> None:
+    """Ranks time launches in windows of their own: one rank's are taken whole."""
+    steady, tail = [100] * 100, [99] * 90 + [1000] * 8
+    ranks = [
+        of_rank([5, 5], tags_ns={"burst": each}, contended=contention()).model_copy(
+            update={"primary": Primary(name="burst", per="launch")}
+        )
+        for each in (steady, tail)
+    ]
+    merged = merge(ranks, "nccl")
+    assert merged.samples is not None
+    assert merged.samples.tags_ns == {"burst": tail}
+    assert merged.samples.contended == contention()
+    assert "burst" not in merged.metrics.refused
 
 
 def test_straggler_is_named_and_equals_are_not() -> None:
