@@ -285,6 +285,15 @@ def _make_record() -> MakeRecord:
     return make_record
 
 
+@pytest.fixture(autouse=True)
+def _precision_is_put_back() -> Iterator[None]:
+    """Workloads that a test sets up by hand set it for the process, which other tests share."""
+    yield
+    numerics = sys.modules.get("pytest_hwqueue.workloads.numerics")
+    if numerics is not None:
+        numerics.restore_precision()
+
+
 @contextmanager
 def _smaller_files(most_bytes: int) -> Iterator[None]:
     """The kernel refuses to let a file grow beyond this, half-way through a write."""

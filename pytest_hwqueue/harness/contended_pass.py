@@ -143,6 +143,7 @@ class ContendedPlan:
         rank_sync: of the processes that do the same.
         most_windows: at most; None for no limit.
         flush: empties the device's cache before each window, whose streams then have one iteration.
+        least_windows: at least, if there is time.
 
     """
 
@@ -152,6 +153,7 @@ class ContendedPlan:
     rank_sync: RankSynchronisation = ONE_RANK
     most_windows: int | None = None
     flush: Callable[[], object] | None = None
+    least_windows: int = LEAST_WINDOWS
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,11 @@ def contended_pass(
         first = windows.take(1)
         window_ns = max(1, clock_ns() - began_ns)
         needed = ceil(plan.samples / max(1, len(first.latencies(judged))))
-        least = _LEAST_MODELLED if device.capabilities.virtual_time else LEAST_WINDOWS
+        least = plan.least_windows
+        if device.capabilities.virtual_time:
+            least = min(least, _LEAST_MODELLED)
         affordable = min(least, _BUDGET_NS // window_ns)
-        fitting = min(plan.time_ns // window_ns, plan.most_windows or needed + LEAST_WINDOWS)
+        fitting = min(plan.time_ns // window_ns, plan.most_windows or needed + least)
         planned = rank_sync.agreed(min(max(needed, affordable), max(1, fitting)))
         too_long = wall_cap(device, plan.wall_ns)
         for number in range(planned):

@@ -204,9 +204,11 @@ def _measure(
 
 def _contended_plan(cell: OpenCell, samples: int, time_ns: int) -> ContendedPlan:
     plan = cell.request.plan
-    return ContendedPlan(
+    asked = ContendedPlan(
         samples, max(1, time_ns), plan.wall_cap_ns, plan.rank_sync, flush=plan.flush
     )
+    # So many iterations were asked for, and no more.
+    return asked if cell.request.samples is not None else replace(asked, least_windows=1)
 
 
 def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes) -> None:

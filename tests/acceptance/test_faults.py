@@ -46,7 +46,8 @@ def measure(
     ("workload", "streams"),
     [
         ("large_gemm_only", 4), ("large_gemm_only", 32), ("tiny_kernel_stress", 1),
-        ("tiny_kernel_stress", 32), ("hetero_kernels", 8), ("graph_subgraphs", 8),
+        pytest.param("tiny_kernel_stress", 32, marks=pytest.mark.slow),
+        ("hetero_kernels", 8), ("graph_subgraphs", 8),
     ],
 )  # fmt: skip
 def test_a_planted_slowness_is_that_of_the_judged_figure(

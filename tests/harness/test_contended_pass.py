@@ -23,7 +23,6 @@ from pytest_hwqueue.harness.contended_pass import (
 )
 from pytest_hwqueue.harness.program import Enqueue, taped
 from pytest_hwqueue.metrics.contention import HeldWindow
-from pytest_hwqueue.workloads.numerics import restore_precision
 from pytest_hwqueue.workloads.registry import workload_class
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, parameters_for
 
@@ -57,13 +56,10 @@ def suite_workload(name: str, streams: int) -> Iterator[tuple[Device, StreamPool
     device = SimulatedDevice("h200")
     workload_type = workload_class(name)
     workload = workload_type(parameters_for(workload_type, "full", {}))
-    try:
-        with device.open_streams(streams) as pool:
-            workload.setup(Setup(device, streams, 0))
-            pool.synchronize()
-            yield device, pool, workload.iterate
-    finally:
-        restore_precision()
+    with device.open_streams(streams) as pool:
+        workload.setup(Setup(device, streams, 0))
+        pool.synchronize()
+        yield device, pool, workload.iterate
 
 
 @pytest.mark.parametrize("streams", [1, 8, 32])
