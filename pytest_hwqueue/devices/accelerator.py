@@ -24,7 +24,7 @@ from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
 from pytest_hwqueue.devices.green_contexts import GreenContexts
 from pytest_hwqueue.devices.held import (
-    HeldPass,
+    MarkedWindow,
     StampedReplay,
     StampingCapture,
     Stamps,
@@ -133,7 +133,7 @@ class AcceleratorPool:
     ) -> None:
         self.tags: TagLog | None = None
         self.trace: LaunchTrace | None = None
-        self.held: HeldPass | StampingCapture | None = None
+        self.held: MarkedWindow | StampingCapture | None = None
         self._stamps: Stamps | None = None
         # Indices of the streams that got work since all were last idle.
         self.busy: set[int] = set()

@@ -69,7 +69,7 @@ class NotHeld(DeviceError):
 
 
 class Gate:
-    """The two kernels, and what the gate's tells; one per device."""
+    """The two kernels, and the flags that the gate reads and sets; one per device."""
 
     def __init__(self, device: torch.device) -> None:
         """Compile the kernels, and load them.
@@ -88,7 +88,6 @@ class Gate:
             self._flags_there = address_of(self.flags, device)
             self.opened = torch.cuda.Event(enable_timing=True)
             # The first launch of a kernel loads it, which would wait for all that runs.
-            self.flags[0] = 1
             self.close(open_already=True)
             log = torch.zeros(2, dtype=torch.int64, device=device)
             self.stamp(address_of(log, device))
@@ -188,7 +187,7 @@ class _Launched:
 
 
 @dataclass
-class HeldPass:
+class MarkedWindow:
     """Marks the launches of one window, unless their graphs hold stamps already."""
 
     pool: AcceleratorPool
@@ -264,7 +263,7 @@ def held_window(
     for stream in pool.streams:
         stream.stream.wait_event(gate.opened)
     tags, pool.tags = pool.tags, None
-    pool.held = held = HeldPass(pool, stamps, marks)
+    pool.held = held = MarkedWindow(pool, stamps, marks)
     opened_ns = time.perf_counter_ns()
     try:
         enqueue()
@@ -287,7 +286,7 @@ def held_window(
 class _Reading:
     """What a window's marks say, in ns from the opening."""
 
-    def __init__(self, gate: Gate, held: HeldPass, opened_ns: int) -> None:
+    def __init__(self, gate: Gate, held: MarkedWindow, opened_ns: int) -> None:
         self._gate, self._held, self._opened_ns = gate, held, opened_ns
         self._logs = held.stamps.logs.cpu().numpy()
         self._released = int(gate.flags[1])

@@ -138,10 +138,15 @@ class Taped:
 
 def taped(streams: Sequence[Stream], enqueue: Enqueue) -> Taped:
     """Return what one iteration would enqueue; nothing runs."""
-    tape: _Tape = []
-    enqueue([TapeStream(stream, tape) for stream in streams])
+    tape = _tape_of(streams, enqueue)
     launches = tuple((step.stream, step.tag) for step in tape if isinstance(step, _Launch))
     return Taped(launches, _crosses(tape))
+
+
+def _tape_of(streams: Sequence[Stream], enqueue: Enqueue) -> _Tape:
+    tape: _Tape = []
+    enqueue([TapeStream(stream, tape) for stream in streams])
+    return tape
 
 
 def _crosses(tape: _Tape) -> bool:
@@ -177,8 +182,7 @@ def graph(
         DeviceError: if the iteration cannot be captured.
 
     """
-    tape: _Tape = []
-    enqueue([TapeStream(stream, tape) for stream in pool.streams])
+    tape = _tape_of(pool.streams, enqueue)
     crosses = _crosses(tape)
     # A traced pass tells a stream's only tagged launch by its graph. Of several the times between
     # their ends are known, in one graph whose streams all begin with it.
@@ -212,8 +216,7 @@ def marked_graphs(pool: StreamPool, enqueue: Enqueue, marks: Marks) -> Program:
 
     ``enqueue`` must have run before, and no stream may wait for another in it.
     """
-    tape: _Tape = []
-    enqueue([TapeStream(stream, tape) for stream in pool.streams])
+    tape = _tape_of(pool.streams, enqueue)
     pool.synchronize()
     pool.tags = None
     replays = _capture_streams(pool, tape, apart=True, marks=marks)

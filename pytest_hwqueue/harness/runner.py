@@ -255,9 +255,9 @@ def _with_fault(
         iterate = slowed(strength).iteration(workload)
         with slowed_model(device, request.faults, strength):
             contended = _contended(cell, iterate, judged)
-            program = _program(cell, iterate, tagged)
             if contended is not None:
                 return launches_ns(device, pool, contended, request.plan)
+            program = _program(cell, iterate, tagged)
             return iterations_ns(
                 device, pool, program, request.plan, cell.found.primary.name if tagged else None
             )

@@ -32,7 +32,7 @@ class HeldLaunch:
     Attributes:
         stream: index of its stream.
         tag: its tag, if it has one.
-        enqueued_ns: when the host had enqueued it; below 0 if before the gate opened.
+        enqueued_ns: when the host enqueued it; below 0 if before the gate opened.
         done_ns: when the device had done it; None if nothing marked that.
 
     """
@@ -93,15 +93,16 @@ class HeldWindow:
         until = self.contended_ns
         before_ns: dict[int, int | None] = {}
         found: list[tuple[int, int]] = []
+        counts: Counter[int] = Counter()
         for each in self.launches:
             before = before_ns.get(each.stream, 0)
             before_ns[each.stream] = each.done_ns
             if before is None or each.done_ns is None or not judged(each.tag):
                 continue
             ready = max(each.enqueued_ns, before)
-            if ready < until or not any(stream == each.stream for stream, _ in found):
+            if ready < until or not counts[each.stream]:
                 found.append((each.stream, each.done_ns - ready))
-        counts = Counter(stream for stream, _ in found)
+                counts[each.stream] += 1
         firsts = {stream for stream, count in counts.items() if count > 1}
         latencies = []
         for stream, latency in found:
