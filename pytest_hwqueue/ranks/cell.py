@@ -376,8 +376,9 @@ _SERIES = ("host_ns", "device_ns", "enqueue_ns", "begun_ns", "pace_ns")
 def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
     """Return the cell's record from those of all ranks, in the order of the ranks.
 
-    Each iteration's time is that of its slowest rank. Measurements of a single device (timeline,
-    queue switch, a workload's separate measurements) are rank 0's.
+    An iteration lasts from when its last rank has begun to when its last one has ended; where ranks
+    have no clock in common it is as long as its slowest rank's. Measurements of a single device
+    (timeline, queue switch, a workload's separate measurements) are rank 0's.
 
     Args:
         records: one per rank, all with samples.
@@ -431,7 +432,10 @@ def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
 
 
 def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
-    """Take the longest time of all ranks for each iteration, tagged launch and reference."""
+    """Take the longest time of all ranks for each iteration, tagged launch and reference.
+
+    A rank that begins early waits in its first collective for the last one to begin.
+    """
     series = {}
     for name in _SERIES:
         values = [getattr(part, name) for part in parts]
@@ -439,6 +443,11 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
         if len(set(lengths)) > 1:
             raise HwqError(f"the ranks took {_counts(lengths)} samples of {name}")
         series[name] = _longest(values) if name != "pace_ns" else _between_last_ends(values)
+    if series["begun_ns"]:
+        early_ns = _waited_for_last([part.begun_ns for part in parts])
+        for name in ("host_ns", "device_ns"):
+            times_ns = np.array([getattr(part, name) for part in parts], dtype=np.int64)
+            series[name] = _longest(np.maximum(times_ns - early_ns, 1))
     named: dict[str, dict[str, list[int]]] = {}
     for name in ("tags_ns", "references_ns", "reference_iterations_ns"):
         named[name] = {}
@@ -479,15 +488,17 @@ def _slowest_blocks(parts: Sequence[BackToBack]) -> BackToBack | None:
 def _summary(records: Sequence[RunRecord], parts: Sequence[Samples], backend: str) -> RanksSummary:
     waited_for = bool(parts[0].host_ns)
     times = np.array([part.host_ns or part.pace_ns for part in parts], dtype=np.int64)
+    begun_ns = np.array([part.begun_ns for part in parts], dtype=np.int64)
     ends = times if waited_for else times.cumsum(axis=1)
+    if begun_ns.size:
+        ends = times + begun_ns
     slowest = np.bincount(ends.argmax(axis=0), minlength=len(parts))
     iterations = times.shape[1]
     most = int(slowest.argmax())
     # The rank was chosen as the greatest of all: each could have been (Bonferroni).
     confidence = 1 - (1 - CONFIDENCE) / len(parts)
     low, _ = proportion_interval(int(slowest[most]), iterations, confidence)
-    skew_ns = times.max(axis=0) - times.min(axis=0)
-    begun_ns = np.array([part.begun_ns for part in parts], dtype=np.int64)
+    skew_ns = ends.max(axis=0) - ends.min(axis=0)
     apart_ns = (begun_ns.max(axis=0) - begun_ns.min(axis=0)).tolist()
     return RanksSummary(
         world_size=len(parts),
@@ -518,7 +529,14 @@ def _between_last_ends(values: Sequence[Sequence[int]]) -> list[int]:
     return between
 
 
-def _longest(values: Sequence[Sequence[int]]) -> list[int]:
+def _waited_for_last(begun_ns: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return how long before the last rank each one began, by rank and iteration."""
+    begun = np.array(begun_ns, dtype=np.int64)
+    waited: np.ndarray = begun.max(axis=0) - begun
+    return waited
+
+
+def _longest(values: Sequence[Sequence[int]] | np.ndarray) -> list[int]:
     longest: list[int] = np.array(values, dtype=np.int64).max(axis=0).tolist()
     return longest
 

@@ -304,8 +304,9 @@ class RanksSummary(PlainData):
     )
     apart: LatencySummary | None = Field(
         None,
-        description="how far apart ranks began an iteration, which their latency contains; null "
-        "for one rank, and where it is not known: ranks of several hosts leave a barrier",
+        description="how far apart ranks began an iteration, which is timed from the last of "
+        "them; null for one rank, and where it is not known: ranks of several hosts leave a "
+        "barrier",
     )
     straggler: int | None = Field(
         None, description="rank that was last more often than chance explains; null if none was"

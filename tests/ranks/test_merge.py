@@ -108,6 +108,16 @@ def test_how_far_apart_ranks_began_is_told_and_where_it_is_not_known() -> None:
     assert any("no clock in common: iterations begin after a barrier" in n for n in unknown.notes)
 
 
+def test_waiting_for_the_last_rank_to_begin_is_no_part_of_an_iteration() -> None:
+    """Both leave a collective at 20; the first to begin has waited in it for the other."""
+    merged = merge([of_rank([20, 20], begun_ns=[0, 0]), of_rank([12, 20], begun_ns=[8, 0])], "nccl")
+    assert merged.samples is not None
+    assert merged.samples.host_ns == merged.samples.device_ns == [12, 20]
+    assert merged.ranks is not None
+    assert merged.ranks.skew is not None
+    assert merged.ranks.skew.max == 0
+
+
 def test_ranks_that_run_with_other_things_are_named() -> None:
     preloads = "none", "libjemalloc.so.2"
     ranks = [
