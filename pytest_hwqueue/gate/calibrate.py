@@ -15,7 +15,7 @@ from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import least_p
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.dependence import chi2_quantile, f_quantile, student_quantile
-from pytest_hwqueue.metrics.numbers import counted, grouped
+from pytest_hwqueue.metrics.numbers import counted, grouped, rise_of
 
 MOST_RUNS = 60
 """Beyond this many runs a side, more runs are no answer: the noise has to be reduced."""
@@ -71,7 +71,7 @@ def detectable_effect(
     shown = math.log1p(settings.min_effect) + NormalDist().inv_cdf(settings.power) * math.sqrt(
         noise
     )
-    return math.expm1(max(screened, convicted, shown))
+    return rise_of(max(screened, convicted, shown))
 
 
 def _signs(sd: float, pairs: int, alpha: float, power: float) -> float:

@@ -25,6 +25,7 @@ from pytest_hwqueue.gate.verdict import (
     is_accompanied,
     refusal,
 )
+from pytest_hwqueue.metrics.numbers import ratio_of, rise_of
 
 
 class Stage(NamedTuple):
@@ -200,14 +201,14 @@ class CellGate:
         sign = 1.0 if self.quantity.higher_is_worse or not self.main else -1.0
         look = Look(
             new_runs=len(self.new),
-            ratio=math.exp(sign * leading.difference.mean),
+            ratio=ratio_of(sign * leading.difference.mean),
             p_t=leading.p_t,
             p_exact=p_exact,
             p_worse=p_worse,
             p_failures=p_failures,
             decision=decision,
             p_companion=p_companion,
-            upper=math.expm1(leading.upper),
+            upper=rise_of(leading.upper),
         )
         self.history.append(look)
 

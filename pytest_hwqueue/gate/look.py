@@ -32,6 +32,7 @@ from pytest_hwqueue.gate.statistics import (
 )
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.dependence import student_quantile
+from pytest_hwqueue.metrics.numbers import ratio_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +227,9 @@ def weigh(
         x=x,
         y=y,
         aside=tuple(
-            SetAside("baseline", i + 1, sessions[i], math.exp(logs[i] - centre))
+            SetAside("baseline", i + 1, sessions[i], ratio_of(logs[i] - centre))
             if i < runs
-            else SetAside("new", i - runs + 1, sessions[i], math.exp(logs[i] - centre))
+            else SetAside("new", i - runs + 1, sessions[i], ratio_of(logs[i] - centre))
             for i in sorted(blamed)
         ),
         thin=thin,

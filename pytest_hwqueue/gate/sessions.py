@@ -13,7 +13,7 @@ from pytest_hwqueue.gate.runs import SHARE, ProcessRun, isolated
 from pytest_hwqueue.gate.statistics import session_share
 from pytest_hwqueue.gate.verdict import ITERATION_TIME, GateSettings, Quantity, percent
 from pytest_hwqueue.metrics.dependence import chi2_quantile
-from pytest_hwqueue.metrics.numbers import grouped
+from pytest_hwqueue.metrics.numbers import grouped, rise_of
 
 LEAST_SESSIONS = 4
 """With fewer sessions their spread is not estimated: the settings' ``session_effect`` applies."""
@@ -131,7 +131,7 @@ def unknown_sessions(runs: Sequence[ProcessRun], settings: GateSettings, cells: 
     most = NormalDist().inv_cdf(1 - alpha) * settings.tau * math.sqrt(share)
     return (
         f"the baseline is of {number} session{'s' * (number > 1)}: differences below "
-        f"{percent(math.expm1(most))[1:]} may be the session's"
+        f"{percent(rise_of(most))[1:]} may be the session's"
     )
 
 

@@ -37,6 +37,7 @@ from pytest_hwqueue.gate.verdict import (
     Verdict,
     percent,
 )
+from pytest_hwqueue.metrics.numbers import ratio_of, rise_of
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,9 @@ class SuiteGate:
         sentinel = changes[self._sentinel] if self._sentinel is not None else None
         limit = math.log1p(self.settings.suite_shift)
         return SuiteShift(
-            ratio=math.exp(shift),
+            ratio=ratio_of(shift),
             cells=len(own),
-            sentinel_ratio=None if sentinel is None else math.exp(sentinel),
+            sentinel_ratio=None if sentinel is None else ratio_of(sentinel),
             of_machine=sentinel is not None
             and min(abs(shift), abs(sentinel)) > limit
             and (shift > 0) == (sentinel > 0),
@@ -296,11 +297,11 @@ def _figures(
     ends = difference.interval(figure.settings.tau, INTERVAL_CONFIDENCE)
     detectable, advice = _reach(cell, figure)
     return {
-        "ratio": math.exp(sign * difference.mean),
-        "interval": tuple(sorted(math.exp(sign * end) for end in ends)),
+        "ratio": ratio_of(sign * difference.mean),
+        "interval": tuple(sorted(ratio_of(sign * end) for end in ends)),
         "sd": difference.sd,
         "detectable": detectable,
-        "upper": math.expm1(figure.upper),
+        "upper": rise_of(figure.upper),
         "set_aside": figure.aside,
     }, advice
 

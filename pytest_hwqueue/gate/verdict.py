@@ -13,6 +13,7 @@ from pydantic import Field
 
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.runs import ProcessRun, SetAside
+from pytest_hwqueue.metrics.numbers import LARGEST_RATIO
 
 LEAST_FIRST_RUNS = 2
 
@@ -345,7 +346,9 @@ class Verdict:
 
 
 def percent(fraction: float) -> str:
-    """Format a signed fraction: 0.031 is ``+3.1 %``."""
+    """Format a signed fraction: 0.031 is ``+3.1 %``; ``∞`` from `LARGEST_RATIO` on."""
+    if fraction > 0.99 * LARGEST_RATIO:
+        return "+∞ %"
     return f"{100 * fraction:+.1f} %"
 
 

@@ -32,6 +32,7 @@ from pytest_hwqueue.history.series import (
 )
 from pytest_hwqueue.interleaved.bisection import CommitLine
 from pytest_hwqueue.metrics.dependence import student_quantile
+from pytest_hwqueue.metrics.numbers import ratio_of, rise_of
 
 LEAST_SESSIONS = 10
 """With fewer sessions no change can be found at 1 %, however large: of the arrangements of nine
@@ -210,7 +211,7 @@ def modes(values: Sequence[float], changes: Sequence[ChangePoint]) -> ModesFigur
         return None
     faster = int(shares.argmax()) + _least(len(residuals))
     distance = residuals[faster:].mean() - residuals[:faster].mean()
-    return ModesFigure(ratio=math.exp(distance), slower_share=1 - faster / len(residuals))
+    return ModesFigure(ratio=ratio_of(distance), slower_share=1 - faster / len(residuals))
 
 
 def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> DriftFigure | None:
@@ -238,8 +239,8 @@ def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> DriftFigur
     if p > _RATE or _schwarz(logs - line, 2) >= steps:
         return None
     slope = float(theilslopes(logs, order)[0])
-    whole = math.expm1(slope * (len(logs) - 1))
-    return DriftFigure(per_session=math.expm1(slope), whole=whole, p=p)
+    whole = rise_of(slope * (len(logs) - 1))
+    return DriftFigure(per_session=rise_of(slope), whole=whole, p=p)
 
 
 def resemblance(values: Sequence[float], changes: Sequence[ChangePoint]) -> float | None:
@@ -464,5 +465,5 @@ def _notes(history: SeriesHistory) -> list[str]:
 
 def _found_by_gate(history: SeriesHistory) -> str:
     detects = history.gate_detects or 0.0
-    change = detects if history.higher_is_worse else math.expm1(-math.log1p(detects))
+    change = detects if history.higher_is_worse else rise_of(-math.log1p(detects))
     return f"{percent(change)} with {_GATE_RUNS} runs"

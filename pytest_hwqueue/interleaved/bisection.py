@@ -21,7 +21,7 @@ from pydantic import Field
 from pytest_hwqueue.errors import HwqError, files, within
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.estimate import PlainData
-from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.metrics.numbers import counted, rise_of
 from pytest_hwqueue.processes.reaper import undisturbed
 from pytest_hwqueue.records.cell import read_model
 from pytest_hwqueue.records.files import write_text
@@ -62,7 +62,7 @@ class Tracked(PlainData):
     @property
     def half(self) -> float:
         """Half of the worsening, in the logarithm, as a fraction: what tells good from bad."""
-        return math.expm1(abs(math.log(self.ratio)) / 2)
+        return rise_of(abs(math.log(self.ratio)) / 2)
 
 
 class Compared(PlainData):

@@ -28,6 +28,7 @@ from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.suite_gate import SuiteShift, conclude
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Quantity, Verdict
 from pytest_hwqueue.interleaved.sides import Pair, SideRuns, acquitted_early, by_pairs, match, reach
+from pytest_hwqueue.metrics.numbers import ratio_of
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.figures import (
     GatedFigure,
@@ -181,7 +182,7 @@ class InterleavedJudging:
             if each.ratio is not None
         ]
         if changes:
-            self._shift = SuiteShift(math.exp(median(changes)), len(changes), None, False)
+            self._shift = SuiteShift(ratio_of(median(changes)), len(changes), None, False)
 
     def judgement(self) -> Judgement:
         """Return the judgement on the runs; every `look` must have been called."""

@@ -27,6 +27,7 @@ from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
 from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, shallow, top_level, worktree
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
+from pytest_hwqueue.metrics.numbers import rise_of
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.settings.options import OPTIONS
@@ -535,7 +536,7 @@ def detectable_by_pairs(
     # A look that acquits has excluded ``detect``, so its own error cannot be larger than this.
     most = math.log1p(settings.detect) / student_quantile(_EARLY_CONFIDENCE, freedom)
     seen = student_quantile(1 - settings.screen, freedom) * min(error, most)
-    screened = min(math.expm1(seen + NormalDist().inv_cdf(settings.power) * error), settings.detect)
+    screened = min(rise_of(seen + NormalDist().inv_cdf(settings.power) * error), settings.detect)
     return max(screened, detectable_effect(sd, pairs, once, compared))
 
 

@@ -13,6 +13,9 @@ from pytest_hwqueue.metrics.estimate import Estimate, Interval
 DIGITS = 3
 """Significant digits of every number; digits before the point are never dropped."""
 
+LARGEST_RATIO = 1e9
+"""Of what is estimated; beyond it nothing is known of a figure."""
+
 Name = TypeVar("Name", bound=Hashable)
 Whose = TypeVar("Whose")
 
@@ -24,6 +27,7 @@ _PREFIXED = re.compile(r"(?P<prefix>[kMGTP]?)(?P<unit>(FLOP|B)([ /].*)?)")
 # From here on a number takes the next unit, although its row's median would not.
 _TOO_LONG = 1e5
 _MOST_US = 10_000
+_LARGEST_LOGARITHM = math.log(LARGEST_RATIO)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,20 @@ def printed(
 
     """
     return REFUSED if estimate.value is None else show(estimate.value, estimate.interval)
+
+
+def ratio_of(logarithm: float) -> float:
+    """Return the ratio with this natural logarithm, `LARGEST_RATIO` at most.
+
+    The tails of t with one degree of freedom ask for more than a float holds, and JSON has no
+    infinity.
+    """
+    return math.exp(min(logarithm, _LARGEST_LOGARITHM))
+
+
+def rise_of(logarithm: float) -> float:
+    """Return the rise, as a fraction, of a ratio with this natural logarithm; see `ratio_of`."""
+    return math.expm1(min(logarithm, _LARGEST_LOGARITHM))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from pytest_hwqueue.errors import BadInput, HwqError
 from pytest_hwqueue.gate.verdict import GateSettings
@@ -14,6 +16,8 @@ from pytest_hwqueue.interleaved.judge import InterleavedJudging
 from pytest_hwqueue.interleaved.session import Measured, interleave
 from pytest_hwqueue.interleaved.sides import Side, detectable_by_pairs, looks, with_median
 from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.reports.judgement_file import judgement_file, judgement_text
+from pytest_hwqueue.reports.verdicts import render_judgement
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from tests.conftest import make_record
 from tests.interleaved.repositories import make_side, quick_record
@@ -286,3 +290,36 @@ def test_more_pairs_are_planned_where_those_asked_for_could_convict_nothing() ->
     assert detectable_by_pairs(0.03, 13, settings, 100) is None
     assert detectable_by_pairs(0.03, 16, settings, 100) == pytest.approx(0.090, abs=0.002)
     assert detectable_by_pairs(0.03, 36, settings, 100) == pytest.approx(0.062, abs=0.002)
+
+
+@settings(max_examples=40)
+@given(
+    figures=st.integers(1, 500),
+    pairs=st.integers(2, 20),
+    at=st.integers(0, 39),
+    outlier=st.floats(1, 1e6),
+)
+@example(figures=100, pairs=2, at=0, outlier=1.58)
+@example(figures=1, pairs=2, at=3, outlier=1e6)
+def test_no_outlier_is_too_much_to_be_told(
+    figures: int, pairs: int, at: int, outlier: float
+) -> None:
+    """Of two pairs one difference is known; t's tail of one degree of freedom has no end."""
+
+    def run(name: str, number: int) -> list[RunRecord]:
+        slow = (name == "B", number) == (bool(at % 2), at // 2)
+        scale = 1 + 0.001 * (number % 3)
+        return [quick_record("a", number, scale=scale * (outlier if slow else 1))]
+
+    gate = GateSettings(pairs=pairs)
+    judging = InterleavedJudging(("p99",), gate, ("A", "B"), "one", among=figures)
+    sides = make_side("A", collected=("t",)), make_side("B", collected=("t",))
+
+    def measured(side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+        return Measured(run(side.name, number), "")
+
+    judgement = interleave(sides, judging, measured, lambda _: None)
+    content = judgement_file(judgement, "B", 0, {})
+    assert "verdicts" in judgement_text(content)
+    assert "a" in render_judgement(judgement, 80, False)
+    only(judgement)
