@@ -53,6 +53,8 @@ class Replication:
         self._budget = budget
         budget.replicate(items, runs)
         self._held: dict[str, list[pytest.TestReport]] = {}
+        # Tests that have measured, whatever they called themselves then: skipped, or xfailed.
+        self._measured: set[str] = set()
         self._done = False
 
     def reports(self, item: pytest.Item) -> Sequence[pytest.TestReport]:
@@ -88,14 +90,17 @@ class Replication:
                     continue
                 self._runner.run(item, held.append)
             for report in held:
-                self._judge.taken(report)
+                if self._judge.taken(report):
+                    self._measured.add(item.nodeid)
             if item.nodeid not in self._held or any(report.failed for report in held):
                 self._held[item.nodeid] = held
 
     def _is_sound(self, item: pytest.Item) -> bool:
-        """Whether a test has run and passed so far; otherwise it would fail or be skipped again."""
+        """Whether a test has measured in each run so far, or passed; others would do as before."""
         held = self._held.get(item.nodeid)
-        return held is not None and all(report.passed for report in held)
+        if held is None or any(report.failed for report in held):
+            return False
+        return item.nodeid in self._measured or all(report.passed for report in held)
 
 
 class Measuring:
@@ -147,7 +152,7 @@ class Measuring:
         self.session.prepare()
         result = yield
         if self._regression is not None:
-            reports = self._regression.missing()
+            reports = [*self._regression.undelivered, *self._regression.missing()]
             if not (reports or session.testsfailed):
                 # A session that fails says why already.
                 reports = self._regression.unjudged()
@@ -186,12 +191,13 @@ class Measuring:
             attach_records(report, self._config.stash[state.SINK].take())
         return report
 
-    def taken(self, report: pytest.TestReport) -> None:
-        """Take the records of a held report."""
+    def taken(self, report: pytest.TestReport) -> bool:
+        """Take the records of a held report, and return whether it has any."""
         records = self.session.collect(report)
         self._taken.add(report)
         if self._regression is not None:
-            self._regression.add(report.nodeid, records)
+            self._regression.add(report.nodeid, records, failed=report.failed)
+        return bool(records)
 
     def wanted(self) -> Sequence[str]:
         """Return the tests that the comparison wants to run once more."""
@@ -318,6 +324,8 @@ class Measuring:
             for label, figures in self._regression.stored().items():
                 stored = stored_lines(label, figures)
                 terminalreporter.write_line(render_lines(stored, width))
+            if failed := self._regression.of_failed_tests():
+                terminalreporter.write_line(render_lines(failed, width))
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 annotations = annotate(self._regression, self._places())
                 terminalreporter.write("\n" + annotations + "\n")

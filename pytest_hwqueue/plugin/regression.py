@@ -80,6 +80,7 @@ class Regression:
 
     Attributes:
         baseline: the cells compared with, by id, without what this session stores.
+        undelivered: failed reports of verdicts whose tests called themselves skipped or xfailed.
 
     Raises:
         pytest.UsageError: naming the option that cannot be followed.
@@ -100,11 +101,14 @@ class Regression:
         self._session = folder_of_records.name
         self._store = Store(folder / settings.baselines, packaged_folder())
         self.baseline: dict[str, CellBaseline] = {}
+        self.undelivered: list[pytest.TestReport] = []
         self._judgings: dict[str, Judging] = {}
         self._named: NamedSources | None = None
         self._nodes: dict[str, str] = {}
         self._unmeasured: dict[str, str] = {}
         self._unsaved: dict[str, str] = {}
+        self._failed: set[str] = set()
+        self._kept_by: set[str] = set()
         self._stored: set[str] = set()
         self._judgements: list[Judgement] | None = None
         self._records = records
@@ -128,8 +132,17 @@ class Regression:
             return gate_settings(self._settings).first_runs
         return _SAVED_RUNS if self._settings.save else 1
 
-    def add(self, nodeid: str, records: Sequence[RunRecord]) -> None:
-        """Take the records of one run of a test; store them at once if nothing is compared."""
+    def add(self, nodeid: str, records: Sequence[RunRecord], *, failed: bool) -> None:
+        """Take the records of one run of a test; store them at once if nothing is compared.
+
+        Args:
+            nodeid: the test.
+            records: what it measured.
+            failed: whether it failed all the same; then it is no norm for others.
+
+        """
+        if failed:
+            self._failed.add(nodeid)
         for record in records:
             self._nodes.setdefault(record.cell_id, nodeid)
             if record.status != "ok":
@@ -143,7 +156,7 @@ class Regression:
                     self._unmeasured[record.cell_id] = str(error)
                     continue
                 self._judging(cell).add(cell)
-            elif self._settings.save:
+            elif self._settings.save and not failed:
                 self._save(nodeid, record)
 
     def check(self, items: Sequence[pytest.Item]) -> None:
@@ -229,7 +242,11 @@ class Regression:
         self._causes |= causes
 
     def apply(self, nodeid: str, file: Path, reports: Sequence[pytest.TestReport]) -> None:
-        """Put the verdicts on a test of a file into its reports; fail its call if they are bad."""
+        """Put the verdicts on a test of a file into its reports; fail its call if they are bad.
+
+        A test that called itself skipped or xfailed keeps that outcome; what is bad has a report of
+        its own then.
+        """
         failures = []
         for judgement in self.judgements():
             for judged in judgement.verdicts:
@@ -244,10 +261,18 @@ class Regression:
                     failures.append(text if causes is None else f"{text}\n{causes}")
         if nodeid in self._unsaved:
             failures.append(self._unsaved[nodeid])
+        if not failures:
+            return
+        said = "\n\n".join(failures)
         for report in reports:
-            if report.when == "call" and report.passed and failures:
+            # pytest counts no failure of a report that carries an expected one.
+            if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
                 report.outcome = "failed"
-                report.longrepr = "\n\n".join(failures)
+                report.longrepr = said
+                return
+        if not any(report.failed for report in reports):
+            label = self._settings.compare or self._settings.against or self._settings.save
+            self.undelivered.append(_failed_report(f"{label}::{nodeid}", (label, nodeid), said))
 
     def missing(self) -> list[pytest.TestReport]:
         """Return a failed report for each cell of the baseline that should have been measured."""
@@ -309,6 +334,17 @@ class Regression:
             )
             for device in sorted(self._stored)
         }
+
+    def of_failed_tests(self) -> list[str]:
+        """Say, a line a test, what is stored of tests that measured and failed."""
+        name = self._settings.save
+        return [
+            f"{nodeid} failed after it had measured: "
+            + (f"stored in {name} all the same" if nodeid in self._kept_by else
+               f"not stored in {name}")
+            for nodeid in sorted(self._failed & set(self._nodes.values()))
+            if name
+        ]  # fmt: skip
 
     def node_of(self, cell_id: str) -> str:
         """Return the test that measures a cell."""
@@ -387,6 +423,7 @@ class Regression:
         try:
             path = self._store.add(self._settings.save, record, self._session)
             self._stored.add(path.parent.parent.name)
+            self._kept_by.add(nodeid)
             if self._settings.save_records:
                 keep_record(path.parent, record, self._folder)
         except RecordError as error:
@@ -404,8 +441,9 @@ class Regression:
             if judged.verdict.state not in good
         }
         for record in self._records:
-            if record.status == "ok" and record.cell_id not in bad:
-                self._save(self._nodes[record.cell_id], record)
+            nodeid = self._nodes.get(record.cell_id, "")
+            if record.status == "ok" and record.cell_id not in bad and nodeid not in self._failed:
+                self._save(nodeid, record)
 
     def _command(self, nodeid: str, file: Path) -> str:
         """Return the command that compares this test alone, in the folder of this session.

@@ -104,6 +104,52 @@ def project(tmp_path_factory: pytest.TempPathFactory, sessions: Sessions) -> Pro
     return project
 
 
+# What a test calls itself once it has measured; the verdict on its cell is another matter.
+OUTCOMES = """
+import pytest
+
+def measured(hwq, hwq_device):
+    hwq.measure(hwq_device.kernel_of(200_000), streams=1)
+
+@pytest.mark.xfail(strict=False)
+def test_xpassed(hwq, hwq_device): measured(hwq, hwq_device)
+@pytest.mark.xfail(strict=False)
+def test_xfailed(hwq, hwq_device):
+    measured(hwq, hwq_device)
+    assert False
+def test_skipped(hwq, hwq_device):
+    measured(hwq, hwq_device)
+    pytest.skip("known")
+def test_failed(hwq, hwq_device):
+    measured(hwq, hwq_device)
+    assert False
+"""
+
+
+def test_a_regression_reaches_the_exit_status_whatever_its_test_calls_itself(
+    tmp_path: Path, sessions: Sessions
+) -> None:
+    project = Project(tmp_path, sessions)
+    project.tests.write_text(OUTCOMES, encoding="utf-8")
+    output = project.fails("--hwq-save=main", "--hwq-runs=6", COLUMNS="200")
+    assert "test_failed[sim:h200-s8-native-eager] failed after it had measured" in output
+    assert "not stored in main" in output
+    stored = project.store.read("main", "sim-h200").values()
+    assert [len(cell.runs) for cell in stored] == [6, 6, 6]
+
+    project.tests.write_text(OUTCOMES.replace("200_000", "400_000"), encoding="utf-8")
+    for name, outcomes in (
+        ("xpassed", "1 failed, 3 deselected, 1 xpassed"),
+        ("xfailed", "1 failed, 3 deselected, 1 xfailed"),
+        ("skipped", "1 failed, 1 skipped, 3 deselected"),
+    ):
+        output = project.fails("--hwq-compare=main", "-k", f"test_{name}", "-rA", COLUMNS="200")
+        assert outcomes in output
+        assert f"main::test_mine.py::test_{name}[sim:h200-s8-native-eager]" in output
+        (text,) = project.junit()[1]
+        assert "P99 is a regression" in text
+
+
 def test_a_slowdown_fails_its_test_in_the_call_phase_and_unchanged_code_passes(
     project: Project,
 ) -> None:
