@@ -12,7 +12,6 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import pytest
 
@@ -115,8 +114,9 @@ class Measuring:
         self._isolation: Isolation | None = None
         self._replication: Replication | None = None
         self._regression: Regression | None = None
-        # Reports that are held until all runs have been measured, and whose records are taken.
-        self._taken: WeakSet[pytest.TestReport] = WeakSet()
+        # Reports that are held until all runs have been measured, and whose records are taken, by
+        # identity: those of pytest's subtests cannot be hashed.
+        self._taken: dict[int, pytest.TestReport] = {}
         self._progress = progress = budget.progress = Progress(config)
         self._tails_explained = False
         self._interrupted = False
@@ -194,7 +194,7 @@ class Measuring:
     def taken(self, report: pytest.TestReport) -> bool:
         """Take the records of a held report, and return whether it has any."""
         records = self.session.collect(report)
-        self._taken.add(report)
+        self._taken[id(report)] = report
         if self._regression is not None:
             self._regression.add(report.nodeid, records, failed=report.failed)
         return bool(records)
@@ -229,7 +229,7 @@ class Measuring:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the records that a report carries."""
-        if report not in self._taken:
+        if self._taken.pop(id(report), None) is None:
             self.session.collect(report)
         item = self._items.get(report.nodeid)
         if item is None or not asks_for_benchmark(self._config):

@@ -264,7 +264,8 @@ class Regression:
         if not failures:
             return
         said = "\n\n".join(failures)
-        for report in reports:
+        # The last: with subtests each of them has one before.
+        for report in reversed(reports):
             # pytest counts no failure of a report that carries an expected one.
             if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
                 report.outcome = "failed"

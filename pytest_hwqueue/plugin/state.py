@@ -131,6 +131,20 @@ def item_key(item: pytest.Item) -> str:
     return f"{item.path}::{item.nodeid.partition('::')[2]}"
 
 
+def _parameter(request: pytest.FixtureRequest) -> Any:
+    """Return what a test was parametrized with; fail one that pytest could not parametrize."""
+    if not hasattr(request, "param"):
+        pytest.fail(
+            f"{request.fixturename} was asked for at run time (request.getfixturevalue, a step of "
+            "pytest-bdd, a fixture of a unittest.TestCase). Tests that measure are parametrized by "
+            "device, streams, scheduler and dispatch when they are collected: name hwq among the "
+            'arguments of the test, or mark it with @pytest.mark.usefixtures("hwq"); write a '
+            "TestCase, which pytest parametrizes in no way, as a plain class",
+            pytrace=False,
+        )
+    return request.param
+
+
 # In the order in which they stand in a test's id.
 
 
@@ -141,7 +155,8 @@ def hwq_device(request: pytest.FixtureRequest) -> Device:
     from pytest_hwqueue.plugin.ranks import local_device
 
     stash = request.config.stash
-    device = open_device(local_device(request.param), request.param)
+    name = _parameter(request)
+    device = open_device(local_device(name), name)
     if device.model is not None:
         settings = stash[SETTINGS]
         of = f"{request.node.nodeid}/{stash.get(ASSIGNMENT, Assignment()).run}"
@@ -156,7 +171,7 @@ def hwq_device(request: pytest.FixtureRequest) -> Device:
 @pytest.fixture
 def hwq_streams(request: pytest.FixtureRequest) -> int:
     """How many concurrent streams to use (--hwq-streams)."""
-    count: int = request.param
+    count: int = _parameter(request)
     return count
 
 
@@ -167,13 +182,13 @@ def hwq_scheduler(request: pytest.FixtureRequest) -> Scheduler:
 
     config = request.config
     paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
-    return open_scheduler(request.param, paths)
+    return open_scheduler(_parameter(request), paths)
 
 
 @pytest.fixture
 def hwq_dispatch(request: pytest.FixtureRequest) -> str:
     """How work reaches the queues: ``eager`` or ``graph`` (--hwq-dispatch)."""
-    mode: str = request.param
+    mode: str = _parameter(request)
     return mode
 
 
