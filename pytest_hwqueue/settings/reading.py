@@ -6,10 +6,12 @@ The command line takes precedence over the environment, the environment over the
 from __future__ import annotations
 
 import os
+import sys
 from argparse import SUPPRESS
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.errors import BadInput, shortened
+from pytest_hwqueue.errors import BadInput, BadOption, shortened
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
@@ -175,5 +177,38 @@ def _given(
         return option.command_line, "\n".join(values) if values[-1] else ""
     if option.variable in environment:
         return f"environment variable {option.variable}", environment[option.variable]
-    text = config.getini(option.key)
-    return f"ini key {option.key}", "" if text is None else str(text)
+    import pytest
+
+    try:
+        value = config.getini(option.key)
+    except (pytest.UsageError, TypeError):
+        # pytest 9 keeps the types of [tool.pytest] and pytest.toml, and wants an ini key to have
+        # one type. Ours take a number, a list or a word.
+        value = _typed(config, option)
+    return f"ini key {option.key}", "" if value is None else _as_text(option, value)
+
+
+def _typed(config: pytest.Config, option: Option[Any]) -> object:
+    """Return an ini key's value as the file of pytest's typed configuration holds it."""
+    # pytest needs tomli where Python has no reader of its own.
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    assert config.inipath is not None
+    content = toml.loads(config.inipath.read_text(encoding="utf-8"))
+    table: dict[str, object] = content.get("pytest") or content["tool"]["pytest"]
+    return table[option.key]
+
+
+def _as_text(option: Option[Any], value: object) -> str:
+    """Return a typed value as the command line would spell it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) and (option.flag or not value):
+        return "yes" if value else ""
+    parts = value if isinstance(value, list) else [value]
+    if not all(
+        isinstance(part, (str, int, float)) and not isinstance(part, bool) for part in parts
+    ):
+        raise BadOption(
+            f"ini key {option.key}", str(value), "give text, a number, or a list of them"
+        )
+    return ("\n" if option.repeatable else ",").join(map(str, parts))

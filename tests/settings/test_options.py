@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -506,3 +508,43 @@ def test_count_of_absurd_length_is_refused_as_any_other() -> None:
     with pytest.raises(BadOption) as refused:
         read("--hwq-streams=" + "9" * 5000)
     assert refused.value.option == "--hwq-streams"
+
+
+TYPED = """
+[{table}]
+hwq_max_time = 5.5
+hwq_streams = [1, 2]
+hwq_device = "cpu"
+hwq_param = ["dim=8", "depth=2"]
+hwq_lean = true
+hwq_profile = false
+hwq_scheduler = false
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "table"), [("pyproject.toml", "tool.pytest"), ("pytest.toml", "pytest")]
+)
+def test_typed_configuration_is_read_as_the_ini_file_is(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, file: str, table: str
+) -> None:
+    if pytest.version_tuple < (9,):
+        pytest.skip("pytest before 9 has no typed configuration")
+    for variable in [name for name in os.environ if name.startswith("HWQ_")]:
+        monkeypatch.delenv(variable)
+    path = pytester.path / file
+    path.write_text(TYPED.format(table=table))
+    found = read_settings(pytester.parseconfig(), {})
+    assert (found.max_time, found.streams, found.device) == (5.5, (1, 2), "cpu")
+    assert (found.param, found.lean, found.profile) == ((("dim", "8"), ("depth", "2")), True, False)
+    assert found.scheduler == ("native",)
+    overridden = read_settings(pytester.parseconfig("-o", "hwq_streams=4"), {})
+    assert overridden.streams == (4,)
+    for value, told in (
+        ("true", "'True' is not valid; give text, a number, or a list"),
+        ("[[1]]", "'[[1]]' is not valid; give text"),
+        ("0", "ini key hwq_streams: '0' is not valid; give"),
+    ):
+        path.write_text(f"[{table}]\nhwq_streams = {value}\n")
+        with pytest.raises((BadOption, pytest.UsageError), match=re.escape(told)):
+            read_settings(pytester.parseconfig(), {})
