@@ -114,24 +114,6 @@ class RecordError(HwqError):
     """A record or a baseline cannot be read, used or written; the text names file and cause."""
 
 
-class GitHubError(HwqError):
-    """GitHub refused a request or did not answer; the text says why and what to do.
-
-    Attributes:
-        status: of the HTTP answer; None if there was none.
-        retry_s: seconds after which the same request may succeed; None if it will not.
-
-    """
-
-    exit_status = 1
-
-    def __init__(
-        self, text: str, *, status: int | None = None, retry_s: float | None = None
-    ) -> None:
-        super().__init__(text)
-        self.status, self.retry_s = status, retry_s
-
-
 class CheckFailed(HwqError, AssertionError):
     """A workload's result differs from its plain single-stream reference."""
 

@@ -17,7 +17,7 @@ import click
 from pytest_hwqueue import __version__
 from pytest_hwqueue.cli.ab import ab, bisect
 from pytest_hwqueue.cli.baselines import baseline, compare
-from pytest_hwqueue.cli.ci import badge, comment, init
+from pytest_hwqueue.cli.ci import init
 from pytest_hwqueue.cli.fleet import fleet
 from pytest_hwqueue.cli.measuring import (
     MeasuringWorkloads,
@@ -345,6 +345,6 @@ def doctor(quick: bool, **given: Any) -> int:
 
 for _command in (
     init, ab, compare, baseline, scenario, sweep, trace, which, capacity,
-    report, history, bisect, comment, badge, fleet, help_command,
+    report, history, bisect, fleet, help_command,
 ):  # fmt: skip
     main.add_command(_command)

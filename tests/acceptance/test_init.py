@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 WRITTEN = (
     "tests/test_tail_latency.py", "tests/tail_latency.hwq.yaml",
-    ".github/workflows/tail-latency.yml",
+    ".github/workflows/tail-latency.yml", ".gitattributes",
 )  # fmt: skip
 PACKAGE = {
     "pyproject.toml", "hwq_example/__init__.py", "hwq_example/workload.py", "tests/test_relay.py",
@@ -93,6 +93,40 @@ def test_a_part_is_written_with_what_it_needs_and_what_is_there_is_kept(tmp_path
     assert init("ci", tmp_path).exit_code == 0
     assert files_in(tmp_path) == set(WRITTEN)
     assert (tmp_path / WRITTEN[0]).read_text() == "mine"
+
+
+def test_in_a_folder_of_a_repository_the_workflow_goes_where_github_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repository"
+    folder = repository / "packages/x"
+    folder.mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    monkeypatch.chdir(folder)
+    done = init()
+    assert done.exit_code == 0, done.output
+    assert files_in(folder) == {*WRITTEN} - {WRITTEN[2]}
+    assert f"wrote {repository / WRITTEN[2]}" in done.output
+    assert inputs(repository)["tests"] == (
+        "packages/x/tests/test_tail_latency.py packages/x/tests/tail_latency.hwq.yaml"
+    )
+    # A second project's would be the same file.
+    again = init("all", repository / "packages/y")
+    assert (again.exit_code, f"{repository / WRITTEN[2]};" in again.output.replace("\n", "")) == (
+        4,
+        True,
+    )
+    assert not (repository / "packages/y").exists()
+    # At the top itself nothing is prefixed.
+    assert init("ci", repository, "--force").exit_code == 0
+    assert inputs(repository)["tests"].startswith("tests/")
+
+
+def test_git_attributes_that_are_there_are_kept_and_told_what_they_lack(tmp_path: Path) -> None:
+    (tmp_path / ".gitattributes").write_text("mine")
+    done = init("test", tmp_path)
+    assert "baselines/** -text -merge" in done.output
+    assert (tmp_path / ".gitattributes").read_text() == "mine"
 
 
 def test_without_a_word_all_is_written_here(

@@ -220,8 +220,7 @@ def test_list_verbose_has_all_that_a_workload_declares() -> None:
     assert metadata.version("pytest-hwqueue") in hwq("--version").output
     assert set(main.commands) == {
         "list", "run", "sweep", "doctor", "compare", "baseline", "ab", "scenario", "which",
-        "capacity", "trace", "report", "history", "bisect", "help", "init", "comment", "badge",
-        "fleet",
+        "capacity", "trace", "report", "history", "bisect", "help", "init", "fleet",
     }  # fmt: skip
 
 

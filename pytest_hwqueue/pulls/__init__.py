@@ -1,1 +1,0 @@
-"""Pull requests on GitHub: one comment with a session's verdicts, kept up to date."""
