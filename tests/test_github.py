@@ -83,7 +83,16 @@ def test_the_tests_are_those_of_the_readme_on_every_python_it_names() -> None:
     (job,) = yaml.safe_load(_WORKFLOWS["tests.yml"])["jobs"].values()
     pythons = job["strategy"]["matrix"]["python"]
     assert f"![Python {pythons[0]} to {pythons[-1]}]" in readme
-    assert len(pythons) == 4
+    assert len(pythons) == 5
+
+
+def test_what_those_leave_out_runs_by_the_clock() -> None:
+    found = yaml.safe_load(_WORKFLOWS["slow.yml"])
+    assert found[True].keys() == {"schedule", "workflow_dispatch"}
+    environments = found["jobs"]["slow"]["strategy"]["matrix"]["environment"]
+    assert environments == ["tests -- -m slow", "browser"]
+    project = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"not slow and not browser"' in project
 
 
 def test_a_release_is_checked_and_published_without_a_token() -> None:
