@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.errors import on_one_line
 from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.session import (
@@ -274,7 +275,7 @@ class Measuring:
         if self.session.records:
             self._write_tables(terminalreporter)
         for problem in self.session.problems:
-            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+            terminalreporter.write_line(f"hwqueue: {on_one_line(problem)}", red=True)
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_hwqueue.reports.outcome import annotate, stored_lines

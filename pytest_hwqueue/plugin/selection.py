@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from pytest_hwqueue.errors import on_one_line
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import check_parameters
 from pytest_hwqueue.plugin.ranks import workload_of
@@ -69,7 +70,7 @@ class AskedFor:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print it."""
         for problem in self.problems:
-            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+            terminalreporter.write_line(f"hwqueue: {on_one_line(problem)}", red=True)
 
 
 def refuse_unmeasured(config: pytest.Config, asked: Sequence[tuple[str, str]]) -> NoReturn:

@@ -205,7 +205,16 @@ def rendered(parts: Sequence[Part], width: int, colour: bool) -> str:
     )  # fmt: skip
     print_document(Document(parts), console)
     lines = buffer.getvalue().split("\n")
-    return "\n".join(line.rstrip() for line in lines).strip("\n")
+    return "\n".join(_no_command(line.rstrip()) for line in lines).strip("\n")
+
+
+# A runner of GitHub takes a line that begins so for a command, whoever wrote the text.
+_COMMAND = re.compile(r"^((?:\s|\x1b\[[\d;]*m)*)::")
+
+
+def _no_command(line: str) -> str:
+    """Return a line with something invisible before the colons of a workflow command."""
+    return _COMMAND.sub("\\1\N{WORD JOINER}::", line)
 
 
 # Styles of an answer, and of what belongs to it.

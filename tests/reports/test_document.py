@@ -24,6 +24,7 @@ from pytest_hwqueue.reports.document import (
     Verbatim,
     markdown,
 )
+from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.page.render import Page, Verdict, render_page
 from tests.reports.conftest import printed
 from tests.reports.page.test_page import Parsed
@@ -112,3 +113,21 @@ def test_the_page_draws_what_a_document_pictures() -> None:
     page = Page(Verdict("plain", ""), [], False, [], [Document([chart, chart])])
     data = Parsed(render_page(page)).data
     assert data.count({"mark": "point"}) == 2
+
+
+@settings(max_examples=50)
+@given(st.lists(WORDS, max_size=3), st.integers(12, 80), st.booleans(), st.sampled_from("\n\t "))
+def test_no_text_of_a_users_becomes_a_command_of_githubs_runner(
+    words: list[str], width: int, colour: bool, between: str
+) -> None:
+    """It wraps at any word, and a line that begins with two colons is a command."""
+    text = between.join([*words, "::error::injected", "::add-mask::x"])
+    cell = Row({"cell": text}, style="red", below=[text])
+    parts: list[Part] = [
+        Paragraph(text), Bullets({text: [text]}), Verbatim(text), Heading(text, 1),
+        Table([Column("cell", "cell")], [cell], [text]),
+    ]  # fmt: skip
+    lines = rendered(parts, width, colour).splitlines()
+    bare = [re.sub(r"\x1b\[[\d;]*m", "", line).lstrip() for line in lines]
+    assert not [line for line in bare if line.startswith("::")]
+    assert "error" in "".join(bare)
