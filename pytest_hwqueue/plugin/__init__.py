@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
+    from pytest_hwqueue.plugin.ranks import RankedSession
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
-    from pytest_hwqueue.ranks.launched import LaunchedRank
     from pytest_hwqueue.records.cell import RunRecord
     from pytest_hwqueue.verdicts.judging import Judgement
 
@@ -71,16 +71,6 @@ def pytest_load_initial_conftests(args: list[str]) -> None:
             raise pytest.UsageError(f"there is no option {name}; {near}`hwq help` explains all")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """If a launcher has started several ranks, let only rank 0 write the session's files."""
-    launched = _launched(config)
-    if launched is not None and launched.rank > 0:
-        from pytest_hwqueue.plugin.ranks import leave_files_to_first
-
-        leave_files_to_first(config)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers and check the settings."""
@@ -95,27 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_hwqueue.plugin.session_reports import refuse_unwritable
 
         refuse_unwritable(config)
-    launched = _launched(config)
-    if launched is not None:
-        from pytest_hwqueue.plugin.ranks import RankedSession, be_quiet
-
-        if launched.rank > 0:
-            folder = config.invocation_params.dir / config.stash[SETTINGS].dir
-            be_quiet(config, folder / f"rank-{launched.rank}.log")
-        config.pluginmanager.register(RankedSession(launched), "hwqueue-ranks")
     if reading.is_distributed(config) and not hasattr(config, "workerinput"):
         # xdist's controller collects nothing itself; records reach it with the reports.
         config.pluginmanager.register(_LateMeasuring(config), "hwqueue-late")
-
-
-def _launched(config: pytest.Config) -> LaunchedRank | None:
-    """Return this session's rank if a launcher started several, or None."""
-    if "RANK" not in os.environ or is_worker(config):
-        return None
-    from pytest_hwqueue.ranks.launched import launched_rank
-
-    with wrong_usage():
-        return launched_rank(os.environ)
 
 
 class _LateMeasuring:
@@ -198,7 +170,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     _start_fork_server(metafunc.config)
     from pytest_hwqueue.plugin.cells import parametrize
 
-    parametrize(metafunc, metafunc.config.stash[SETTINGS])
+    with wrong_usage():
+        parametrize(metafunc, metafunc.config.stash[SETTINGS])
 
 
 def _start_fork_server(config: pytest.Config) -> None:
@@ -231,8 +204,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, None]:
     """Refuse a session that would measure nothing; then open the measuring session."""
     config = session.config
+    ranks = None
     try:
         _refuse(session)
+        ranks = _ranks_of(session)
     except pytest.UsageError as error:
         if not hasattr(config, "workerinput"):
             raise
@@ -260,6 +235,24 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, None, N
     config.pluginmanager.register(Measuring(config, items, budget), "hwqueue-measuring")
     # Registered last, it is asked first whether a test may begin.
     config.pluginmanager.register(budget, "hwqueue-budget")
+    if ranks is not None:
+        # Last: when the session ends it is asked first, so that what is reported knows all ranks.
+        config.pluginmanager.register(ranks, "hwqueue-ranks")
+
+
+def _ranks_of(session: pytest.Session) -> RankedSession | None:
+    """Join the other ranks if a launcher has started several and a test measures, else None.
+
+    Ranks of other tests are none of this plugin's business.
+    """
+    config = session.config
+    if "RANK" not in os.environ or config.option.collectonly or is_worker(config):
+        return None
+    if not any(measures(item) or is_scenario(item) for item in session.items):
+        return None
+    from pytest_hwqueue.plugin.ranks import join_ranks
+
+    return join_ranks(config)
 
 
 def _refuse(session: pytest.Session) -> None:

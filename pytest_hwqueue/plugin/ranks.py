@@ -2,70 +2,198 @@
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_hwqueue.devices.kinds import capabilities_of, visible_accelerators
 from pytest_hwqueue.plugin.state import SETTINGS, parameters_of, wrong_usage
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank
+from pytest_hwqueue.settings.reading import check_ranked, read_settings
 from pytest_hwqueue.workloads.registry import Declaration, declaration
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+# Keys of the ranks' store.
 _FINISHED = "finished"
-# How long rank 0 may take to end after another one, in seconds: its last test may have waited.
-_FINISHING_S = 120
+_STACKS = "stacks"
+# How long other ranks may take to end after this one: their last test may have waited.
+_FINISHING_S = 120.0
+_STACKS_S = 5.0
+_LOOK_S = 0.1
+_MOST_NAMED = 5
 
 
-def leave_files_to_first(config: pytest.Config) -> None:
-    """Keep a session other than rank 0's from writing the files that all would write."""
-    for name in ("xmlpath", "hwq_json", "hwq_markdown", "hwq_report", "hwq_save"):
-        if hasattr(config.option, name):
+def join_ranks(config: pytest.Config) -> RankedSession | None:
+    """Join the sessions of all ranks that a launcher has started; None if it started one.
+
+    Only rank 0 says what was measured, and writes files of this plugin's.
+
+    Raises:
+        pytest.UsageError: for an option that ranks cannot follow, or if they do not meet.
+
+    """
+    with wrong_usage():
+        launched = launched_rank(os.environ)
+        if launched is None:
+            return None
+        check_ranked(config, config.stash[SETTINGS])
+    where = f"{launched.address}:{launched.port}"
+    with wrong_usage(
+        f"rank {launched.rank} of {launched.size} does not meet the others at {where} "
+        "(MASTER_ADDR, MASTER_PORT): start all ranks, or unset RANK and WORLD_SIZE", RuntimeError,
+    ):  # fmt: skip
+        # If the launcher hosts no store, all ranks' workers meet in rank 0's.
+        session = RankedSession(launched, connect(launched, "session", keep=True), config)
+    if launched.rank > 0:
+        for name in ("hwq_json", "hwq_markdown", "hwq_report", "hwq_save"):
             # Empty, not None: else the environment or the ini file counts.
             setattr(config.option, name, "")
+        config.stash[SETTINGS] = read_settings(config)
+        _be_quiet(config, session.log)
+    return session
 
 
 class RankedSession:
-    """Ends the sessions of all ranks together, with rank 0's exit status.
+    """Ends the sessions of all ranks together: with failure if one has failed.
 
     A launcher that sees one rank fail ends the others, which may be about to report; a launcher
     whose ranks have all succeeded waits for those of other nodes.
     """
 
-    def __init__(self, launched: LaunchedRank) -> None:
-        self._launched = launched
+    def __init__(self, launched: LaunchedRank, store: Store, config: pytest.Config) -> None:
+        self._launched, self._store = launched, store
+        self._others = [rank for rank in range(launched.size) if rank != launched.rank]
+        settings = config.stash[SETTINGS]
+        self._finishing_s = min(_FINISHING_S, settings.timeout)
+        self._folder = config.invocation_params.dir / settings.dir
+        self._failed: list[str] = []
+        self._problems: list[str] = []
+        threading.Thread(target=self._tell_stacks, name="hwq-ranks", daemon=True).start()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self) -> None:
-        """Connect; if the launcher hosts no store, all ranks' workers meet in rank 0's."""
-        self._store = connect(self._launched, "session", keep=True)
+    @property
+    def log(self) -> Path:
+        """Where a rank other than the first writes what it says."""
+        return _log(self._folder, self._launched.rank)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note what fails."""
+        if report.failed:
+            self._failed.append(f"{report.nodeid} ({report.when})")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Any:
-        """Send rank 0's exit status to the others, or wait for it."""
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Wait for all ranks; the first decides, by what all have come to."""
+        ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        first = self._launched.rank == 0
+        if first and session.exitstatus in ended:
+            self._gather()
+            if self._problems:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         result = yield
-        status = session.exitstatus
-        if self._launched.rank == 0:
-            self._store.set(_FINISHED, str(int(status)))
-        elif status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            self._store.wait([_FINISHED], timedelta(seconds=_FINISHING_S))
-            session.exitstatus = int(self._store.get(_FINISHED))
+        status = int(session.exitstatus)
+        if first:
+            self._store.set(_FINISHED, str(status))
+            return result
+        said = {"status": status, "failed": self._failed}
+        self._store.set(_ended(self._launched.rank), json.dumps(said))
+        if status in ended:
+            session.exitstatus = self._of_the_first()
         return result
 
+    def _of_the_first(self) -> int:
+        """Wait for rank 0, which may have to wait for the last rank; return its exit status."""
+        try:
+            self._store.wait([_FINISHED], timedelta(seconds=2 * self._finishing_s + _STACKS_S))
+            return int(self._store.get(_FINISHED))
+        except RuntimeError:  # it has gone without a word
+            return pytest.ExitCode.TESTS_FAILED
 
-def be_quiet(config: pytest.Config, file: Path) -> None:
-    """Redirect the output of a session other than rank 0's to a file."""
-    manager = config.pluginmanager
-    reporter = manager.get_plugin("terminalreporter")
-    if reporter is None:
-        return
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say which ranks have failed, and where those hang that have not ended."""
+        for problem in self._problems:
+            terminalreporter.write_line(f"hwqueue: {problem}", red=True)
+
+    def _gather(self) -> None:
+        """Wait for the others' ends; note what went wrong."""
+        if hung := self._missing(_ended, self._finishing_s):
+            self._store.set(_STACKS, "asked for")
+            silent = self._missing(_stacks, _STACKS_S)
+            for rank in self._others:
+                where = "" if rank in silent else self._store.get(_stacks(rank)).decode()
+                if rank in hung:
+                    self._problems.append(
+                        f"rank {rank} has not ended {self._finishing_s:g} s after rank 0; it does "
+                        f"not run the same tests, or hangs here:\n{where or 'no thread answers'}"
+                    )
+        for rank in self._others:
+            if rank not in hung:
+                self._note(rank, json.loads(self._store.get(_ended(rank))))
+
+    def _note(self, rank: int, said: dict[str, Any]) -> None:
+        if said["status"] == pytest.ExitCode.OK:
+            return
+        named = said["failed"][:_MOST_NAMED]
+        more = len(said["failed"]) - len(named)
+        what = ", ".join(named) or f"exit status {said['status']}"
+        self._problems.append(
+            f"rank {rank} failed: {what}{f' and {more} more' if more else ''}; what it said: "
+            f"{_log(self._folder, rank)}"
+        )
+
+    def _missing(self, key: Callable[[int], str], patience_s: float) -> list[int]:
+        """Wait until all other ranks have set a key; return those that have not in time."""
+        deadline = time.monotonic() + patience_s
+        while missing := [rank for rank in self._others if not self._store.check([key(rank)])]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+        return missing
+
+    def _tell_stacks(self) -> None:
+        """Answer once, in a thread of its own, where this session's threads are."""
+        store = connect(self._launched, "session")
+        with suppress(RuntimeError):  # the session that hosts the store has ended
+            while not store.check([_STACKS]):
+                time.sleep(1)
+            with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+                file.seek(0)
+                store.set(_stacks(self._launched.rank), file.read())
+
+
+def _ended(rank: int) -> str:
+    return f"ended/{rank}"
+
+
+def _stacks(rank: int) -> str:
+    return f"{_STACKS}/{rank}"
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.log"
+
+
+def _be_quiet(config: pytest.Config, file: Path) -> None:
+    """Have the rest of what a session says written to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    output = file.open("w", encoding="utf-8")
+    # By lines: a launcher that sees another rank fail ends this one at once.
+    output = file.open("w", buffering=1, encoding="utf-8")
     config.add_cleanup(output.close)
-    manager.unregister(reporter)
-    manager.register(pytest.TerminalReporter(config, output), "terminalreporter")
+    writer = config.get_terminal_writer()
+    writer._file = output
+    writer.hasmarkup = False
 
 
 _ON_THE_HOST = 2

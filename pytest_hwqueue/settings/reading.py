@@ -35,39 +35,51 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         BadInput: naming both.
 
     """
-    for option, value, valid in _clashes(config, settings):
+    _refuse_first(_clashes(config, settings))
+
+
+def check_ranked(config: pytest.Config, settings: Settings) -> None:
+    """Refuse options that ranks started by a launcher cannot follow.
+
+    Raises:
+        BadInput: naming the option.
+
+    """
+    _refuse_first(_clashes_of_ranks(config, settings))
+
+
+# An option, its value if it is given, and why it cannot be followed here.
+_Clash = tuple[str, "str | int | None", str]
+
+
+def _refuse_first(clashes: Iterator[_Clash]) -> None:
+    for option, value, valid in clashes:
         if value:
             text = shortened(str(value))
             raise BadInput(f"{option}={text} cannot be followed here: {valid}")
 
 
-def _clashes(
-    config: pytest.Config, settings: Settings
-) -> Iterator[tuple[str, str | int | None, str]]:
-    """Yield options, their values if they are given, and why they cannot be followed here."""
+def _clashes_of_ranks(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
+    if hasattr(config, "workerinput"):
+        yield (
+            "-n", len(config.workerinput.get("workerid", "gw")),
+            "the ranks that torchrun has started run the same tests: leave out xdist's -n",
+        )  # fmt: skip
+    for name in ("compare", "against"):
+        yield (
+            f"--hwq-{name}", getattr(settings, name),
+            "one session decides which cells are measured again: leave out torchrun, and local "
+            "ranks are started; or compare stored runs with `hwq compare`",
+        )  # fmt: skip
+    if settings.budget is not None:
+        yield "--hwq-budget", f"{settings.budget:g}s", _RANKS_RUN_ALL
+
+
+def _clashes(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
     distributed = is_distributed(config)
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    ranked = False
-    if "RANK" in os.environ:
-        from pytest_hwqueue.ranks.launched import launched_rank
-
-        ranked = launched_rank(os.environ) is not None
-    if ranked and not hasattr(config, "workerinput"):
-        if distributed:
-            yield (
-                "--dist", str(config.getoption("dist")),
-                "the ranks that torchrun has started run the same tests: leave out xdist's -n",
-            )  # fmt: skip
-        for name in ("compare", "against"):
-            yield (
-                f"--hwq-{name}", getattr(settings, name),
-                "one session decides which cells are measured again: leave out torchrun, and local "
-                "ranks are started; or compare stored runs with `hwq compare`",
-            )  # fmt: skip
     if settings.budget is not None:
         budget = "--hwq-budget", f"{settings.budget:g}s"
-        if ranked:
-            yield *budget, _RANKS_RUN_ALL
         if distributed:
             yield *budget, "it is one session's: leave out xdist's -n"
         if settings.against:

@@ -142,9 +142,15 @@ def test_local_ranks_measure_together_and_fail_together(inner: Inner, local: str
     assert [part["rank"] for part in fine["ranks"]["parts"]] == [0, 1]
     assert fine["iterations"] == 10
     kept = inner.folder.glob(".hwqueue/*/ranks/rank-*/*.json")
-    of_ranks = [json.loads(path.read_text())["samples"]["host_ns"] for path in kept]
-    assert fine["samples"]["host_ns"] == [max(pair) for pair in zip(*of_ranks, strict=True)]
-    assert (len(of_ranks), len(of_ranks[0])) == (2, 10)
+    samples = [json.loads(path.read_text())["samples"] for path in kept]
+    # From when the last rank has begun, to when the last one ends.
+    begun = [list(each) for each in zip(*(each["begun_ns"] for each in samples), strict=True)]
+    lasted = [list(each) for each in zip(*(each["host_ns"] for each in samples), strict=True)]
+    assert fine["samples"]["host_ns"] == [
+        max(start + ns for start, ns in zip(starts, times, strict=True)) - max(starts)
+        for starts, times in zip(begun, lasted, strict=True)
+    ]
+    assert (len(samples), len(lasted)) == (2, 10)
     # None begins before the time that both agreed on.
     assert len(fine["samples"]["begun_ns"]) == 10
     assert min(fine["samples"]["begun_ns"]) >= 0
@@ -213,6 +219,61 @@ def test_a_hung_rank_ends_with_every_ranks_stacks(inner: Inner) -> None:
     assert "in iterate" in stacks.partition("\nrank 1:")[2]
 
 
+OF_A_RANK = """
+import os, time
+
+def test_cell(hwq):
+    hwq.measure(lambda: sum(range(100)), streams=1)
+    assert os.environ["RANK"] == "0" or "{how}" != "fails", "only on rank 0"
+
+def test_plain():
+    if os.environ["RANK"] == "1" and "{how}" == "hangs":
+        time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "fails",
+            "hwqueue: rank 1 failed: test_one.py::test_cell[cpu-s2-native-eager-2ranks] (call)",
+        ),
+        pytest.param(
+            "hangs", "hwqueue: rank 1 has not ended 15 s after rank 0", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_one_rank_comes_to_is_the_sessions_outcome(inner: Inner, how: str, told: str) -> None:
+    (inner.folder / "test_one.py").write_text(OF_A_RANK.format(how=how))
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    session = inner.start(*launcher, "pytest", *ARGUMENTS, "--hwq-timeout=15", "test_one.py")
+    said = session.communicate(timeout=180)[0]
+    assert session.returncode == 1, said
+    assert "2 passed" in said
+    assert told in said
+    if how == "hangs":
+        assert "in test_plain" in said
+    else:
+        assert "only on rank 0" in (inner.folder / ".hwqueue/rank-1.log").read_text()
+
+
+def test_ranks_of_tests_that_measure_nothing_are_left_alone(
+    pytester: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no rank 0 to meet, options that only sessions of ranks refuse, and a bad number."""
+    pytester.makepyfile("def test_mine(): assert False")
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    for size in ("2", "many"):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        result = run_in_process("--hwq-json=s.json", "--hwq-budget=1h", "--junitxml=mine.xml")
+        result.assert_outcomes(failed=1)
+        assert 'failures="1"' in (pytester.path / "mine.xml").read_text()
+        (pytester.path / "mine.xml").unlink()
+
+
 @pytest.mark.parametrize(
     ("world", "option", "reason"),
     [
@@ -220,6 +281,8 @@ def test_a_hung_rank_ends_with_every_ranks_stacks(inner: Inner) -> None:
         ("", "--hwq-device=sim:h200", "nothing to measure: a simulated device has one rank, not 2"),
         ("2", "--hwq-compare=main", "cannot be followed here:*leave out torchrun"),
         ("2", "-n2", "cannot be followed here:*leave out xdist"),
+        ("2", "--hwq-budget=1h", "cannot be followed here:*leave one out"),
+        ("many", "-v", "environment variable WORLD_SIZE: 'many' is not valid"),
     ],
 )
 def test_what_ranks_cannot_be_is_refused(
@@ -232,6 +295,12 @@ def test_what_ranks_cannot_be_is_refused(
         monkeypatch.setenv(name, value)
     ranks = () if world else ("--hwq-ranks=2",)
     result = run_in_process(*ARGUMENTS[2:], "--hwq-isolation=process", *ranks, option)
+    if option == "-n2" or world == "many":
+        # It is told where tests are collected; of xdist's processes none can end the session.
+        assert "Traceback" not in result.stdout.str()
+        assert result.ret != pytest.ExitCode.OK
+        result.stdout.fnmatch_lines([f"*{reason}*"])
+        return
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{reason}*"])
 
