@@ -11,6 +11,9 @@ _INTERRUPTED = 2
 def run() -> None:
     """Run the command. Ctrl-C, also while it imports or leaves, prints no traceback."""
     try:
+        from pytest_hwqueue.reports.streams import make_writable
+
+        make_writable()
         from pytest_hwqueue.cli.main import main
 
         main(prog_name="hwq")

@@ -7,7 +7,10 @@ Measuring commands end with pytest's own exit status: 0 all measured, 1 failed c
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -187,8 +190,25 @@ _FRONT = ("doctor", "run", "ab", "compare", "baseline", "which", "capacity", "re
 _COMPARING = ("ab", "baseline", "bisect", "compare", "history")
 
 
+def _docstring(function: Callable[..., Any]) -> str | None:
+    """Read a function's docstring in its source; None without it."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except OSError:
+        return None
+    (found,) = ast.parse(source).body
+    return ast.get_docstring(found) if isinstance(found, ast.FunctionDef) else None
+
+
 class _Commands(click.Group):
     """Gives wrong usage pytest's exit status: click's own, 2, is pytest's "interrupted"."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, with its help also where ``python -OO`` has dropped docstrings."""
+        for each in (cmd, *(cmd.commands.values() if isinstance(cmd, click.Group) else ())):
+            if each.help is None and each.callback is not None:
+                each.help = _docstring(each.callback)
+        super().add_command(cmd, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         more = [name for name in self.list_commands(ctx) if name not in _FRONT]
@@ -254,6 +274,10 @@ def main() -> None:
     usage, 5 nothing selected. Commands that compare stored runs or commits document their own.
     `hwq help` explains the options by topic.
     """
+
+
+if main.help is None and main.callback is not None:
+    main.help = _docstring(main.callback)
 
 
 @main.command("list")

@@ -36,6 +36,7 @@ from pytest_hwqueue.reports.document import (
     Verbatim,
     narrowed,
 )
+from pytest_hwqueue.reports.streams import readable
 
 GAP = 2
 """Blanks between two columns."""
@@ -191,6 +192,8 @@ def print_document(document: Document, console: Console | None = None) -> None:
 def rendered(parts: Sequence[Part], width: int, colour: bool) -> str:
     """Return a document's parts as a terminal of this width shows them, without a newline at ends.
 
+    Characters that standard output cannot encode are replaced by plain ones.
+
     Args:
         parts: in the order of reading.
         width: in cells; no line is longer.
@@ -205,7 +208,7 @@ def rendered(parts: Sequence[Part], width: int, colour: bool) -> str:
     )  # fmt: skip
     print_document(Document(parts), console)
     lines = buffer.getvalue().split("\n")
-    return "\n".join(_no_command(line.rstrip()) for line in lines).strip("\n")
+    return readable("\n".join(_no_command(line.rstrip()) for line in lines).strip("\n"))
 
 
 # A runner of GitHub takes a line that begins so for a command, whoever wrote the text.
