@@ -240,11 +240,11 @@ def interrupts() -> Iterator[list[bool]]:
         happened.append(True)
 
 
-def session_devices(folder: Path, given: dict[str, Any]) -> AbstractContextManager[None]:
+def session_devices(given: dict[str, Any]) -> AbstractContextManager[None]:
     """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
     from pytest_hwqueue.devices.lease import session_leases
 
-    return session_leases(folder.name, say, Asked(given).lease_timeout)
+    return session_leases(say, Asked(given).lease_timeout)
 
 
 def which_settings(

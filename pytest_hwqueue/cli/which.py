@@ -82,9 +82,8 @@ def which(file: Path, **given: Any) -> int:
 
 
 def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
-    from pytest_hwqueue.plugin.session import session_id
     from pytest_hwqueue.records.cell import now
-    from pytest_hwqueue.records.files import make_session_folder
+    from pytest_hwqueue.records.files import make_session_folder, session_name
     from pytest_hwqueue.reports.progress import WhichProgress
     from pytest_hwqueue.scenarios.own_functions import check_functions
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
@@ -96,14 +95,14 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
         raise HwqError(MISSING_TRANSFORMERS)
     plan = _planned_in_which(wanted) if given["capacity"] else None
-    settings = common.which_settings(scenario, file, given, f"which-{session_id(now())}")
+    settings = common.which_settings(scenario, file, given, f"which-{session_name(now())}")
     bad = common.unopened_modes(wanted, settings)
     make_session_folder(settings.folder)
     say(f"records are kept in {settings.folder}")
     for window in planned_windows(wanted):
         if reason := window.too_short(settings.duration_s):
             say(reason)
-    with common.session_devices(settings.folder, given):
+    with common.session_devices(given):
         with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(measurer)
@@ -235,7 +234,7 @@ def capacity(file: Path, **given: Any) -> int:
         scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
     )
     looks, grids = _planned(wanted, given)
-    with common.session_devices(settings.folder, given):
+    with common.session_devices(given):
         found, interrupted, bad = _searched(scenario, given["tenant"], grids, looks, settings)
     output(capacity_document(found), given, partial(common.figures_json, found),
            kept=settings.folder / "capacity.json")  # fmt: skip

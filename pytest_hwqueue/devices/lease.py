@@ -8,7 +8,7 @@ environment variable, and pass. The second lock is held for one measurement, so 
 The locks are the operating system's (flock on files in a folder of the temporary directory), so
 they end with their process, however that dies. A note next to each file says who holds it; it may
 be stale, the lock never is. Sessions with different temporary directories (TMPDIR) do not see each
-other.
+other; containers on one GPU have to share that folder.
 """
 
 from __future__ import annotations
@@ -97,21 +97,23 @@ _sessions: list[_Session] = []
 
 @contextlib.contextmanager
 def session_leases(
-    identity: str, on_wait: Callable[[str], None], timeout_s: float
+    on_wait: Callable[[str], None], timeout_s: float, *, identity: str = ""
 ) -> Iterator[None]:
     """Have this process keep each device it measures on until another one, or the block's end.
 
     Args:
-        identity: of the session. Processes started in the block inherit it, and so does this one
-            if a session started it.
         on_wait: called as by `lease`, when another session holds a device.
         timeout_s: how long to wait for a device, in seconds.
+        identity: of a session whose processes did not start each other; no other may have it.
+            Left out, it is random. Processes started in the block inherit it, and so does this one
+            if a session started it.
 
     """
     inherited = os.environ.get(_IDENTITY)
     session = _Session(on_wait, timeout_s)
     _sessions.append(session)
-    os.environ[_IDENTITY] = inherited or identity
+    # Of a time, a process id or a folder's name other sessions can have the same: in containers.
+    os.environ[_IDENTITY] = inherited or identity or os.urandom(16).hex()
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import RunRecord, now, read_record
-from pytest_hwqueue.records.files import make_session_folder, write_text
+from pytest_hwqueue.records.files import make_session_folder, session_name, write_text
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 # Passed, and some tests failed: in both cases the session went to its end.
@@ -58,8 +58,7 @@ def session_folder(folder: Path) -> Path:
         OSError: if it cannot be created.
 
     """
-    stamp = now()[:19].replace(":", "").replace("-", "")
-    made = folder / f"ab-{stamp}-{os.getpid()}"
+    made = folder / f"ab-{session_name(now())}"
     make_session_folder(made)
     return made
 

@@ -30,7 +30,7 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.files import make_session_folder, write_text
+from pytest_hwqueue.records.files import make_session_folder, session_name, write_text
 from pytest_hwqueue.records.noise import Provenance, provenance_of
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation
@@ -313,14 +313,19 @@ def attach_records(report: pytest.TestReport, entries: list[dict[str, Any]]) -> 
         setattr(report, REPORT_ATTRIBUTE, entries)
 
 
+# Random, and the same in all processes of xdist's session.
+_XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
+
+
 def keep_devices(config: pytest.Config) -> None:
     """Have this session keep each device that it measures on, until it ends."""
     from pytest_hwqueue.devices.lease import session_leases
     from pytest_hwqueue.reports.progress import Progress
 
     kept = ExitStack()
+    run = os.environ.get(_XDIST_RUN)
     leases = session_leases(
-        session_id(now()), Progress(config).announce, config.stash[SETTINGS].lease_timeout
+        Progress(config).announce, config.stash[SETTINGS].lease_timeout, identity=run or ""
     )
     kept.enter_context(leases)
     config.add_cleanup(kept.close)
@@ -328,10 +333,8 @@ def keep_devices(config: pytest.Config) -> None:
 
 def session_id(started: str) -> str:
     """Return a session's name, shared by the processes of one xdist run."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if run:
-        return f"xdist-{run}"
-    return f"{started[:19].replace(':', '').replace('-', '')}-{os.getpid()}"
+    run = os.environ.get(_XDIST_RUN)
+    return f"xdist-{run}" if run else session_name(started)
 
 
 def provenance(config: pytest.Config) -> Provenance:

@@ -50,6 +50,14 @@ RECORDS_FOLDER = ".hwqueue"
 _IGNORED = "# Records of pytest-hwqueue. To keep some in git: git add --force\n*\n"
 
 
+def session_name(started: str) -> str:
+    """Return a new name for a session's folder, by its start (`records.cell.now`).
+
+    Its end is random: containers that share a folder have equal process ids at equal times.
+    """
+    return f"{started[:19].replace(':', '').replace('-', '')}-{os.urandom(4).hex()}"
+
+
 def make_session_folder(folder: Path) -> None:
     """Create a session's folder; the default folder around it ignores itself in git.
 
@@ -65,6 +73,9 @@ def make_session_folder(folder: Path) -> None:
         ignoring.write_text(_IGNORED, encoding="utf-8")
 
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text as `write_bytes` does."""
     write_bytes(path, text.encode())
@@ -73,15 +84,18 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically: a temporary file next to it, then a rename.
 
+    Nobody can know the temporary file's name beforehand, and no link of that name is followed.
+
     Raises:
         RecordError: naming the file and the operating system's reason.
 
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     with files("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, _NEW, 0o666)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

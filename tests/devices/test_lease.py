@@ -171,7 +171,7 @@ def test_who_waits_long_is_told_again_and_in_the_end_what_to_do(
 
 
 def test_a_session_keeps_its_device_between_measurements(start: Callable[..., Session]) -> None:
-    with session_leases("mine", pytest.fail, 5):
+    with session_leases(pytest.fail, 5):
         with lease(KEY):
             pass
         other = start_elsewhere(start).waits(os.getpid())
@@ -190,7 +190,7 @@ def test_a_session_keeps_its_device_between_measurements(start: Callable[..., Se
 def test_a_session_waits_for_a_device_once(start: Callable[..., Session]) -> None:
     start().holds()
     said: list[str] = []
-    with session_leases("mine", said.append, 0.5):
+    with session_leases(said.append, 0.5):
         with pytest.raises(LeaseError, match=r"not free within 0.5 s") as first:
             keep(KEY)
         with pytest.raises(LeaseError) as second:
@@ -276,3 +276,49 @@ def test_one_device_has_one_file_and_two_devices_have_two() -> None:
     for key, timeout_s in [("", None), ("  ", 1.0), (KEY, -1.0), (KEY, float("nan"))]:
         with pytest.raises(ValueError, match=r"must be 0 or more|needs a key"):
             lease(key, timeout_s=timeout_s).__enter__()
+
+
+# In a process id namespace of its own, as a container is: its id there is that of the other's.
+CONTAINED = textwrap.dedent(
+    """
+    import os, sys
+    from pytest_hwqueue.devices.lease import keep, session_leases
+    with session_leases(lambda text: print("waits", text, flush=True), 20):
+        keep(sys.argv[1])
+        print("held by process", os.getpid(), flush=True)
+        sys.stdin.readline()
+    """
+)
+
+
+def test_containers_that_share_a_folder_hold_a_device_one_after_the_other() -> None:
+    contained = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*contained, "true"], check=False).returncode
+    ):
+        pytest.skip("this machine lets nobody make process id namespaces")
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*contained, sys.executable, "-c", CONTAINED, KEY], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    first = start()
+    assert first.stdout is not None
+    assert first.stdout.readline() == "held by process 1\n"
+    second = start()
+    assert second.stdout is not None
+    assert second.stdout.readline().startswith(f"waits waiting for {KEY}: ")
+    first.communicate("\n", timeout=30)
+    assert second.stdout.readline() == "held by process 1\n"
+    second.communicate("\n", timeout=30)
+
+
+def test_no_two_sessions_have_one_identity() -> None:
+    identities = set()
+    for _ in range(3):
+        with session_leases(pytest.fail, 1):
+            identities.add(os.environ["PYTEST_HWQUEUE_SESSION"])
+    assert len(identities) == 3

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -29,6 +30,7 @@ from pytest_hwqueue.records.files import (
     is_device,
     is_name,
     make_session_folder,
+    session_name,
     write_text,
 )
 
@@ -175,3 +177,48 @@ def test_a_gitignore_that_is_there_stays(tmp_path: Path, leads_nowhere: bool) ->
     make_session_folder(ignoring.parent / "20260101T000000-1")
     assert not (tmp_path / "elsewhere").exists()
     assert leads_nowhere or ignoring.read_text() == ""
+
+
+def test_writers_of_equal_process_ids_tear_nothing_and_follow_no_planted_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers that share a folder have the same process ids."""
+    path, victim = tmp_path / "record.json", tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".record.json.{os.getpid()}.tmp").symlink_to(victim)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    texts = [letter * 200_000 for letter in "abcd"]
+    torn = []
+
+    def write(text: str) -> None:
+        for _ in range(20):
+            write_text(path, text)
+            if path.read_text() not in texts:
+                torn.append(text)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, texts))
+    assert torn == []
+    assert victim.read_text() == "mine"
+    assert {each.name for each in tmp_path.iterdir() if each.suffix == ".tmp"} <= {
+        each.name for each in tmp_path.iterdir() if each.is_symlink()
+    }
+
+
+def test_a_temporary_file_that_is_there_is_neither_followed_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "urandom", lambda size: b"\0" * size)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".record.json.{'00' * 8}.tmp").symlink_to(victim)
+    with pytest.raises(RecordError, match=r"cannot write .*record\.json: File exists"):
+        write_text(tmp_path / "record.json", "ours")
+    assert victim.read_text() == "mine"
+    assert (tmp_path / f".record.json.{'00' * 8}.tmp").is_symlink()
+
+
+def test_sessions_of_one_second_have_folders_of_their_own() -> None:
+    names = {session_name("2026-01-02T03:04:05.678+00:00") for _ in range(20)}
+    assert len(names) == 20
+    assert {name.rpartition("-")[0] for name in names} == {"20260102T030405"}
