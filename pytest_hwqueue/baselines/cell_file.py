@@ -108,7 +108,8 @@ def read_lines(path: Path, schema: str) -> list[bytes]:
     """Return the lines of a sealed file without its trailer.
 
     Raises:
-        RecordError: if a byte is missing or changed, or the first line names another schema.
+        RecordError: if a byte is missing or changed, or the first line names another schema; where
+            git changed it, by what it did.
 
     """
     with files("read", path):
@@ -116,6 +117,8 @@ def read_lines(path: Path, schema: str) -> list[bytes]:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise RecordError(f"{path} is not a plain file; put the file itself there")
         data = path.read_bytes()
+    if reason := _changed_by_git(data):
+        raise RecordError(f"{path} {reason.format(path=path)}")
     lines = data.split(b"\n")
     found = _schema(lines[0])
     if found is not None and found != schema:
@@ -134,6 +137,23 @@ def read_lines(path: Path, schema: str) -> list[bytes]:
             else "it is cut off: its last line is not the one that vouches for the others",
         )
     return lines[:-2]
+
+
+def _changed_by_git(data: bytes) -> str:
+    """Return what git has made of a file, and what helps; empty if it left it as it was."""
+    if data.startswith(b"version https://git-lfs"):
+        return "is git-lfs's pointer in place of the file: run `git lfs pull`"
+    if b"\n<<<<<<< " in b"\n" + data:
+        return (
+            "has git's conflict markers: take one side whole, with `git checkout --ours -- {path}` "
+            "or `--theirs`; `baselines/** -text -merge` in .gitattributes keeps git from merging"
+        )
+    if b"\r\n" in data:
+        return (
+            "has line ends that git converted (core.autocrlf): put `baselines/** -text` into "
+            ".gitattributes, remove the file, and `git checkout -- {path}`"
+        )
+    return ""
 
 
 def write_lines(path: Path, lines: list[str]) -> None:

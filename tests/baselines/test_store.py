@@ -255,6 +255,31 @@ def test_file_cut_off_or_changed_at_any_byte_is_damaged(path: Path) -> None:
         read_cell(path)
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: POINTER, "is git-lfs's pointer in place of the file: run `git lfs pull`"),
+        (lambda data: data.replace(b"\n", b"\r\n"), "has line ends that git converted"),
+        (
+            lambda data: data.replace(b"\n", b"\n<<<<<<< HEAD\n", 1) + b">>>>>>> other\n",
+            "has git's conflict markers: take one side whole",
+        ),
+        (lambda data: b"<<<<<<< HEAD\n" + data, "has git's conflict markers"),
+    ],
+)
+def test_what_git_has_changed_is_told_by_what_it_did(
+    path: Path, change: Callable[[bytes], bytes], said: str
+) -> None:
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(RecordError) as refused:
+        read_cell(path)
+    assert f"{path} {said}" in str(refused.value)
+    assert "damaged" not in str(refused.value)
+
+
 @pytest.mark.parametrize("lines", [[1], [0, 1], [0, 2, 1, 3], [0, 1, 1, 2, 3], [0, 3], []])
 def test_lines_that_went_or_moved_are_damage_and_not_written_over(
     store: Checked, path: Path, lines: list[int]
