@@ -84,8 +84,8 @@ def load(point: EntryPoint) -> Any:
     """
     try:
         return point.load()
-    # Whatever another package's module raises is a reason why it cannot be used.
-    except Exception as error:
+    # Whatever another package's module raises is a reason why it cannot be used: sys.exit(), too.
+    except (Exception, SystemExit) as error:
         raise BadInput(
             f"{origin(point)} cannot be loaded: {type(error).__name__}: {error}; repair that "
             "package, or uninstall it"

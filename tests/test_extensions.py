@@ -140,6 +140,12 @@ def test_what_is_no_workload_is_refused(install: Install, point: str, said: str)
         found[next(iter(found.added))]
 
 
+def test_a_package_that_ends_the_process_as_it_is_imported_is_named(install: Install) -> None:
+    install("ends_it", WORKLOADS.group, "mine = ends_it:Mine", "import sys; sys.exit(3)")
+    with pytest.raises(BadInput, match=r"ends_it .*cannot be loaded: SystemExit: 3; repair that"):
+        anew(WORKLOADS)["mine"]
+
+
 _DEVICE = """
 from pytest_hwqueue import Capabilities
 

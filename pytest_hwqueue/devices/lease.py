@@ -290,7 +290,17 @@ def _own_note(identity: str | None) -> str:
     except (KeyError, OSError, ImportError):  # a user id without an entry in the user database
         user = f"number {os.getuid()}"
     about = {"pid": os.getpid(), "user": user, "since_unix_s": time.time(), "session": identity}
+    about["pid_namespace"] = _pid_namespace()
     return json.dumps(about)
+
+
+def _pid_namespace() -> str | None:
+    """Return what tells apart containers, in which process ids repeat; None where there is none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError as error:
+        _LOGGER.debug("this system names no process id namespace: %r", error)
+        return None
 
 
 def _write_note(note: Path, text: str) -> None:
@@ -334,7 +344,10 @@ def _holder(note: Path) -> str:
         _LOGGER.debug("the holder's note %s does not say who: %r", note, error)
         return "another session (which left no readable note)"
     name = f"process {process} of user {user}, since {started},"
+    if content.get("pid_namespace") != _pid_namespace():
+        # Its number means another process here, or none.
+        return f"{name} in another container"
     if not Path("/proc/self").exists() or Path(f"/proc/{process}").exists():
         return name
-    # It died and somebody newer holds the lock, or it lives in another process id namespace.
+    # It died and somebody newer holds the lock.
     return f"another session (the note names {name} which is not among the processes here)"

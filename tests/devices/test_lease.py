@@ -310,7 +310,9 @@ def test_containers_that_share_a_folder_hold_a_device_one_after_the_other() -> N
     assert first.stdout.readline() == "held by process 1\n"
     second = start()
     assert second.stdout is not None
-    assert second.stdout.readline().startswith(f"waits waiting for {KEY}: ")
+    waits = second.stdout.readline()
+    assert waits.startswith(f"waits waiting for {KEY}: process 1 of user ")
+    assert "in another container is measuring on it" in waits
     first.communicate("\n", timeout=30)
     assert second.stdout.readline() == "held by process 1\n"
     second.communicate("\n", timeout=30)
