@@ -105,6 +105,8 @@ class Regression:
         self._nodes: dict[str, str] = {}
         self._unmeasured: dict[str, str] = {}
         self._unsaved: dict[str, str] = {}
+        # Cells that a test measured several times in one run.
+        self._refused: set[str] = set()
         self._stored: set[str] = set()
         self._judgements: list[Judgement] | None = None
         self._records = records
@@ -130,10 +132,16 @@ class Regression:
 
     def add(self, nodeid: str, records: Sequence[RunRecord]) -> None:
         """Take the records of one run of a test; store them at once if nothing is compared."""
+        # What a test measured twice is nobody's figure, the first time neither.
+        self._refused |= {record.cell_id for record in records if record.status != "ok"} & {
+            record.cell_id for record in records if record.status == "ok"
+        }
         for record in records:
             self._nodes.setdefault(record.cell_id, nodeid)
             if record.status != "ok":
                 self._unmeasured[record.cell_id] = f"{record.status}: {record.reason}"
+                continue
+            if record.cell_id in self._refused:
                 continue
             self._runs[record.cell_id] += 1
             if self._settings.compare:
@@ -404,7 +412,7 @@ class Regression:
             if judged.verdict.state not in good
         }
         for record in self._records:
-            if record.status == "ok" and record.cell_id not in bad:
+            if record.status == "ok" and record.cell_id not in {*bad, *self._refused}:
                 self._save(self._nodes[record.cell_id], record)
 
     def _command(self, nodeid: str, file: Path) -> str:
