@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ from pytest_hwqueue.plugin.noise import under_noise
 from pytest_hwqueue.plugin.ranks import ranks_together
 from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment, is_worker
+from pytest_hwqueue.processes.unwatched import stop_coverage
 from pytest_hwqueue.ranks.launched import launched_rank
 from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again, now
 
@@ -290,6 +292,10 @@ class Hwq:
         )
         sink, session = self._sink, self._sink.session
         self._begin(cell, family, mark)
+        if is_worker(self._request.config):
+            # Of code of the user's: the session has a time limit, and covers what it runs itself.
+            stop_coverage()
+            faulthandler.cancel_dump_traceback_later()
         runner = CellRunner(
             self._device, self._scheduler, session.progress, session.confirm_scheduler
         )
