@@ -77,16 +77,11 @@ TRACED = """
 import gc, sys, threading
 import pytest
 
-def trace(frame, event, argument):
-    return None
-
 @pytest.mark.parametrize("how", ["plain", "thread", "collector", "left", "after"])
 def test_mine(hwq, how):
     if how == "thread":
         # The step runs on its stream's thread, and this one is not traced.
         threading.setprofile(lambda *_: None)
-        started = []
-        run = threading.Thread.run
     if how == "collector":
         gc.callbacks.append(print_nothing)
     if how == "left":
