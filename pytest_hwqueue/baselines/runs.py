@@ -13,6 +13,7 @@ from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.contention import Instrument
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
+from pytest_hwqueue.records.definitions import OWN_TEST
 from pytest_hwqueue.records.files import device_folder
 from pytest_hwqueue.records.samples import decode_samples, encode_samples
 
@@ -187,6 +188,21 @@ class CellHeader(PlainData):
         """Whether its samples are paces, and no latencies."""
         return self.sample.latency == "pace_ns"
 
+    def require_one_test(self) -> None:
+        """Refuse a test's own cell that may hold several tests.
+
+        Raises:
+            RecordError: saying what its name lacks, and what to do.
+
+        """
+        own = self.cell.size is None and "::" in self.cell.name
+        if own and self.definitions.get("workload", 1) < OWN_TEST:
+            raise RecordError(
+                f"{self.cell.id} is named by its file's name and function alone, so it may hold "
+                "tests of several folders or classes; names now begin at the repository's top and "
+                "have the class: remove it, and store its runs again"
+            )
+
 
 @dataclass(frozen=True)
 class CellBaseline:
@@ -257,6 +273,7 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
         sample=definition,
         definitions=record.definitions,
     )
+    header.require_one_test()
     return CellBaseline(header, (run,), tuple(record.faults))
 
 

@@ -5,6 +5,7 @@ Exit status: 0 no GPU is named; 1 one is; 2 interrupted while measuring; 4 wrong
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -161,7 +162,8 @@ def check(devices: tuple[str, ...], out: Path, **given: Any) -> int:
     from pytest_hwqueue.devices.kinds import choose_devices
     from pytest_hwqueue.fleet.check import check_devices, names_of
 
-    _require_empty(out, f"judge it: hwq fleet merge {out}")
+    # A shared folder may have the records of other machines.
+    _require_empty(out / platform.node(), f"judge it: hwq fleet merge {out}")
     with _measuring(f"what was measured is in {out}"):
         labels = [choice.label for each in devices for choice in choose_devices(each)]
         named = names_of(list(dict.fromkeys(labels)), given["count"])

@@ -7,9 +7,12 @@ stands only for what nothing else tells. `pytest_hwqueue.devices.fingerprint` na
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.metadata
 import os
 import sys
+import threading
+import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -98,7 +101,7 @@ def identity(kind: DeviceKind, index: int) -> Readers:
         "fp32_product": lambda: product_precision(_place(kind, index)),
         "default_dtype": lambda: str(_torch().get_default_dtype()).removeprefix("torch."),
         "preload": lambda: ", ".join(preloads().loaded) or "none",
-        "tracers": lambda: ", ".join(tracers()) or "none",
+        "tracers": lambda: ", ".join(tracers()) or NOT_WATCHED,
     }
     if kind != "cpu":
         place = _place(kind, index)
@@ -362,6 +365,9 @@ def _system_preloads() -> list[str]:
     return text.replace(":", " ").split()
 
 
+NOT_WATCHED = "none"
+"""Of a process that nothing watches."""
+
 _DEBUGGED = "a debugger"
 # Libraries that CUDA, HSA and the loader load into a process to watch it.
 _INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "HSA_TOOLS_LIB",
@@ -369,22 +375,79 @@ _INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "HSA_TOOLS_LIB",
 
 
 def tracers() -> list[str]:
-    """Return what watches this process, each by a few words."""
+    """Return what watches this process and thread, each by a few words."""
     found = [f"{name}={os.path.basename(text)}" for name in _INJECTED
              if (text := os.environ.get(name, ""))]  # fmt: skip
-    if sys.gettrace() is not None:
-        found.append("sys.settrace")
-    if sys.getprofile() is not None:
-        found.append("sys.setprofile")
-    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
-    if monitoring is not None:
-        tools = (monitoring.get_tool(number) for number in range(6))
-        found += [f"sys.monitoring: {tool}" for tool in tools if tool]
+    found += python_tracers()
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     tracing = next((line for line in status.splitlines() if line.startswith("TracerPid:")), "")
     if tracing.split()[1:] not in ([], ["0"]):
         found.append(_DEBUGGED)
     return found
+
+
+def python_tracers() -> list[str]:
+    """Return what watches by means of Python itself, in this thread or in all."""
+    return [*thread_tracers(), *_interpreter_tracers()]
+
+
+def thread_tracers() -> list[str]:
+    """Return what watches this thread alone, and the threads that it starts."""
+    hooks = {
+        "sys.settrace": sys.gettrace(),
+        "sys.setprofile": sys.getprofile(),
+        "threading.settrace": threading.gettrace(),
+        "threading.setprofile": threading.getprofile(),
+    }
+    return [f"{name}: {_owner(hook)}" for name, hook in hooks.items() if hook is not None]
+
+
+def _interpreter_tracers() -> list[str]:
+    """Return what Python itself does for each object, call or collection of this process."""
+    found = []
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    if monitoring is not None:
+        tools = (monitoring.get_tool(number) for number in range(6))
+        found += [f"sys.monitoring: {tool}" for tool in tools if tool]
+    found += [f"gc.callbacks: {_owner(each)}" for each in gc.callbacks]
+    if sys.flags.dev_mode:
+        found.append("Python's development mode")
+    if "debug" in (allocator := _allocator_of_python()):
+        found.append(f"PYTHONMALLOC={allocator}")
+    if tracemalloc.is_tracing():
+        found.append("tracemalloc")
+    return found
+
+
+def _owner(hook: Any) -> str:
+    """Return the package that a hook is of: a function's, or that of a tracer written in C."""
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return str(module).partition(".")[0]
+
+
+def _allocator_of_python() -> str:
+    """Return the allocator of Python's objects, such as ``pymalloc``; by its variable elsewhere."""
+    try:
+        ask = ctypes.pythonapi._PyMem_GetCurrentAllocatorName
+    except AttributeError:
+        # No release promises it. Python reads the variable as it starts.
+        return " ".join(_started_with("PYTHONMALLOC"))
+    ask.restype = ctypes.c_char_p
+    name: bytes | None = ask()
+    return (name or b"").decode()
+
+
+def watched(hard: Mapping[str, Value]) -> list[str]:
+    """Return a note on what watched a measuring process, if anything did.
+
+    Args:
+        hard: fields of its fingerprint.
+
+    """
+    found = hard.get("tracers", NOT_WATCHED)
+    if found == NOT_WATCHED:
+        return []
+    return [f"watched while it was measured, which its figures contain: {found}"]
 
 
 # --- CUDA -----------------------------------------------------------------------------------------

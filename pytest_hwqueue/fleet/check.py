@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from pathlib import Path
 from typing import Literal
 from zlib import crc32
@@ -47,18 +48,33 @@ class CheckRecord(BaseModel):
     wall_s: float
     status: Literal["measured", "unreachable"]
     reason: str = Field("", description="why it is unreachable")
+    node_id: str = Field("", description="Ray's id of the node; empty where Ray has no part")
 
 
-def write_check(
-    folder: Path, node: str, device: str, label: str, wall_s: float, reason: str = ""
-) -> CheckRecord:
+@dataclass(frozen=True)
+class Place:
+    """Where a GPU is.
+
+    Attributes:
+        node: name of its machine, of which no other of the fleet has the same.
+        device: its name on the node.
+        label: as ``--hwq-device`` takes it.
+        node_id: Ray's id of the node; empty where Ray has no part.
+
+    """
+
+    node: str
+    device: str
+    label: str
+    node_id: str = ""
+
+
+def write_check(folder: Path, place: Place, wall_s: float, reason: str = "") -> CheckRecord:
     """Write into a GPU's folder how its check ended now; atomically.
 
     Args:
         folder: of the GPU; it is made.
-        node: name of its machine.
-        device: its name on the node.
-        label: as ``--hwq-device`` takes it.
+        place: of the GPU.
         wall_s: how long it took.
         reason: why the GPU is unreachable; empty if it was measured.
 
@@ -68,9 +84,10 @@ def write_check(
     """
     began = datetime.now(timezone.utc) - timedelta(seconds=wall_s)
     record = CheckRecord(
-        node=node,
-        device=device,
-        label=label,
+        node=place.node,
+        node_id=place.node_id,
+        device=place.device,
+        label=place.label,
         started=began.isoformat(timespec="milliseconds"),
         wall_s=round(wall_s, 3),
         status="unreachable" if reason else "measured",
@@ -116,8 +133,7 @@ _ALWAYS = (
 
 @dataclass
 class _Session:
-    name: str
-    label: str
+    place: Place
     folder: Path
     began_s: float
     process: subprocess.Popen[bytes]
@@ -148,7 +164,7 @@ def check_devices(
         RecordError: if a record cannot be written.
 
     """
-    node = platform.node()
+    node = _own_folder(folder, platform.node())
     sessions: list[_Session] = []
     accelerators = [label for _, label in devices if capabilities_of(label).visible_by]
     with ExitStack() as stack:
@@ -156,9 +172,22 @@ def check_devices(
             own = seeded(options, name)
             if label in accelerators and len(accelerators) > 1:
                 own.append("--hwq-param=copy_engines.peer=true")
-            session = _session(name, label, folder / node / name, own)
+            session = _session(Place(node, name, label), folder / node / name, own)
             sessions.append(stack.enter_context(session))
-        return [_ended(session, node) for session in sessions]
+        return [_ended(session) for session in sessions]
+
+
+def _own_folder(folder: Path, node: str) -> str:
+    """Make the folder of this machine's records; return its name.
+
+    Another machine, or container, of the same name may write into the same shared folder.
+    """
+    for number in count(1):
+        name = node if number == 1 else f"{node}-{number}"
+        with suppress(FileExistsError):
+            (folder / name).mkdir(parents=True)
+            return name
+    raise AssertionError
 
 
 def seeded(options: Sequence[str], name: str) -> list[str]:
@@ -167,15 +196,11 @@ def seeded(options: Sequence[str], name: str) -> list[str]:
     return [*options, f"--hwq-seed={crc32(name.encode())}"] if noisy else list(options)
 
 
-def follow(
-    node: str, name: str, label: str, folder: Path, options: Sequence[str]
-) -> Iterator[Path]:
+def follow(place: Place, folder: Path, options: Sequence[str]) -> Iterator[Path]:
     """Check one device; yield each file below ``folder`` once it is there, or there anew.
 
     Args:
-        node: name of this machine.
-        name: of the device on it.
-        label: as ``--hwq-device`` takes it.
+        place: of the device.
         folder: where DEVICE/ is made.
         options: the plugin's, in addition to the check's own.
 
@@ -185,11 +210,11 @@ def follow(
 
     """
     seen: dict[Path, int] = {}
-    with _session(name, label, folder / name, options) as session:
+    with _session(place, folder / place.device, options) as session:
         while session.process.poll() is None and time.monotonic() < session.began_s + LIMIT_S:
             time.sleep(_LOOK_S)
             yield from _new_files(session.folder, seen)
-        _ended(session, node)
+        _ended(session)
         yield from _new_files(session.folder, seen)
 
 
@@ -204,11 +229,11 @@ def _new_files(folder: Path, seen: dict[Path, int]) -> Iterator[Path]:
 
 
 @contextmanager
-def _session(name: str, label: str, folder: Path, options: Sequence[str]) -> Iterator[_Session]:
+def _session(place: Place, folder: Path, options: Sequence[str]) -> Iterator[_Session]:
     """Run a session; it ends with the ``with`` block."""
     folder.mkdir(parents=True, exist_ok=True)
     command = pytest_command(
-        [*_ALWAYS, *options, f"--hwq-device={label}", f"--hwq-dir={folder.absolute()}"],
+        [*_ALWAYS, *options, f"--hwq-device={place.label}", f"--hwq-dir={folder.absolute()}"],
         ["-k", _CELLS, "-q"],
     )
     with open(folder / "check.log", "wb") as log:
@@ -219,7 +244,7 @@ def _session(name: str, label: str, folder: Path, options: Sequence[str]) -> Ite
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has no threads
         )  # fmt: skip
     try:
-        yield _Session(name, label, folder, time.monotonic(), process)
+        yield _Session(place, folder, time.monotonic(), process)
     finally:
         # Of one that has ended this does nothing.
         process.terminate()
@@ -230,7 +255,7 @@ def _session(name: str, label: str, folder: Path, options: Sequence[str]) -> Ite
             process.wait()
 
 
-def _ended(session: _Session, node: str) -> CheckRecord:
+def _ended(session: _Session) -> CheckRecord:
     left_s = LIMIT_S - (time.monotonic() - session.began_s)
     try:
         status = session.process.wait(max(0.1, left_s))
@@ -238,10 +263,8 @@ def _ended(session: _Session, node: str) -> CheckRecord:
     except subprocess.TimeoutExpired:
         status, reason = -1, f"the session took more than {LIMIT_S:g} s"
     wall_s = time.monotonic() - session.began_s
-    record = write_check(
-        session.folder, node, session.name, session.label, wall_s, reason if status else ""
-    )
-    print(f"hwq fleet check: {session.name}: {record.status}", file=sys.stderr)
+    record = write_check(session.folder, session.place, wall_s, reason if status else "")
+    print(f"hwq fleet check: {session.place.device}: {record.status}", file=sys.stderr)
     return record
 
 

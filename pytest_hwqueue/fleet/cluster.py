@@ -11,16 +11,24 @@ process that called: actors belong to it, and sessions to their actor.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import secrets
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass, replace
 from importlib.util import find_spec
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
+
+import psutil
 
 from pytest_hwqueue import __version__
 from pytest_hwqueue.devices.kinds import choose_devices
@@ -29,6 +37,7 @@ from pytest_hwqueue.fleet.check import (
     AGAIN,
     CHECK_FILE,
     LIMIT_S,
+    Place,
     checked_gpus,
     follow,
     names_of,
@@ -47,6 +56,9 @@ _SILENCE_S = 60.0
 # Ray itself ends a process with status 1 once its head has been gone for a minute.
 _HEAD_S = 20.0
 _GPUS = "all"
+_LOOPBACK = "127.0.0.1"
+_LONGEST_FOLDER = 24
+_SHOWN_OF_ID = 8
 _EXTRA = "hwq fleet run needs Ray: pip install 'pytest-hwqueue[fleet]'"
 
 
@@ -56,9 +68,7 @@ class _Gpu:
     def check(
         self,
         version: str,
-        node: str,
-        name: str,
-        label: str,
+        given: Sequence[str],
         options: Sequence[str],
         done: frozenset[str],
     ) -> Iterator[tuple[str, bytes]]:
@@ -66,9 +76,7 @@ class _Gpu:
 
         Args:
             version: pytest-hwqueue's, of who asks.
-            node: name of this node.
-            name: of a simulated GPU; Ray knows a real one's.
-            label: as ``--hwq-device`` takes it.
+            given: its `Place`, whose name is empty if it is a real one: Ray knows that.
             options: of the session.
             done: names of GPUs of this node that were measured before.
 
@@ -78,16 +86,17 @@ class _Gpu:
         """
         if version != __version__:
             raise HwqError(f"pytest-hwqueue is {__version__} there, and {version} here")
-        if not name:
+        place = Place(*given)
+        if not place.device:
             import ray
 
-            name = f"gpu-{ray.get_gpu_ids()[0]}"
-        yield name, b""
-        if name in done:
+            place = replace(place, device=f"gpu-{ray.get_gpu_ids()[0]}")
+        yield place.device, b""
+        if place.device in done:
             return
         with TemporaryDirectory(prefix="hwq-fleet-") as temporary:
             folder = Path(temporary)
-            for path in follow(node, name, label, folder, options):
+            for path in follow(place, folder, options):
                 yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
@@ -107,6 +116,10 @@ class _Target:
     @property
     def key(self) -> tuple[str, str]:
         return self.node, self.name
+
+    @property
+    def place(self) -> Place:
+        return Place(self.node, self.name, self.label, self.node_id)
 
 
 class Cluster:
@@ -139,24 +152,31 @@ class Cluster:
             raise HwqError(_EXTRA)
         # It would send reports on its use from the cluster that we start.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
-
+        self._ended = ExitStack()
         settings: dict[str, Any] = {"address": address}
         if address is None:
-            settings = {
-                "address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False,
-                "resources": dict.fromkeys(simulated, count),
-            }  # fmt: skip
+            settings = self._ended.enter_context(_cluster_of_our_own())
+            settings["resources"] = dict.fromkeys(simulated, count)
+        import ray
+
+        self._ended.callback(ray.shutdown)
         try:
-            ray.init(**settings, log_to_driver=False, logging_level="ERROR")
+            ray.init(**settings, log_to_driver=False, logging_level=logging.ERROR)
+            if address is None:
+                _require_loopback()
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            self.close()
             raise HwqError(
                 f"no Ray cluster at {address or 'this machine'}: {complaint(error)}"
             ) from error
+        except HwqError:
+            self.close()
+            raise
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        names = node_names(nodes)
         self.targets = [
-            _Target(_node_name(node), node["NodeID"], label, name, label in simulated)
-            for node in ray.nodes()
-            if node["Alive"]
+            _Target(names[node["NodeID"]], node["NodeID"], label, name, label in simulated)
+            for node in nodes
             for label in devices
             for name in _names(node["Resources"], label, label in simulated)
         ]
@@ -169,10 +189,8 @@ class Cluster:
             )
 
     def close(self) -> None:
-        """Let go of all GPUs; a cluster of our own ends."""
-        import ray
-
-        ray.shutdown()
+        """Let go of all GPUs; a cluster of our own ends, and its folder goes."""
+        self._ended.close()
 
     def check(
         self,
@@ -205,8 +223,7 @@ class Cluster:
             target = running.pop(answers)
             place, ended = folder / target.node / target.name, len(left) - len(running)
             if lost:
-                wall_s = time.monotonic() - target.asked_s
-                write_check(place, target.node, target.name, target.label, wall_s, lost)
+                write_check(place, target.place, time.monotonic() - target.asked_s, lost)
             left_s = (time.monotonic() - began_s) / ended * len(running)
             print(
                 f"hwq fleet run: {ended}/{len(left)} {target.node}/{target.name} "
@@ -251,9 +268,8 @@ class Cluster:
         target.asked_s, target.began_s = time.monotonic(), None
         names = frozenset(name for node, name in done if node == target.node)
         asked = actor.check.options(num_returns="streaming")
-        name = target.name if target.simulated else ""
-        own = list(options(target.name))
-        return asked.remote(__version__, target.node, name, target.label, own, names)
+        place = target.place if target.simulated else replace(target.place, device="")
+        return asked.remote(__version__, astuple(place), list(options(target.name)), names)
 
     def _take(self, target: _Target, folder: Path, path: str, content: bytes) -> None:
         target.began_s = target.began_s or time.monotonic()
@@ -307,6 +323,89 @@ def _require(head: str) -> None:
             if time.monotonic() > end_s:
                 raise ConnectionError(f"the cluster's head is gone ({head}: {error})") from error
             time.sleep(1)
+
+
+@contextmanager
+def _cluster_of_our_own() -> Iterator[dict[str, Any]]:
+    """Yield the settings of a cluster that nobody else reaches; its folder goes afterwards.
+
+    Ray is to be imported within: it reads variables as it is loaded.
+    """
+    variables = {
+        # Ray takes 127.0.0.1 for the address that others reach, and listens on all, unless told
+        # that its clusters are of one machine, as it does itself on Windows and macOS.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Else one for all clusters is kept at home, in a file that every user may read. Releases
+        # without tokens ignore it.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    # Ray gives its folders mode 0777; nobody gets through the one around them. Sockets in them have
+    # names of at most 107 bytes, for which a long TMPDIR leaves no room.
+    parent = None if len(gettempdir()) < _LONGEST_FOLDER else "/tmp"
+    with TemporaryDirectory(prefix="hwq-ray-", dir=parent, ignore_cleanup_errors=True) as folder:
+        try:
+            yield {
+                "address": "local", "_node_ip_address": _LOOPBACK, "include_dashboard": False,
+                "_temp_dir": str(Path(folder, "r")),
+            }  # fmt: skip
+        finally:
+            for name, text in before.items():
+                if text is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = text
+
+
+def _require_loopback() -> None:
+    """Refuse a cluster of our own that listens where other machines reach it.
+
+    Raises:
+        HwqError: naming the address.
+
+    """
+    this = psutil.Process()
+    own = {each.pid for each in (this, *this.children(recursive=True))}
+    for each in psutil.net_connections("inet"):
+        if each.pid not in own or each.status != psutil.CONN_LISTEN or not each.laddr:
+            continue
+        if not is_loopback(each.laddr.ip):
+            raise HwqError(
+                f"Ray (process {each.pid}) listens on {each.laddr.ip}:{each.laddr.port}, where "
+                "whoever reaches this machine may run code as you, so it was ended: start a "
+                "cluster behind a firewall, and name it: ray start --head; hwq fleet run "
+                "--address auto"
+            )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address, also one of IPv4 written as IPv6."""
+    found = ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def node_names(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return each node's name by its id: a folder's name, which no other node has.
+
+    Nodes of one name, or of names that file systems do not tell apart, have a part of Ray's id
+    behind it; so has one that is called as the folder of what is measured again.
+    """
+    plain = {
+        node["NodeID"]: re.sub(r"[^A-Za-z0-9._-]+", "-", _node_name(node)).lstrip(".") or "node"
+        for node in nodes
+    }
+    for shown in (_SHOWN_OF_ID, None):
+        times = Counter([AGAIN, *(name.casefold() for name in plain.values())])
+        named = {
+            node: name if times[name.casefold()] == 1 else f"{name}-{node[:shown]}"
+            for node, name in plain.items()
+        }
+        if len({name.casefold() for name in named.values()}) == len(named):
+            break
+    return named
 
 
 def _node_name(node: Mapping[str, Any]) -> str:

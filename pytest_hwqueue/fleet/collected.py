@@ -57,7 +57,7 @@ def _gpus(paths: Sequence[Path]) -> list[Gpu]:
     """Return the GPUs of these session files and checks."""
     measured: dict[str, list[RunRecord]] = {}
     places: dict[str, Path] = {}
-    missed: list[Gpu] = []
+    missed: dict[Path, Gpu] = {}
     for path in paths:
         if path.name == _SESSION:
             _, records = read_session_file(path)
@@ -66,22 +66,32 @@ def _gpus(paths: Sequence[Path]) -> list[Gpu]:
                 measured.setdefault(key, []).append(record)
                 places[key] = path.parent.parent
         elif (check := read_check(path)).status == "unreachable":
-            missed.append(Gpu(check.node, check.device, unreachable=check.reason))
-    gpus = _told_apart(
-        {key: _gpu(records, places[key]) for key, records in measured.items()}, places
-    )
-    named = {(gpu.node, gpu.device) for gpu in missed}
-    kept = [gpu for gpu in gpus if (gpu.node, gpu.device) not in named]
-    return sorted([*missed, *kept], key=lambda gpu: (gpu.node, gpu.device))
+            missed[path.parent] = Gpu(check.node, check.device, unreachable=check.reason)
+    gpus = [(_gpu(records, places[key]), places[key]) for key, records in measured.items()]
+    # What a session had measured before it failed tells which GPU that is.
+    for gpu, place in gpus:
+        if place in missed:
+            missed[place] = replace(missed[place], uuid=gpu.uuid, pci=gpu.pci)
+    lost = [(gpu, place) for place, gpu in missed.items()]
+    kept = [(gpu, place) for gpu, place in gpus if place not in missed]
+    return sorted(_told_apart([*lost, *kept]), key=lambda gpu: (gpu.node, gpu.device))
 
 
-def _told_apart(gpus: dict[str, Gpu], places: dict[str, Path]) -> list[Gpu]:
-    """Call GPUs by their folders where several of a node have one label, as if each were alone."""
-    labels = Counter((gpu.node, gpu.device) for gpu in gpus.values())
-    return [
-        gpu if labels[gpu.node, gpu.device] == 1 else replace(gpu, device=places[key].name)
-        for key, gpu in gpus.items()
-    ]
+def _told_apart(gpus: Sequence[tuple[Gpu, Path]]) -> list[Gpu]:
+    """Call GPUs by their folders where several of a node have one label, as if each were alone.
+
+    Where two machines have one name, these may be the same, too: then by what is their own.
+    """
+    found = [gpu for gpu, _ in gpus]
+    places = [place for _, place in gpus]
+    for more in (lambda gpu, place: place.name,
+                 lambda gpu, place: f"{gpu.device} {gpu.uuid or place.resolve()}"):  # fmt: skip
+        times = Counter((gpu.node, gpu.device) for gpu in found)
+        found = [
+            gpu if times[gpu.node, gpu.device] == 1 else replace(gpu, device=more(gpu, place))
+            for gpu, place in zip(found, places, strict=True)
+        ]
+    return found
 
 
 def _identity(record: RunRecord, path: Path) -> str:
@@ -98,9 +108,11 @@ def _gpu(records: Sequence[RunRecord], place: Path) -> Gpu:
     label = records[0].cell.device
     real = fingerprint is not None and "device_uuid" in fingerprint.soft
     device = check.device if check is not None else label if real else place.name
+    uuid, pci = (_identifier(records, each) for each in ("device_uuid", "pci_bus_id"))
     if fingerprint is None:
         reason = next((each.reason for each in records if each.reason), "nothing was measured")
-        return Gpu(node, device, unreachable=reason.splitlines()[0][:200])
+        said = reason.splitlines()[0][:200]
+        return Gpu(node, device, unreachable=said, uuid=uuid, pci=pci)
     return Gpu(
         node,
         device,
@@ -109,7 +121,15 @@ def _gpu(records: Sequence[RunRecord], place: Path) -> Gpu:
         _log_times(good),
         tuple(_faults(fingerprint, good)),
         day=good[-1].started[:10],
+        uuid=uuid,
+        pci=pci,
     )
+
+
+def _identifier(records: Sequence[RunRecord], field: str) -> str:
+    """Return what identifies a GPU, as the last record says that knows it; empty if none does."""
+    soft = (each.fingerprint.soft for each in reversed(records) if each.fingerprint is not None)
+    return next((str(each[field]) for each in soft if each.get(field)), "")
 
 
 def _comparable_conditions(fingerprint: Fingerprint) -> dict[str, Value]:

@@ -44,6 +44,8 @@ class Gpu:
         faults: what its driver reports, in words.
         unreachable: why nothing was measured; empty if something was.
         day: when it was measured, as 2026-11-28.
+        uuid: its own, whatever it is called; empty if not known, as of a simulated one.
+        pci: its address on its machine's bus; empty if not known.
 
     """
 
@@ -55,6 +57,8 @@ class Gpu:
     faults: tuple[str, ...] = ()
     unreachable: str = ""
     day: str = ""
+    uuid: str = ""
+    pci: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,17 @@ class GpuVerdict:
     deviations: dict[str, float] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     slow_node: dict[str, float] = field(default_factory=dict)
+    uuid: str = ""
+    pci: str = ""
+
+    @property
+    def called(self) -> str:
+        """Its name with what tells it from every other GPU, as far as known.
+
+        A name such as ``cuda:3`` follows the order in which a process sees the GPUs.
+        """
+        known = ", ".join(filter(None, (self.uuid, self.pci)))
+        return f"{self.device} ({known})" if known else self.device
 
 
 @dataclass(frozen=True)
@@ -111,11 +126,7 @@ def judge_fleet(gpus: Sequence[Gpu], reference: Sequence[Gpu] = ()) -> FleetVerd
     their model. It gets no verdicts.
     """
     compared = 0
-    found = [
-        GpuVerdict(gpu.node, gpu.device, gpu.model, "unreachable", (gpu.unreachable,))
-        for gpu in gpus
-        if gpu.unreachable
-    ]
+    found = [_named(gpu, "unreachable", (gpu.unreachable,)) for gpu in gpus if gpu.unreachable]
     smallest: dict[str, dict[str, float]] = {}
     of_nodes: dict[str, dict[str, float]] = {}
     reached = [gpu for gpu in gpus if not gpu.unreachable]
@@ -330,7 +341,11 @@ def _sure(gpu: Gpu, unlike: Sequence[str], otherwise: Verdict) -> Verdict:
 
 def _without_figures(gpu: Gpu, unlike: Sequence[str], reason: str) -> GpuVerdict:
     verdict = _sure(gpu, unlike, "not judged")
-    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, (*gpu.faults, *unlike, reason))
+    return _named(gpu, verdict, (*gpu.faults, *unlike, reason))
+
+
+def _named(gpu: Gpu, verdict: Verdict, reasons: tuple[str, ...]) -> GpuVerdict:
+    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, reasons, uuid=gpu.uuid, pci=gpu.pci)
 
 
 def _verdict(
@@ -362,10 +377,8 @@ def _verdict(
     )  # fmt: skip
     by_figures: Verdict = "unstable" if unsteady else "slow" if slow or slow_node else "ok"
     deviations = {name: float(each.deviation[at]) for name, each in judged.items()}
-    return GpuVerdict(
-        gpu.node, gpu.device, gpu.model, _sure(gpu, unlike, by_figures), reasons, deviations,
-        slow, slow_node,
-    )  # fmt: skip
+    found = _named(gpu, _sure(gpu, unlike, by_figures), reasons)
+    return replace(found, deviations=deviations, slow=slow, slow_node=slow_node)
 
 
 def _slow(figures: Mapping[str, Compared | None], at: int) -> dict[str, float]:

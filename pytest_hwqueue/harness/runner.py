@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from pytest_hwqueue.devices.compute_units import open_pool
+from pytest_hwqueue.devices.conditions import NOT_WATCHED, thread_tracers, watched
+from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.harness.attempt import Failure, attempt
 from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress
@@ -206,7 +208,8 @@ class CellRunner:
                     found.notes.append(planted.words(found.metrics.judged))
                 speed = None if request.noise is None else core_speed()
             # Now: what the workload has set in torch is set, and no profiler has run.
-            found.fingerprint = device.fingerprint()
+            found.fingerprint = _fingerprint(device, pool)
+            found.notes += watched(found.fingerprint.hard)
             if MPS_CLIENT in proof.evidence:
                 found.notes.append(MPS_CLIENT)
             for round_ in rounds:
@@ -220,6 +223,23 @@ class CellRunner:
             if request.find_causes is not None:
                 with _background_noise(request):
                     request.find_causes(cell, program)
+
+
+def _fingerprint(device: Device, pool: StreamPool) -> Fingerprint:
+    """Return a device's fingerprint; on the CPU a stream's thread may be watched by itself."""
+    found = device.fingerprint()
+    if not device.capabilities.host:
+        return found
+    seen: list[str] = []
+    for stream in pool.streams:
+        stream.launch(lambda: seen.extend(thread_tracers()))
+    pool.synchronize()
+    of_process = str(found.hard.get("tracers", NOT_WATCHED))
+    own = [each for each in dict.fromkeys(seen) if each not in of_process]
+    if not own:
+        return found
+    known = [] if of_process == NOT_WATCHED else [of_process]
+    return replace(found, hard={**found.hard, "tracers": ", ".join([*known, *own])})
 
 
 def _with_fault(

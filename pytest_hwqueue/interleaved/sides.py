@@ -29,7 +29,7 @@ from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_enviro
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.numbers import rise_of
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
-from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.verdicts.judging import judged_once
 
@@ -371,11 +371,7 @@ class SideRuns:
             if record.status != "ok":
                 self._fails(cell_id, f"{record.status}: {record.reason}".removesuffix(": "))
             elif times[cell_id] > 1:
-                self._fails(
-                    cell_id,
-                    f"it is measured {times[cell_id]} times in one run: give each a name of its "
-                    "own (hwq.measure(..., name=...))",
-                )
+                self._fails(cell_id, measured_again(times[cell_id]))
             else:
                 self._add_run(cell_id, record)
 

@@ -262,13 +262,18 @@ def _refuse(session: pytest.Session) -> None:
     """
     config, option = session.config, session.config.option
     items = [item for item in session.items if measures(item)]
+    scenarios = [item for item in session.items if is_scenario(item)]
+    if items or scenarios:
+        from pytest_hwqueue.plugin.selection import refuse_shared_cells
+
+        refuse_shared_cells([*items, *scenarios])
     if items:
         from pytest_hwqueue.plugin.selection import refuse_impossible
 
         return refuse_impossible(config, items)
     only_shows = option.collectonly or option.showfixtures or option.show_fixtures_per_test
     failed = session.testsfailed or sys.exc_info()[0] is not None
-    if only_shows or failed or any(map(is_scenario, session.items)):
+    if only_shows or failed or scenarios:
         return None
     asked = reading.needs_measuring(config, config.stash[SETTINGS])
     if asked and not is_worker(config):

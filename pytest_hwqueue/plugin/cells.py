@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -138,6 +139,64 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
             given = given_parameters(settings, workload_class(workload.name))
             parts += [f"{name}={value}" for name, value in given.items()]
     return "".join(f"-{part}" for part in parts)
+
+
+def own_name(item: pytest.Item) -> str:
+    """Return the name of a test's own cells: its file from git's top, its classes, its function.
+
+    Where pytest was started, and with which of the project's tests, does not change it. Outside of
+    a git repository the file's path begins at pytest's root folder.
+    """
+    folder = item.path.parent.resolve()
+    top = _top_of_git(folder) or item.config.rootpath.resolve()
+    file = Path(os.path.relpath(folder / item.path.name, top)).as_posix()
+    # Classes, and what other plugins nest tests in.
+    around = [
+        node.name
+        for node in item.listchain()[:-1]
+        if not isinstance(node, (pytest.Session, pytest.Directory, pytest.File))
+    ]
+    name = "::".join((file, *around, getattr(item, "originalname", item.name)))
+    # Bytes of a path that are no text stand as escapes: a record is UTF-8.
+    return name.encode(errors="backslashreplace").decode()
+
+
+@cache
+def _top_of_git(folder: Path) -> Path | None:
+    """Return the top of the working tree that a folder is in, or None.
+
+    Asking git would take a process for each folder of tests.
+    """
+    for each in (folder, *folder.parents):
+        # In a worktree and in a submodule it is a file.
+        if os.path.isfile(each / ".git") or os.path.exists(each / ".git" / "HEAD"):
+            return each
+    return None
+
+
+def shared_cells(items: Sequence[pytest.Item]) -> list[tuple[pytest.Item, pytest.Item]]:
+    """Return pairs of tests whose cells are the same, as far as known before they run.
+
+    Which cells a test of the suite's workloads measures is known only when it begins them.
+    """
+    found, first = [], dict[tuple[object, ...], pytest.Item]()
+    for item in items:
+        if (key := _key_of_cells(item)) is None:
+            continue
+        other = first.setdefault(key, item)
+        if other is not item:
+            found.append((other, item))
+    return found
+
+
+def _key_of_cells(item: pytest.Item) -> tuple[object, ...] | None:
+    if is_scenario(item):
+        return (item.case.scenario.name, item.name)  # type: ignore[attr-defined]
+    if workload_of(item) is not None:
+        return None
+    parameters = parameters_of(item)
+    given = (str(parameters.get(name)) for name in (*PARAMETERS, "hwq_beside"))
+    return (own_name(item), own_parameters(item), *given)
 
 
 def own_parameters(node: Any) -> str:

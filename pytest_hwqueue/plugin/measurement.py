@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,13 +15,14 @@ from pytest_hwqueue.devices.torch_settings import (
     changes_in_words,
     torch_settings,
 )
-from pytest_hwqueue.errors import NotApplicable, RecordError
+from pytest_hwqueue.errors import BadInput, NotApplicable, RecordError
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.cells import (
     default_size,
     given_parameters,
     lean,
     measures_throughput,
+    own_name,
     own_parameters,
     resolve_size,
     trace_plan,
@@ -29,8 +31,9 @@ from pytest_hwqueue.plugin.noise import under_noise
 from pytest_hwqueue.plugin.ranks import ranks_together
 from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment, is_worker
+from pytest_hwqueue.processes.unwatched import stop_coverage
 from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again, now
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -47,6 +50,11 @@ COMPARED_TIME_STRETCH = 3
 
 # Gradients are usually switched off for a block, which ends, and `measure` goes by them.
 _OF_A_BLOCK = ("is_grad_enabled", "is_inference_mode_enabled", "is_fwd_grad_enabled")
+
+_EXAMPLES = (
+    "; examples of Hypothesis are no runs of one cell: measure outside of @given, or give each "
+    "example its name"
+)
 
 
 class Hwq:
@@ -78,6 +86,8 @@ class Hwq:
         self._sink = stash[SINK]
         self._launched = launched_rank(os.environ)
         self._torch_settings = torch_settings()
+        # Cells that this test has begun; why, where it may not have.
+        self._begun: dict[str, str] = {}
         self.records: list[RunRecord] = []
 
     def run(self, workload: str | None = None, **parameters: Any) -> RunRecord:
@@ -198,8 +208,7 @@ class Hwq:
     ) -> RunRecord:
         count = self._streams if streams is None else streams
         node = self._request.node
-        path = node.path.name
-        cell_name = f"{path}::{node.originalname}" + (f"::{name}" if name else "")
+        cell_name = own_name(node) + (f"::{name}" if name else "")
         cell = self._cell(cell_name, count, None, {}, own_parameters(node))
         return self._measure(cell, workload, None, urgency or [0] * count, None, None)
 
@@ -282,7 +291,11 @@ class Hwq:
             lean=lean(settings, workload, assignment.run),
         )
         sink, session = self._sink, self._sink.session
-        session.cell_begins(cell)
+        self._begin(cell, family, mark)
+        if is_worker(self._request.config):
+            # Of code of the user's: the session has a time limit, and covers what it runs itself.
+            stop_coverage()
+            faulthandler.cancel_dump_traceback_later()
         runner = CellRunner(
             self._device, self._scheduler, session.progress, session.confirm_scheduler
         )
@@ -306,6 +319,32 @@ class Hwq:
             how = "is invalid" if failure.status == "invalid" else f"failed in {record.stage}"
             pytest.fail(f"{cell.id} {how}: {failure.reason}", pytrace=False)
         return self.records[-1]
+
+    def _begin(self, cell: Cell, family: str | None, mark: str | None) -> None:
+        """Fail the test if its cell has been measured before, and record why it has no figure."""
+        nodeid, known = self._request.node.nodeid, self._begun.get(cell.id)
+        refusal = f"{cell.id} is not measured: "
+        if known:
+            # Hypothesis repeats what has failed.
+            pytest.fail(refusal + known, pytrace=False)
+        try:
+            if known is not None:
+                examples = getattr(self._request.node.obj, "is_hypothesis_test", False)
+                raise BadInput(measured_again(2) + (_EXAMPLES if examples else ""))
+            self._sink.session.cell_begins(cell, nodeid)
+            self._begun[cell.id] = ""
+            return
+        except BadInput as error:
+            self._begun[cell.id] = reason = str(error)
+        record = RunRecord(
+            cell=cell, cell_id=cell.id, nodeid=nodeid, family=family, mark=mark,
+            run=self._assignment.run, status="failed", reason=reason, stage="set-up",
+            started=now(), duration_s=0.0, seed=self._settings.seed, command=self._sink.command,
+            **provenance(self._request.config).fields(),
+        )  # fmt: skip
+        if self._launched is None or self._launched.rank == 0:
+            self._sink.record(record)
+        pytest.fail(refusal + reason, pytrace=False)
 
     def _noise_runner(self) -> Callable[[int], AbstractContextManager[list[NoiseRound]]] | None:
         """Return what runs a noise for a cell, or None if noise is irrelevant."""

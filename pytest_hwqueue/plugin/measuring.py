@@ -333,7 +333,8 @@ class Measuring:
 
     def _sink(self) -> RecordSink:
         """Return what keeps the records of tests that run in this process."""
-        return RecordSink(self.session.folder, self.session.command, SessionCalls())
+        calls = SessionCalls(self.session.claim)
+        return RecordSink(self.session.folder, self.session.command, calls)
 
     def _places(self) -> dict[str, tuple[str, int | None]]:
         """Return the file and line of each test of a file in GitHub's checkout."""

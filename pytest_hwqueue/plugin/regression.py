@@ -109,6 +109,8 @@ class Regression:
         self._unsaved: dict[str, str] = {}
         self._failed: set[str] = set()
         self._kept_by: set[str] = set()
+        # Cells that a test measured several times in one run.
+        self._refused: set[str] = set()
         self._stored: set[str] = set()
         self._judgements: list[Judgement] | None = None
         self._records = records
@@ -143,10 +145,16 @@ class Regression:
         """
         if failed:
             self._failed.add(nodeid)
+        # What a test measured twice is nobody's figure, the first time neither.
+        self._refused |= {record.cell_id for record in records if record.status != "ok"} & {
+            record.cell_id for record in records if record.status == "ok"
+        }
         for record in records:
             self._nodes.setdefault(record.cell_id, nodeid)
             if record.status != "ok":
                 self._unmeasured[record.cell_id] = f"{record.status}: {record.reason}"
+                continue
+            if record.cell_id in self._refused:
                 continue
             self._runs[record.cell_id] += 1
             if self._settings.compare:
@@ -443,7 +451,8 @@ class Regression:
         }
         for record in self._records:
             nodeid = self._nodes.get(record.cell_id, "")
-            if record.status == "ok" and record.cell_id not in bad and nodeid not in self._failed:
+            refused = record.cell_id in bad or record.cell_id in self._refused
+            if record.status == "ok" and not refused and nodeid not in self._failed:
                 self._save(nodeid, record)
 
     def _command(self, nodeid: str, file: Path) -> str:

@@ -14,12 +14,13 @@ import pytest
 
 from pytest_hwqueue.errors import on_one_line
 from pytest_hwqueue.plugin import checks
-from pytest_hwqueue.plugin.cells import check_parameters
+from pytest_hwqueue.plugin.cells import check_parameters, own_name, shared_cells
 from pytest_hwqueue.plugin.ranks import workload_of
 from pytest_hwqueue.plugin.state import (
     SETTINGS,
     is_scenario,
     isolates,
+    item_key,
     parameters_of,
     wrong_usage,
 )
@@ -187,6 +188,29 @@ def refuse_impossible(config: pytest.Config, items: list[pytest.Item]) -> None:
         names = dict.fromkeys(f.name for item in items if (f := workload_of(item)) is not None)
         with wrong_usage():
             check_parameters(settings, [workload_class(name) for name in names])
+
+
+def refuse_shared_cells(items: Sequence[pytest.Item]) -> None:
+    """Refuse tests whose figures would be taken for runs of one cell.
+
+    Raises:
+        pytest.UsageError: naming the first tests that share a cell.
+
+    """
+    shared = shared_cells(items)
+    if not shared:
+        return
+    first, other = shared[0]
+    more = f" (and {len(shared) - 1} more)" if len(shared) > 1 else ""
+    if is_scenario(first):
+        cell, cure = f"the scenario {first.case.scenario.name}", "its name: in each file"  # type: ignore[attr-defined]
+    else:
+        cell, cure = own_name(first), "one of them another name"
+    raise pytest.UsageError(
+        f"{cell}: two tests cannot share one cell, their runs would be taken for runs of one: "
+        f"{item_key(first)} and {item_key(other)}{more}; give {cure}, or run them in sessions of "
+        "their own"
+    )
 
 
 def _is_asked_for(item: pytest.Item, settings: Settings) -> bool:

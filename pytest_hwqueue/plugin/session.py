@@ -34,6 +34,7 @@ from pytest_hwqueue.records.files import make_session_folder, session_name, writ
 from pytest_hwqueue.records.noise import Provenance, provenance_of
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation
+from pytest_hwqueue.tenancy import TENANTS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.calls import SessionCalls
@@ -107,6 +108,9 @@ class MeasuringSession:
         self.records = StoredRecords(self.problems)
         # Where scenarios keep their records; under xdist each worker's.
         self.scenario_folders: set[Path] = set()
+        # The test that measures each cell.
+        self._tests: dict[str, str] = {}
+        self._shared = False
         self._left_out: list[str] = config.stash.setdefault(LEFT_OUT, [])
         self._json = settings.json and config.invocation_params.dir / settings.json
 
@@ -140,12 +144,34 @@ class MeasuringSession:
             with wrong_usage(place, OSError):
                 write_text(path, text)
 
+    def claim(self, cell_id: str, nodeid: str) -> None:
+        """Note that a test measures a cell.
+
+        Raises:
+            BadInput: if another test of this session does.
+
+        """
+        other = self._tests.setdefault(cell_id, nodeid)
+        if other != nodeid:
+            raise BadInput(
+                f"{other} measures it, too: two tests cannot share one cell, their runs would be "
+                "taken for runs of one; keep one of them, or give them other parameters"
+            )
+
     def collect(self, report: pytest.TestReport) -> list[RunRecord]:
         """Take a report's records and return them; the session keeps only where they are."""
         taken = []
         for kept, record in records_of(report, self.problems):
             self.records.add(kept)
             taken.append(record)
+            # Tests of a scenario share runs on purpose. Elsewhere only processes of xdist, which
+            # know nothing of each other, can have measured what two tests claim.
+            if record.status == "ok" and record.family != TENANTS:
+                try:
+                    self.claim(record.cell_id, report.nodeid)
+                except BadInput as error:
+                    self.problems.append(f"{report.nodeid}: {record.cell_id}: {error}")
+                    self._shared = True
         return taken
 
     def finish(self, session: pytest.Session, verdicts: Sequence[dict[str, Any]] = ()) -> None:
@@ -159,7 +185,8 @@ class MeasuringSession:
                 # The other may be on another disk.
                 self.problems.append(str(error))
                 written = False
-        if session.exitstatus == pytest.ExitCode.OK and (self.records.lost or not written):
+        failed = self.records.lost or self._shared or not written
+        if session.exitstatus == pytest.ExitCode.OK and failed:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _scaled(self) -> list[SweepScaling]:

@@ -42,7 +42,10 @@ Model = TypeVar("Model", bound=BaseModel)
 class Cell(PlainData):
     """What is measured, and under which settings; the id is stable and readable."""
 
-    name: str = Field(description="the workload's name, or FILE::TEST for the user's own test")
+    name: str = Field(
+        description="the workload's name; of the user's own test FILE::CLASS::TEST, FILE with its "
+        "path from git's top"
+    )
     device: str = Field(description="label of the device, such as cuda or cuda:1")
     streams: int
     scheduler: str
@@ -70,6 +73,14 @@ class Cell(PlainData):
         if self.variant:
             parts.append(self.variant)
         return f"{self.name}[{'-'.join(parts)}]"
+
+
+def measured_again(times: int) -> str:
+    """Return why a cell has no figure that one test measured several times in a run."""
+    return (
+        f"it is measured {times} times in one run: give each a name of its own "
+        "(hwq.measure(..., name=...))"
+    )
 
 
 class Primary(PlainData):

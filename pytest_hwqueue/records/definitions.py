@@ -22,6 +22,10 @@ VERSIONS: Mapping[str, int] = {
     "ratios": 1,
 }
 
+OWN_TEST = 2
+"""Version of what a test's own cells are of. Those of version 1 were named by their file's name and
+function alone, so tests of several folders or classes could be in one."""
+
 
 def definitions(per: Literal["iteration", "launch", "request"], workload: int) -> dict[str, int]:
     """Return the versions of a cell's figures, by figure.

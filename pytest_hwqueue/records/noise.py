@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,9 +131,6 @@ class NoiseRound(PlainData):
     machine: Machine
 
 
-# A git hook is run with these; they would name the hook's repository wherever git is asked.
-_OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-
 _DIRTY = "-dirty"
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
@@ -199,9 +197,26 @@ def provenance_of(folder: Path, stated: str = "") -> Provenance:
     return Provenance(git_commit=commit, git_dirty=described.endswith(_DIRTY), unknown="")
 
 
+@cache
+def _of_one_repository() -> frozenset[str]:
+    """Return the variables that name a repository, as a hook is run with: git itself lists them.
+
+    They would name the hook's wherever git is asked. Settings given by variables (whose folders are
+    safe, say) name none.
+    """
+    asked = subprocess.run(
+        ["git", "rev-parse", "--local-env-vars"], stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    return frozenset(n for n in asked.stdout.split() if not n.startswith("GIT_CONFIG"))
+
+
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run git in a folder; OSError if it cannot be run there."""
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+    environment = dict(os.environ)
+    if any(name.startswith("GIT_") for name in environment):
+        for name in _of_one_repository():
+            environment.pop(name, None)
     # Refreshing the index must not take its lock from who works in the tree.
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     return subprocess.run(

@@ -71,7 +71,9 @@ def _table(gpus: Sequence[GpuVerdict]) -> Table:
     rows = []
     for gpu in gpus:
         style = _STYLES.get(gpu.verdict, "bold red")
-        rows.append(Row(_said(gpu), style=style, opens=True, below=[*gpu.reasons]))
+        # A name such as cuda:3 follows the order in which a process sees the GPUs.
+        identity = [gpu.called] if gpu.verdict in NAMED and gpu.uuid else []
+        rows.append(Row(_said(gpu), style=style, opens=True, below=[*gpu.reasons, *identity]))
     return Table(columns, rows)
 
 
@@ -135,7 +137,7 @@ def fleet_json(found: FleetVerdict) -> str:
 
 def drain_commands(found: FleetVerdict, system: str) -> list[str]:
     """Return a command for each node with a named GPU, of ``slurm`` or ``kubernetes``."""
-    by_node = grouped((gpu.node, f"{gpu.device} {gpu.verdict}") for gpu in found.named)
+    by_node = grouped((gpu.node, f"{gpu.called} {gpu.verdict}") for gpu in found.named)
     if system == "kubernetes":
         return [f"kubectl cordon -- {shlex.quote(node)}" for node in sorted(by_node)]
     return [
@@ -158,14 +160,18 @@ def prometheus_text(found: FleetVerdict) -> str:
     """Return the file's text, with a final newline."""
     lines = [_HEAD]
     for gpu in found.gpus:
-        labels = _labels(node=gpu.node, device=gpu.device, verdict=gpu.verdict)
+        labels = _labels(**_whose(gpu), verdict=gpu.verdict)
         lines.append(f"hwq_fleet_named{labels} {int(gpu.verdict in NAMED)}")
     lines.append(_DEVIATION)
     for gpu in found.gpus:
         for figure, deviation in gpu.deviations.items():
-            labels = _labels(node=gpu.node, device=gpu.device, figure=figure)
+            labels = _labels(**_whose(gpu), figure=figure)
             lines.append(f"hwq_fleet_deviation_ratio{labels} {deviation:.6g}")
     return "\n".join(lines) + "\n"
+
+
+def _whose(gpu: GpuVerdict) -> dict[str, str]:
+    return {"node": gpu.node, "device": gpu.device, "uuid": gpu.uuid, "pci": gpu.pci}
 
 
 def _labels(**values: str) -> str:
@@ -217,7 +223,7 @@ def _verdict(found: FleetVerdict) -> Verdict:
     if found.named:
         worst = found.named[0]
         among = " among others" if len(found.named) > 1 else ""
-        named = f"{len(found.named)} of {every} named: {worst.node}/{worst.device} is"
+        named = f"{len(found.named)} of {every} named: {worst.node}/{worst.called} is"
         return Verdict("bad", f"{named} {worst.verdict}{among}.")
     if any(gpu.verdict == "not judged" for gpu in found.gpus):
         return Verdict("warn", f"No GPU of {every} is named, but not all were judged.")

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_hwqueue.devices.conditions import watched
 from pytest_hwqueue.devices.fingerprint import of_processes
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import NotProven
@@ -137,6 +138,7 @@ class ColocationRun:
         seen_by = {name: ready.fingerprint for name, ready in told.items()}
         assert found.fingerprint is not None
         found.fingerprint = of_processes(found.fingerprint, seen_by)
+        found.notes += watched(found.fingerprint.hard)
         inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
         proof = self.servers.proof(pids, inside)
         found.proof = SchedulerProof.model_validate(proof, from_attributes=True)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import NotProven, OwnCodeFailed, speaks_for_itself
 from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded
+from pytest_hwqueue.processes.unwatched import stop_coverage
 from pytest_hwqueue.tenancy.spec import TenantSpec
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def main() -> None:
     """Follow the parent's commands; the arguments are the descriptors of the two pipes."""
     # A group of its own: the terminal's Ctrl-C goes to pytest, which ends the tenants itself.
     os.setpgrp()
+    stop_coverage()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     channel = Channel.from_process(int(sys.argv[-2]), int(sys.argv[-1]))

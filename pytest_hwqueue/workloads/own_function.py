@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadInput, OwnCodeFailed, meant, translated
+from pytest_hwqueue.records.definitions import OWN_TEST
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Workload
 
@@ -382,6 +383,7 @@ class FunctionWorkload(Workload):
     family = "your own tests"
     mark = ""
     description = "a test's own code"
+    version = OWN_TEST
     stream_range = StreamRange(1, 8, MAXIMUM_STREAMS)
     units = ()
     parameter_model = Parameters

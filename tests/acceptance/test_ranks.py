@@ -59,7 +59,9 @@ def test_ranks(hwq, how, monkeypatch, request):
         plain(self, streams)
 
     monkeypatch.setattr(GradientAccumulation, "iterate", iterate)
-    assert hwq.run(blocks=2).ranks.world_size == 2
+    # A cell for each test.
+    blocks = 2 + ["fine", "killed", "memory", "hung"].index(how)
+    assert hwq.run(blocks=blocks).ranks.world_size == 2
     if how == "fine":
         request.config.add_cleanup(meet)
         # The session, and all that it has started.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.cell_file import read_cell
+from pytest_hwqueue.baselines.cell_file import read_cell, write_lines
 from pytest_hwqueue.baselines.runs import (
     CellBaseline,
     FieldDifference,
@@ -133,6 +133,22 @@ def test_device_times_of_before_definitions_are_told_apart_and_not_damaged(tmp_p
     assert read_cell(stored).header.sample.latency == "device_ns"
     (found,) = differences(cell_of(once), cell_of(record))
     assert (found.field, found.kind) == ("sample.latency", "identity")
+
+
+def test_an_own_test_that_is_named_without_its_place_is_refused(tmp_path: Path) -> None:
+    once, record = (
+        make_record("test_a.py::test_a", parts={"size": None}, definitions={"workload": version})
+        for version in (1, 2)
+    )
+    path = Store(tmp_path).add("main", record, "s")
+    header, *rest = path.read_text().splitlines()[:-1]
+    assert '"definitions": {"workload": 2}' in header
+    write_lines(path, [header.replace('{"workload": 2}', '{"workload": 1}'), *rest])
+    said = "is named by its file's name and function alone.*store its runs again"
+    with pytest.raises(RecordError, match=f"jsonl: test_a.py::test_a.* {said}"):
+        read_cell(path)
+    with pytest.raises(RecordError, match=said):
+        cell_of(once)
 
 
 def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -132,8 +133,46 @@ def test_what_watches_the_process_is_named() -> None:
     watched += "found = conditions.tracers(); sys.settrace(None); sys.setprofile(None)\n"
     watched = watched.replace("settrace(print)", "settrace(lambda *_: None)")
     assert printed(watched + "print(*found, sep='; ')", CUDA_INJECTION64_PATH="/x/libnsys.so") == (
-        "CUDA_INJECTION64_PATH=libnsys.so; sys.settrace; sys.setprofile"
+        "CUDA_INJECTION64_PATH=libnsys.so; sys.settrace: __main__; sys.setprofile: __main__"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "variables", "expected"),
+    [
+        ("threading.settrace(print)", {}, "threading.settrace: builtins"),
+        ("threading.setprofile(print)", {}, "threading.setprofile: builtins"),
+        ("import json; gc.callbacks.append(json.dumps)", {}, "gc.callbacks: json"),
+        ("tracemalloc.start()", {}, "tracemalloc"),
+        ("", {"PYTHONMALLOC": "debug"}, "PYTHONMALLOC=pymalloc_debug"),
+        ("", {"PYTHONMALLOC": "malloc_debug"}, "PYTHONMALLOC=malloc_debug"),
+        ("", {"PYTHONMALLOC": "malloc"}, ""),
+        (
+            "", {"PYTHONDEVMODE": "1"},
+            "Python's development mode; PYTHONMALLOC=pymalloc_debug",
+        ),
+    ],
+)  # fmt: skip
+def test_what_python_does_besides_is_named(
+    code: str, variables: dict[str, str], expected: str
+) -> None:
+    text = f"import gc, sys, threading, tracemalloc\n{code}\n"
+    text += "found = conditions.python_tracers(); gc.callbacks.clear(); threading.settrace(None)\n"
+    assert printed(text + "print(*found, sep='; ')", **variables) == expected
+
+
+def test_the_allocator_is_told_by_its_variable_where_python_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ctypes, "pythonapi", None)
+    monkeypatch.setattr(conditions, "_started_with", lambda name: [name, "debug"])
+    assert "PYTHONMALLOC=PYTHONMALLOC debug" in conditions.python_tracers()
+
+
+def test_a_watched_process_says_so() -> None:
+    assert conditions.watched({}) == conditions.watched({"tracers": "none"}) == []
+    (note,) = conditions.watched({"tracers": "rank 0: none; rank 1: tracemalloc"})
+    assert note.endswith("contain: rank 0: none; rank 1: tracemalloc")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has sys.monitoring")

@@ -75,6 +75,56 @@ def test_the_slow_gpu_of_a_fleet_is_named_after_a_second_look(nodes: Any, tmp_pa
     assert (tmp_path / AGAIN).is_dir()
 
 
+def test_nodes_of_one_name_keep_their_own_records(nodes: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        add(nodes, "a", 1)
+    cluster = Cluster(nodes.address, [LABEL], 1)
+    try:
+        ids = {target.node: target.node_id for target in cluster.targets}
+        assert [*ids] == [f"a-{number[:8]}" for number in ids.values()]
+        run_fleet(cluster, tmp_path, lambda name: QUICK)
+    finally:
+        cluster.close()
+    checks = [read_check(path) for path in tmp_path.glob("*/*/check.json")]
+    assert {each.node: each.node_id for each in checks} == ids
+    assert len({(gpu.node, gpu.device) for gpu in collect([tmp_path])[0]}) == 2
+
+
+def test_a_cluster_of_our_own_is_out_of_others_reach_and_leaves_nothing(tmp_path: Path) -> None:
+    home, out = tmp_path / "home", tmp_path / "out"
+    home.mkdir()
+    environment = {
+        name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "TMPDIR"))
+    }
+    command = ("fleet", "run", "--device", LABEL, "--count", "2", "--out", str(out), "--repeats",
+               "4", "--size", "tiny")  # fmt: skip
+    log = tmp_path / "log"
+    with open(log, "w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest_hwqueue", *command],
+            env={**environment, "HOME": str(home)}, stdout=said, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    heard: set[str] = set()
+    folders: set[Path] = set()
+    running = psutil.Process(process.pid)
+    while process.poll() is None:
+        own = {each.pid for each in (running, *running.children(recursive=True))}
+        heard |= {
+            each.laddr.ip
+            for each in psutil.net_connections("inet")
+            if each.pid in own and each.status == psutil.CONN_LISTEN and each.laddr
+        }
+        folders |= {*Path("/tmp").glob("hwq-ray-*")}
+        time.sleep(0.2)
+    assert process.returncode == 0, log.read_text()
+    assert heard
+    assert all(map(fleet_cluster.is_loopback, heard)), heard
+    assert folders
+    assert not any(folder.exists() for folder in folders)
+    # Ray would keep a token of all its clusters there.
+    assert not list(home.iterdir())
+
+
 def test_a_node_that_dies_costs_its_own_gpus(nodes: Any, tmp_path: Path) -> None:
     add(nodes, "stays", 5)
     dying = add(nodes, "dies", 2)

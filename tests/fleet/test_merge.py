@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.fleet import check
-from pytest_hwqueue.fleet.check import write_check
+from pytest_hwqueue.fleet.check import Place, write_check
 from pytest_hwqueue.fleet.collected import collect
 from pytest_hwqueue.fleet.verdicts import judge_fleet
 from pytest_hwqueue.reports.page import render
@@ -105,7 +105,8 @@ def test_a_slow_and_an_unreachable_gpu_are_named(tmp_path: Path, measured: Path)
     assert "6 GPUs: 6 ok; 0 named" in healthy.stdout
     slow_down(gpus[2], 1.05)
     lost = tmp_path / "fleet" / "node" / "gpu6"
-    write_check(lost, "node", "gpu6", "cuda:6", 1.0, "the session ended with status 1")
+    place = Place("node", "gpu6", "cuda:6")
+    write_check(lost, place, 1.0, "the session ended with status 1")
     out = tmp_path / "out.json"
     named = hwq("fleet", "merge", tmp_path / "fleet", "--json", out, "--drain", "slurm",
                 "--html", tmp_path / "fleet.html")  # fmt: skip

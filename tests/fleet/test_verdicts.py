@@ -245,8 +245,9 @@ def test_outputs_name_the_gpu_and_quote() -> None:
     assert drain_commands(found, "slurm")[0].startswith(
         "scontrol update 'nodename=a\"; rm -rf | b' state=drain reason="
     )
-    assert 'hwq_fleet_named{node="a\\"; rm -rf | b",device="cuda:3",verdict="slow"} 1' in (
-        prometheus_text(found)
+    assert (
+        'hwq_fleet_named{node="a\\"; rm -rf | b",device="cuda:3",uuid="",pci="",verdict="slow"} 1'
+        in (prometheus_text(found))
     )
     assert "slow" in markdown(fleet_document(found))
     assert '"named": 1' in fleet_json(found)

@@ -10,6 +10,7 @@ from pytest_hwqueue import __version__
 from pytest_hwqueue.devices.fingerprint import Fingerprint, differences
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.records.noise import Provenance, is_commit, provenance_of
+from pytest_hwqueue.records.noise import git as asked_git
 from tests.interleaved.repositories import git
 
 SHA = "0" * 40
@@ -44,6 +45,13 @@ def test_only_a_change_of_what_git_tracks_makes_a_tree_dirty(
     # A hook of another repository does not matter, and without git nothing is known.
     monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
     assert provenance_of(tree).git_commit == commit
+    # Nor does any other variable that names a repository; settings by variables hold.
+    for name in ("GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_INDEX_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    for name, text in (("COUNT", "1"), ("KEY_0", "core.hooksPath"), ("VALUE_0", "given")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", text)
+    assert provenance_of(tree).git_commit == commit
+    assert asked_git(tree, "config", "core.hooksPath").stdout == "given\n"
     monkeypatch.setenv("PATH", "/nonexistent")
     found = provenance_of(tree)
     assert found.git_commit is None

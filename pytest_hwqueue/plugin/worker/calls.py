@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,27 @@ class WorkerStart:
 
 
 class SessionCalls:
-    """The session of a test. Of one that runs in the session's own process there is nothing to do.
+    """The session of a test. Of one that runs in the session's own process there is little to do.
 
     A test in a worker has it `remote`; `test_run.ItemRun` answers.
+
+    Args:
+        claim: in the session's own process: notes that a test measures a cell; raises BadInput if
+            another test has measured it.
+
     """
 
-    @one_way
-    def cell_begins(self, cell: Cell) -> None:
-        """A cell is about to be measured."""
+    def __init__(self, claim: Callable[[str, str], None]) -> None:
+        self._claim = claim
+
+    def cell_begins(self, cell: Cell, nodeid: str) -> None:
+        """A cell is about to be measured by a test.
+
+        Raises:
+            BadInput: if another test has measured it: theirs would be taken for runs of one cell.
+
+        """
+        self._claim(cell.id, nodeid)
 
     @one_way
     def measured(self, entry: dict[str, Any]) -> None:

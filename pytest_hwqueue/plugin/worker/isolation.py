@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -172,12 +173,15 @@ class Isolation:
         config = self._config
         # Captured at Python's level only: what a dying process writes below it stays in the log.
         more = ["--capture=sys", "-W", _ALREADY_IMPORTED]
+        # pytest adds them to its own arguments; the variable itself is not for workers, as `hwq`
+        # keeps it from its sessions.
+        added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         if config.pluginmanager.hasplugin("pytest_cov"):
             more.append("--no-cov")
         basetemp = config.getoption("basetemp", None)
         planned = config.stash.get(ASSIGNMENT, Assignment()).planned
         return WorkerStart(
-            arguments=[*map(str, config.invocation_params.args), *more],
+            arguments=[*added, *map(str, config.invocation_params.args), *more],
             folder=config.invocation_params.dir,
             files=self._files,
             records=self._session.folder,

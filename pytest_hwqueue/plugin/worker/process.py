@@ -29,6 +29,7 @@ from pytest_hwqueue.plugin.worker.services import Fitness
 from pytest_hwqueue.plugin.worker.test_run import packed
 from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded, keep_output
 from pytest_hwqueue.processes.remote import remote
+from pytest_hwqueue.processes.unwatched import stop_coverage
 from pytest_hwqueue.ranks.launched import LOOPBACK, host_store
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class WorkerPlugin:
             each.stash[_TRACKED] = []
         gc.collect()
         gc.freeze()
+        # A conftest may have started it.
+        stop_coverage()
         self._channel.send("ready")
         self._fitness = Fitness()
         promised: pytest.Item | None = None
@@ -198,6 +201,7 @@ def main() -> None:
 
 
 def _serve(channel: Channel) -> None:
+    stop_coverage()
     keep_output()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     command = channel.receive()

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from pytest_hwqueue.devices.conditions import python_tracers
 from pytest_hwqueue.devices.torch_settings import Setting, changed_settings, torch_settings
 from pytest_hwqueue.errors import NotProven, on_one_line
 from pytest_hwqueue.metrics.numbers import grouped
@@ -97,7 +98,7 @@ def _state() -> Hashable:
         tuple(id(getattr(time, name)) for name in _CLOCKS),
         tuple(id(signal.getsignal(number)) for number in signal.valid_signals()),
         (gc.isenabled(), *gc.get_threshold()),
-        (id(sys.gettrace()), id(sys.getprofile())),
+        tuple(python_tracers()),
         (sys.getrecursionlimit(), sys.getswitchinterval()),
     )
 

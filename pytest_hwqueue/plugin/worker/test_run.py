@@ -187,8 +187,10 @@ class ItemRun(SessionCalls):
         else:
             self._session.collect(report)
 
-    def cell_begins(self, cell: Cell) -> None:
-        """Count the time from here, and name this cell if the worker ends."""
+    def cell_begins(self, cell: Cell, nodeid: str) -> None:
+        """Count the time from here, and name this cell if the worker ends; raises BadInput."""
+        # Node ids of a worker may begin at another folder.
+        self._session.claim(cell.id, self._item.nodeid)
         self._cell = cell
         self._stage = _SET_UP
         self._restart_clock()
