@@ -7,6 +7,7 @@ import math
 import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,8 +17,9 @@ from pathlib import Path
 from pytest_hwqueue.errors import HwqError, RecordError, on_one_line
 from pytest_hwqueue.gate.calibrate import MOST_RUNS
 from pytest_hwqueue.gate.statistics import turns
-from pytest_hwqueue.gate.verdict import ITERATION_TIME, GateSettings
+from pytest_hwqueue.gate.verdict import ITERATION_TIME, OTHER_CODE, GateSettings
 from pytest_hwqueue.interleaved.bisection import Compared, Outcome, Tracked
+from pytest_hwqueue.interleaved.imports import REPORTS, project_of, read_reports
 from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, looks, open_sides
 from pytest_hwqueue.interleaved.variants import SideVariant
@@ -41,11 +43,13 @@ class Measured:
     Attributes:
         records: of its cells, in the order measured.
         problem: how it ended, if not normally; else empty.
+        other_code: which code was measured in place of the side's; empty if the side's.
 
     """
 
     records: list[RunRecord]
     problem: str
+    other_code: str = ""
 
 
 MeasureSide = Callable[[Side, int, Sequence[str] | None], Measured]
@@ -96,12 +100,14 @@ class ProcessRuns:
         ]
         command = side.pytest_command(options, nodes)
         began = now()
-        status = run(command, side.folder, side.environment, log)
+        with tempfile.TemporaryDirectory(prefix="hwq-imports-") as reports:
+            status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
+            other_code = _other_code(side, Path(reports), status)
         self._listed.append(
             {"number": number, "side": side.name, "started": began, "status": status,
-             "records": name, "command": command}
+             "records": name, "command": command, "other_code": other_code}
         )  # fmt: skip
-        return _read(records, number, status, log)
+        return replace(_read(records, number, status, log), other_code=other_code)
 
     @contextmanager
     def described(self, sides: Sequence[Side]) -> Iterator[None]:
@@ -162,12 +168,12 @@ def interleave(
         side = by_name[name]
         began = time.monotonic()
         measured = measure(side, number, nodes[name])
-        judging.add(name, measured.records, measured.problem)
+        judging.add(name, measured.records, measured.problem, measured.other_code)
         seconds = time.monotonic() - began
         problem = f"; {measured.problem}" if measured.problem else ""
         say(f"run {number} of {planned}, {side.name}: "
             f"{counted(len(measured.records), 'cell')}, {seconds:.0f} s{problem}")  # fmt: skip
-        if number <= 2 and not judging.measured(name):
+        if number <= 2 and not judging.measured(name) and not measured.other_code:
             raise HwqError(f"{side.name} ({side.label}) measured nothing: " + (
                 measured.problem or "; ".join(f"{r.cell_id}: {r.reason}" for r in measured.records)
                 or "all its tests were skipped"
@@ -177,6 +183,10 @@ def interleave(
                 "no cell of A is one of B, so there is nothing to compare. A has "
                 f"{', '.join(judging.measured('old'))}; B has {', '.join(judging.measured('new'))}"
             )
+        if number == 2 and judging.all_other_code():
+            # More runs would be of that code, too.
+            judging.look(1)
+            break
         if number == 2:
             pairs = _planned(judging, judging.matched(), say)
         if number % 2 or number // 2 not in looks(pairs):
@@ -227,6 +237,36 @@ def _read(records: Path, number: int, status: int, log: Path) -> Measured:
     return Measured(found, f"run {number}: {text}, see {log}" if text else "")
 
 
+def _other_code(side: Side, reports: Path, status: int) -> str:
+    """Say which code a run measured in place of the side's, and the cure; empty if the side's."""
+    if side.tree is None:
+        return ""
+    found, heard = read_reports(reports)
+    if not found:
+        if heard or status not in _WENT_TO_ITS_END:
+            return ""
+        return (
+            "nothing shows which code was measured: the side's pytest did not report what it "
+            "imported; it must run the sitecustomize on its PYTHONPATH, so start it without -S, "
+            "-E and -I, and let it end by itself"
+        )
+    first, more = found[0], len(found) - 1
+    what = f"{first.what} from {first.file}{f' (and {more} more)' if more else ''}"
+    place = os.path.relpath(project_of(first.file, side.tree.working), side.tree.working)
+    target = "." if place.startswith(os.pardir) else str(Path(place))
+    inside = os.path.relpath(side.tree.own, side.folder)
+    cure = f"pip install {os.path.normpath(os.path.join(inside, target))}"
+    if first.lacking:
+        said = f"without the compiled module {what}, which it has not"
+    else:
+        said = f"with {what}, which is not its own"
+    again = " too" if side.tree.set_up else ""
+    return (
+        f"side {side.name} was measured {said}: have each side install{again} its own with --setup "
+        f"'{cure}' (in pytest --hwq-setup)"
+    )
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -261,7 +301,7 @@ class CommitComparison:
         here: the current folder, in the repository.
         folder: where each comparison leaves a folder with what was measured.
         variant: how both sides are measured.
-        setup: shell command to run once in each worktree; None for the running interpreter.
+        setup: shell command to run once in each worktree; empty for the running interpreter.
         figures: names of the figures of which the opening looks for a worse one.
         settings: of the gate.
         allow_environment: compare over other drivers, frameworks and clock policies.
@@ -275,7 +315,7 @@ class CommitComparison:
     here: Path
     folder: Path
     variant: SideVariant
-    setup: str | None
+    setup: str
     figures: Sequence[str]
     settings: GateSettings
     allow_environment: bool
@@ -307,6 +347,7 @@ class CommitComparison:
                 only = None if tracked is None else [tracked.node]
                 with measure.described(sides):
                     judgement = interleave(sides, judging, measure, self.say, only)
+            _refuse_other_code(judgement)
         except HwqError as error:
             # Whose fault it is stands first. GOOD worked in the opening: if it no longer does,
             # neither would any other commit.
@@ -334,6 +375,13 @@ class CommitComparison:
             figures, settings, (old[:10], new[:10]), session,
             allow_environment=self.allow_environment,
         )  # fmt: skip
+
+
+def _refuse_other_code(judgement: Judgement) -> None:
+    for each in judgement.verdicts:
+        if each.verdict.reason == OTHER_CODE:
+            # No commit can be judged so: that is the fault of none.
+            raise HwqError(f"A and B: {each.cell_id}: {each.verdict.sentence}")
 
 
 def judged(judgement: Judgement, tracked: Tracked | None) -> CellVerdict | None:

@@ -24,7 +24,15 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.errors import HwqError, RecordError, within
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
-from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, shallow, top_level, worktree
+from pytest_hwqueue.interleaved.bisection import (
+    commit_of,
+    is_changed,
+    shallow,
+    top_level,
+    worktree,
+    worktrees,
+)
+from pytest_hwqueue.interleaved.imports import Tree
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
@@ -49,7 +57,7 @@ _TAKE_A_VALUE = ("-k", "-m", "-p", "-c", "-o", "-W", "-n", "-r")
 _SWITCHED_OFF = tuple(
     option.name
     for option in OPTIONS
-    if option.name in ("save", "compare", "against", "markdown", "report", "json")
+    if option.name in ("save", "compare", "against", "setup", "markdown", "report", "json")
 )
 
 _NO_TESTS = 5
@@ -99,6 +107,7 @@ class Side:
         root: of its node ids.
         tests: which to run.
         collected: node ids of those.
+        tree: where its code lies, and where it must not come from; None for no look at it.
 
     """
 
@@ -113,6 +122,7 @@ class Side:
     root: Path
     tests: tuple[str, ...]
     collected: tuple[str, ...] = ()
+    tree: Tree | None = None
 
     def describe(self) -> str:
         """Return one line of text."""
@@ -143,7 +153,7 @@ def is_same(a: Side, b: Side) -> bool:
 def open_sides(
     requests: tuple[SideRequest, SideRequest],
     here: Path,
-    setup: str | None,
+    setup: str,
     logs: Path,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Side, Side]]:
@@ -153,7 +163,7 @@ def open_sides(
         requests: for A and B.
         here: the current folder.
         setup: shell command to run once in each side's folder, in a virtual environment of the
-            side's own; None for the running interpreter.
+            side's own; empty for the running interpreter.
         logs: an existing folder for the commands' output.
         say: receives progress messages.
 
@@ -180,19 +190,22 @@ def open_sides(
             for request, folder in zip(requests, folders, strict=True)
         ]
         suite_only = not any(tests for tests, _ in chosen)
+        tops = [top_level(each) or each for each in (here, *folders)]
+        others = tuple(map(str, dict.fromkeys([*tops, *worktrees(here)])))
         sides = []
-        for request, place, folder, (own, words) in zip(
-            requests, places, folders, chosen, strict=True
+        for request, place, folder, top, (own, words) in zip(
+            requests, places, folders, tops[1:], chosen, strict=True
         ):
             if folder is not place:
                 _refuse_absolute(request, own)
-            python, venv = sys.executable, None
-            if setup is not None:
+            code = Tree(str(top), str(tops[0]), others, str(logs))
+            venv = Path(scratch.name) / f"{request.name}-venv" if setup else None
+            environment = side_environment(request.variant, folder, venv, code)
+            python = sys.executable
+            if setup and venv is not None:
                 say(f"setting up {request.name}: {setup}")
-                venv = Path(scratch.name) / f"{request.name}-venv"
                 log = logs / f"setup-{request.name.lower()}.log"
-                python = set_up(request.name, folder, venv, request.variant, setup, log)
-            environment = side_environment(request.variant, folder, venv)
+                python = set_up(request.name, folder, venv, environment, setup, log)
             found = _probe(request, folder, python, environment, suite_only, logs)
             command, root, tests = _command(found, folder, request.root, own, words)
             sides.append(
@@ -200,6 +213,7 @@ def open_sides(
                     name=request.name,
                     label=request.label,
                     folder=folder,
+                    tree=code,
                     commit=commit_of(folder),
                     changed=is_changed(folder),
                     variant=request.variant,
@@ -350,6 +364,7 @@ class SideRuns:
         runs: successful ones, in the order measured.
         nodes: the test that measures a cell.
         failures: the first reason why a cell's runs cannot be used.
+        other_code: ids of cells with a run that was of other code than the side's.
 
     """
 
@@ -359,15 +374,25 @@ class SideRuns:
         self.runs: dict[str, CellBaseline] = {}
         self.nodes: dict[str, str] = {}
         self.failures: dict[str, str] = {}
+        self.other_code: set[str] = set()
 
-    def add(self, records: Sequence[RunRecord]) -> None:
-        """Take the records of one process run."""
+    def add(self, records: Sequence[RunRecord], other_code: str = "") -> None:
+        """Take the records of one process run.
+
+        Args:
+            records: its measurements.
+            other_code: which code was measured in place of the side's; empty if its own was.
+
+        """
         times = Counter(record.cell_id for record in records)
         for record in records:
             cell_id = record.cell_id
             self.cells.setdefault(cell_id, record.cell)
             self.nodes.setdefault(cell_id, record.nodeid)
-            if record.status != "ok":
+            if other_code:
+                self.other_code.add(cell_id)
+                self._fails(cell_id, other_code)
+            elif record.status != "ok":
                 self._fails(cell_id, f"{record.status}: {record.reason}".removesuffix(": "))
             elif times[cell_id] > 1:
                 self._fails(
