@@ -21,11 +21,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 SIDE = "PYTEST_HWQUEUE_SIDE"
 """Variable that holds a `Tree` as JSON."""
@@ -106,6 +106,7 @@ class SideImports:
         trees[self._own] = "own"
         # The deepest comes first: a worktree may lie in the folder of another.
         self._trees = sorted(trees.items(), key=lambda each: len(each[0]), reverse=True)
+        self._prefixes = set(map(_real, (sys.prefix, sys.exec_prefix, sys.base_prefix)))
         self._places: dict[str, _Place] = {}
         self._lacking: dict[str, str] = {}
         self._installed: dict[tuple[str, ...], set[str]] = {}
@@ -168,7 +169,7 @@ class SideImports:
     def _place(self, folder: str) -> _Place:
         place = self._places.get(folder)
         if place is None:
-            place = self._places[folder] = self._look_up(_real(folder))
+            place = self._places[folder] = self._look_up(_real_folder(os.path.abspath(folder)))
         return place
 
     def _look_up(self, folder: str) -> _Place:
@@ -177,11 +178,10 @@ class SideImports:
         )
         inside = folder[len(tree) :].strip(os.sep)
         parts = inside.split(os.sep) if inside else []
-        prefixes = () if tree else (sys.prefix, sys.exec_prefix, sys.base_prefix)
-        if (
-            not _PACKAGES.isdisjoint(parts)
-            or any(_is_in(folder, _real(prefix)) for prefix in prefixes)
-            or (tree and any(_is_environment(each) for each in _folders(tree, parts)))
+        if not _PACKAGES.isdisjoint(parts) or (
+            any(_is_environment(each) for each in _folders(tree, parts))
+            if tree
+            else any(_is_in(folder, prefix) for prefix in self._prefixes)
         ):
             return _Place("environment", tree, inside)
         return _Place(kind, tree, inside)  # type: ignore[arg-type]
@@ -317,10 +317,11 @@ def project_of(file: str, tree: str) -> str:
 
 def _loaded_files() -> Iterator[tuple[str, str]]:
     """Yield name and file of each module, then of each file that is mapped to be executed."""
+    ours = (__file__, os.path.join(os.path.dirname(__file__), "startup", "sitecustomize.py"))
     for name, module in list(sys.modules.items()):
         # The attribute of a module that is loaded on use would load it.
         file = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(file, str) and name != _LOADED_AS:
+        if isinstance(file, str) and file not in ours:
             yield name, file
     if not sys.platform.startswith("linux"):
         return
@@ -337,6 +338,9 @@ def _source(folder: str) -> str:
     file = os.path.join(folder, "direct_url.json")
     if not os.path.isfile(file):
         return ""
+    # Not at the top, which each process of a side pays for.
+    from urllib.parse import unquote, urlsplit
+
     with open(file, encoding="utf-8") as text:
         url = urlsplit(json.load(text).get("url", ""))
     return unquote(url.path) if url.scheme == "file" else ""
@@ -351,8 +355,10 @@ def _recorded(folder: str, name: str) -> Iterator[str]:
         paths = [line.rsplit(",", 2)[0].strip('"') for line in lines]
     hooks = ""
     for path in paths:
-        if path.endswith(".pth"):
-            with open(os.path.join(folder, path), encoding="utf-8") as text:
+        hook = os.path.join(folder, path)
+        # Somebody may have removed one.
+        if path.endswith(".pth") and os.path.isfile(hook):
+            with open(hook, encoding="utf-8") as text:
                 hooks += text.read()
     for path in paths:
         # A module that a .pth file imports is the finder of an editable installation: it leads to
@@ -360,6 +366,15 @@ def _recorded(folder: str, name: str) -> Iterator[str]:
         module = os.path.basename(path).partition(".")[0]
         if not re.search(rf"\b{re.escape(module)}\b", hooks):
             yield _join(_real(folder), path)
+
+
+@cache
+def _real_folder(folder: str) -> str:
+    """Return what `_real` does, looking at each folder once: there are hundreds below a few."""
+    above, name = os.path.split(folder)
+    if not name or os.path.islink(folder):
+        return _real(folder)
+    return os.path.join(_real_folder(above), name)
 
 
 def _real(path: str) -> str:

@@ -19,7 +19,7 @@ from pytest_hwqueue.gate.calibrate import MOST_RUNS
 from pytest_hwqueue.gate.statistics import turns
 from pytest_hwqueue.gate.verdict import ITERATION_TIME, OTHER_CODE, GateSettings
 from pytest_hwqueue.interleaved.bisection import Compared, Outcome, Tracked
-from pytest_hwqueue.interleaved.imports import REPORTS, project_of, read_reports
+from pytest_hwqueue.interleaved.imports import REPORTS, read_reports
 from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, looks, open_sides
 from pytest_hwqueue.interleaved.variants import SideVariant
@@ -238,32 +238,16 @@ def _read(records: Path, number: int, status: int, log: Path) -> Measured:
 
 
 def _other_code(side: Side, reports: Path, status: int) -> str:
-    """Say which code a run measured in place of the side's, and the cure; empty if the side's."""
+    """Say which code a run measured in place of the side's; empty if the side's."""
     if side.tree is None:
         return ""
     found, heard = read_reports(reports)
-    if not found:
-        if heard or status not in _WENT_TO_ITS_END:
-            return ""
-        return (
-            "nothing shows which code was measured: the side's pytest did not report what it "
-            "imported; it must run the sitecustomize on its PYTHONPATH, so start it without -S, "
-            "-E and -I, and let it end by itself"
-        )
-    first, more = found[0], len(found) - 1
-    what = f"{first.what} from {first.file}{f' (and {more} more)' if more else ''}"
-    place = os.path.relpath(project_of(first.file, side.tree.working), side.tree.working)
-    target = "." if place.startswith(os.pardir) else str(Path(place))
-    inside = os.path.relpath(side.tree.own, side.folder)
-    cure = f"pip install {os.path.normpath(os.path.join(inside, target))}"
-    if first.lacking:
-        said = f"without the compiled module {what}, which it has not"
-    else:
-        said = f"with {what}, which is not its own"
-    again = " too" if side.tree.set_up else ""
+    if found or heard or status not in _WENT_TO_ITS_END:
+        return side.describe_other_code(found)
     return (
-        f"side {side.name} was measured {said}: have each side install{again} its own with --setup "
-        f"'{cure}' (in pytest --hwq-setup)"
+        f"nothing shows which code side {side.name} ran: its pytest did not report what it "
+        "imported; the sitecustomize on its PYTHONPATH must run, so start it without -S, -E and "
+        "-I, and let it end by itself"
     )
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
@@ -32,7 +33,13 @@ from pytest_hwqueue.interleaved.bisection import (
     worktree,
     worktrees,
 )
-from pytest_hwqueue.interleaved.imports import Tree
+from pytest_hwqueue.interleaved.imports import (
+    REPORTS,
+    OtherCode,
+    Tree,
+    project_of,
+    read_reports,
+)
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
@@ -130,6 +137,28 @@ class Side:
         changed = ", with uncommitted changes" if self.changed else ""
         return f"{self.name}: {self.label} ({commit}{changed})"
 
+    def describe_other_code(self, found: Sequence[OtherCode]) -> str:
+        """Return which code was not the side's, and the cure; empty if there was none."""
+        if not found or self.tree is None:
+            return ""
+        first, working = found[0], self.tree.working
+        more = f" (and {len(found) - 1} more)" if found[1:] else ""
+        project = os.path.relpath(project_of(first.file, working), working)
+        inside = os.path.relpath(self.tree.own, self.folder)
+        # pip takes a folder for one if it begins so.
+        place = os.path.normpath(os.path.join(inside, project))
+        place = place if place.startswith(os.curdir) else os.path.join(os.curdir, place)
+        said = (
+            f"ran without the compiled module {first.what}, which exists only as {first.file}"
+            if first.lacking
+            else f"ran {first.what} from {first.file}{more}, which is not its own code"
+        )
+        again = ", which this command has not done" if self.tree.set_up else ""
+        return (
+            f"side {self.name} {said}: install each side's own, by --setup 'pip install {place}' "
+            f"(in pytest --hwq-setup){again}"
+        )
+
     def pytest_command(self, options: Sequence[str], nodes: Sequence[str] | None) -> list[str]:
         """Return the command for a session.
 
@@ -172,7 +201,7 @@ def open_sides(
 
     """
     places = [_find(request, here) for request in requests]
-    scratch = tempfile.TemporaryDirectory(prefix="hwq-ab-")
+    scratch = TemporaryDirectory(prefix="hwq-ab-")
     with ExitStack() as stack:
         stack.enter_context(_cleaned_up(scratch))
         folders = []
@@ -198,7 +227,7 @@ def open_sides(
         ):
             if folder is not place:
                 _refuse_absolute(request, own)
-            code = Tree(str(top), str(tops[0]), others, str(logs))
+            code = Tree(str(top), str(tops[0]), others, str(logs), set_up=bool(setup))
             venv = Path(scratch.name) / f"{request.name}-venv" if setup else None
             environment = side_environment(request.variant, folder, venv, code)
             python = sys.executable
@@ -231,7 +260,7 @@ def open_sides(
 
 
 @contextmanager
-def _cleaned_up(scratch: tempfile.TemporaryDirectory[str]) -> Iterator[None]:
+def _cleaned_up(scratch: TemporaryDirectory[str]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -337,14 +366,17 @@ def _collect(side: Side, logs: Path) -> list[str]:
     log = logs / f"collect-{side.name.lower()}.log"
     # This verbosity lists node ids, whatever an ini file adds.
     command = side.pytest_command(["--collect-only", "--verbosity=-1", f"--hwq-dir={logs}"], None)
-    status = run(command, side.folder, side.environment, log)
+    with TemporaryDirectory(prefix="hwq-imports-") as reports:
+        status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
+        found, _ = read_reports(reports)
     if status == _NO_TESTS:
         raise HwqError(
             f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
             f"{last_lines(log)}"
         )
     if status != 0:
-        raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{last_lines(log, 30)}")
+        because = "\n".join(filter(None, [last_lines(log, 30), side.describe_other_code(found)]))
+        raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{because}")
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line for line in lines if "::" in line]
 

@@ -230,8 +230,8 @@ def side_environment(
     # A summary for each of the runs would bury that of the comparison.
     environment.pop("GITHUB_STEP_SUMMARY", None)
     environment |= {k: v for k, v in variant.environment.items() if k != "PYTHONPATH"}
-    tree = tree or Tree(str(folder), str(folder))
-    environment[SIDE] = json.dumps(tree._replace(set_up=venv is not None)._asdict())
+    tree = tree or Tree(str(folder), str(folder), set_up=venv is not None)
+    environment[SIDE] = json.dumps(tree._asdict())
     paths = [str(_STARTUP), variant.environment.get("PYTHONPATH", "")]
     if venv is None:
         paths = [str(_STARTUP), *_roots(folder), *paths[1:], environment.get("PYTHONPATH", "")]
