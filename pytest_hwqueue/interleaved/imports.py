@@ -20,7 +20,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import spec_from_file_location
@@ -79,6 +79,22 @@ class OtherCode(NamedTuple):
     lacking: bool = False
 
 
+class Reports(NamedTuple):
+    """What the processes of one run reported.
+
+    Attributes:
+        other: the code of other trees, and compiled modules that the side did without.
+        lacking: all modules that only the working folder has. Of sources that is no news: commits
+            differ. It explains why a side cannot start.
+        heard: whether a process that had imported pytest was among them.
+
+    """
+
+    other: list[OtherCode]
+    lacking: list[OtherCode]
+    heard: bool
+
+
 class _Place(NamedTuple):
     """Where a folder is: the kind, the deepest tree it is in, and the path from there."""
 
@@ -110,7 +126,7 @@ class SideImports:
         self._places: dict[str, _Place] = {}
         self._lacking: dict[str, str] = {}
         self._installed: dict[tuple[str, ...], set[str]] = {}
-        self._reported: dict[int, list[OtherCode]] = {}
+        self._reported: dict[int, Reports] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -149,20 +165,24 @@ class SideImports:
                 kind = "other" if _join(_real(folder), base) in installed else kind
             if kind == "other":
                 found.setdefault(file, OtherCode(name, file))
-        for name, file in self._lacking.items():
-            if name not in sys.modules:
-                found.setdefault(file, OtherCode(name, file, lacking=True))
-        return sorted(found.values())
+        compiled = tuple(EXTENSION_SUFFIXES)
+        built = [each for each in self.lacking() if each.file.endswith(compiled)]
+        return sorted([*found.values(), *built])
+
+    def lacking(self) -> list[OtherCode]:
+        """Return what was looked for in vain, and lies at its place in the working folder."""
+        names = [name for name in self._lacking if name not in sys.modules]
+        return [OtherCode(name, self._lacking[name], lacking=True) for name in names]
 
     def report(self) -> None:
         """Write what `other_code` returns where the comparison reads it."""
-        folder, found, process = os.environ.get(REPORTS), self.other_code(), os.getpid()
+        folder, process = os.environ.get(REPORTS), os.getpid()
+        found = Reports(self.other_code(), self.lacking(), "pytest" in sys.modules)
         if not folder or self._reported.get(process) == found:
             return
-        content = {"other": found, "pytest": "pytest" in sys.modules}
         file = os.path.join(folder, str(process))
         with open(f"{file}.part", "w", encoding="utf-8") as part:
-            json.dump(content, part)
+            json.dump(found, part)
         os.replace(f"{file}.part", file)
         self._reported[process] = found
 
@@ -236,16 +256,17 @@ class SideImports:
         return None
 
     def _note_lacking(self, name: str, path: Iterable[str]) -> None:
-        """Note a module that the working folder has compiled, and the side has not."""
+        """Note a module that the working folder has, and the side has not."""
         tail = name.rpartition(".")[2]
+        sources = (".py", f"{os.sep}__init__.py")
         for folder in [] if self._own == self._working else path:
             place = self._place(folder)
             if place.kind != "own":
                 continue
-            for suffix in EXTENSION_SUFFIXES:
+            for suffix in (*EXTENSION_SUFFIXES, *sources):
                 file = _join(self._working, place.inside, tail + suffix)
                 if os.path.isfile(file):
-                    self._lacking[name] = file
+                    self._lacking.setdefault(name, file)
 
     def _installed_from_others(self) -> set[str]:
         """Return the files in environments that an installation from another tree has put there."""
@@ -291,28 +312,43 @@ def report_now() -> None:
         imports.report()
 
 
-def read_reports(folder: str | os.PathLike[str]) -> tuple[list[OtherCode], bool]:
-    """Return the code of other trees that a run's processes reported, and whether pytest's did."""
-    found: dict[OtherCode, None] = {}
+def read_reports(folder: str | os.PathLike[str]) -> Reports:
+    """Return what the processes of a run have reported into a folder, each thing once."""
+    other: dict[OtherCode, None] = {}
+    lacking: dict[OtherCode, None] = {}
     heard = False
     for name in sorted(os.listdir(folder)):
         if not name.isdigit():
             continue
         with open(os.path.join(folder, name), encoding="utf-8") as file:
-            content: Mapping[str, Any] = json.load(file)
-        heard = heard or content["pytest"]
-        found.update(dict.fromkeys(OtherCode(*each) for each in content["other"]))
-    return list(found), heard
+            content = Reports(*json.load(file))
+        heard = heard or content.heard
+        other.update(dict.fromkeys(OtherCode(*each) for each in content.other))
+        lacking.update(dict.fromkeys(OtherCode(*each) for each in content.lacking))
+    return Reports(list(other), list(lacking), heard)
 
 
-def project_of(file: str, tree: str) -> str:
-    """Return the folder, in a tree, of the project that a file belongs to; else the tree's top."""
-    parts = os.path.relpath(os.path.dirname(_real(file)), _real(tree)).split(os.sep)
-    folders = [] if parts[0] == os.pardir else list(_folders(_real(tree), parts))
-    for folder in reversed(folders):
+def setup_for(file: str, tree: str, start: str) -> str:
+    """Return the command by which a side gets its own of a file that lies in the working folder.
+
+    Args:
+        file: in the working folder.
+        tree: the working folder's top.
+        start: where the command runs, from the top.
+
+    """
+    tree = _real(tree)
+    parts = os.path.relpath(os.path.dirname(_real(file)), tree).split(os.sep)
+    folders = [] if parts[0] == os.pardir else list(_folders(tree, parts))
+    if any(os.path.exists(os.path.join(folder, ".git")) for folder in folders if folder != tree):
+        return "git submodule update --init"
+    project = tree
+    for folder in folders:
         if any(os.path.isfile(os.path.join(folder, name)) for name in _OF_PROJECTS):
-            return folder
-    return tree
+            project = folder
+    place = os.path.relpath(project, _join(tree, start))
+    # pip takes a folder for one if it begins so.
+    return f"pip install {place if place.startswith(os.curdir) else os.path.join('.', place)}"
 
 
 def _loaded_files() -> Iterator[tuple[str, str]]:

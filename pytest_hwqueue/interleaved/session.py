@@ -241,9 +241,9 @@ def _other_code(side: Side, reports: Path, status: int) -> str:
     """Say which code a run measured in place of the side's; empty if the side's."""
     if side.tree is None:
         return ""
-    found, heard = read_reports(reports)
-    if found or heard or status not in _WENT_TO_ITS_END:
-        return side.describe_other_code(found)
+    found = read_reports(reports)
+    if found.other or found.heard or status not in _WENT_TO_ITS_END:
+        return side.describe_other_code(found.other)
     return (
         f"nothing shows which code side {side.name} ran: its pytest did not report what it "
         "imported; the sitecustomize on its PYTHONPATH must run, so start it without -S, -E and "

@@ -37,8 +37,8 @@ from pytest_hwqueue.interleaved.imports import (
     REPORTS,
     OtherCode,
     Tree,
-    project_of,
     read_reports,
+    setup_for,
 )
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
@@ -141,21 +141,17 @@ class Side:
         """Return which code was not the side's, and the cure; empty if there was none."""
         if not found or self.tree is None:
             return ""
-        first, working = found[0], self.tree.working
-        more = f" (and {len(found) - 1} more)" if found[1:] else ""
-        project = os.path.relpath(project_of(first.file, working), working)
-        inside = os.path.relpath(self.tree.own, self.folder)
-        # pip takes a folder for one if it begins so.
-        place = os.path.normpath(os.path.join(inside, project))
-        place = place if place.startswith(os.curdir) else os.path.join(os.curdir, place)
+        first, more = found[0], f" (and {len(found) - 1} more)" if found[1:] else ""
+        start = os.path.relpath(self.folder, self.tree.own)
+        setup = setup_for(first.file, self.tree.working, start)
         said = (
-            f"ran without the compiled module {first.what}, which exists only as {first.file}"
+            f"ran without {first.what}, which exists only as {first.file}"
             if first.lacking
-            else f"ran {first.what} from {first.file}{more}, which is not its own code"
+            else f"ran {first.what} from {first.file}, which is not its own code"
         )
-        again = ", which this command has not done" if self.tree.set_up else ""
+        again = ", which this --setup has not done" if self.tree.set_up else ""
         return (
-            f"side {self.name} {said}: install each side's own, by --setup 'pip install {place}' "
+            f"side {self.name} {said}{more}: give each side its own, by --setup '{setup}' "
             f"(in pytest --hwq-setup){again}"
         )
 
@@ -368,14 +364,15 @@ def _collect(side: Side, logs: Path) -> list[str]:
     command = side.pytest_command(["--collect-only", "--verbosity=-1", f"--hwq-dir={logs}"], None)
     with TemporaryDirectory(prefix="hwq-imports-") as reports:
         status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
-        found, _ = read_reports(reports)
+        found = read_reports(reports)
     if status == _NO_TESTS:
         raise HwqError(
             f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
             f"{last_lines(log)}"
         )
     if status != 0:
-        because = "\n".join(filter(None, [last_lines(log, 30), side.describe_other_code(found)]))
+        missing = found.other or found.lacking
+        because = "\n".join(filter(None, [last_lines(log, 30), side.describe_other_code(missing)]))
         raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{because}")
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line for line in lines if "::" in line]

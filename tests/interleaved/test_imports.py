@@ -18,8 +18,8 @@ from pytest_hwqueue.interleaved.imports import (
     OtherCode,
     SideImports,
     Tree,
-    project_of,
     read_reports,
+    setup_for,
 )
 from pytest_hwqueue.interleaved.variants import SideVariant, side_environment
 
@@ -81,8 +81,7 @@ class Trees(NamedTuple):
             env={**environment, **variables, REPORTS: str(self.reports)}, capture_output=True,
         )  # fmt: skip
         assert done.stderr == ""
-        found, _ = read_reports(self.reports)
-        return done.stdout.strip(), found
+        return done.stdout.strip(), read_reports(self.reports).other
 
 
 @pytest.fixture(scope="module", name="venv")
@@ -314,7 +313,7 @@ def test_the_repository_of_this_package_is_compared_like_any_other(trees: Trees)
 def test_each_process_reports_once_it_has_imported_pytest(trees: Trees) -> None:
     (trees.packages / "pytest.py").touch()
     trees.run("pass")
-    assert read_reports(trees.reports) == ([], False)
+    assert read_reports(trees.reports) == ([], [], False)
     # A process that was forked reports for itself, and before it is killed if it is asked to.
     script = (
         "import os, signal, pytest\n"
@@ -325,16 +324,33 @@ def test_each_process_reports_once_it_has_imported_pytest(trees: Trees) -> None:
         "os.wait()\n"
     )
     trees.run(script)
-    assert read_reports(trees.reports) == ([], True)
+    assert read_reports(trees.reports) == ([], [], True)
     assert len(os.listdir(trees.reports)) == 2
 
 
-def test_the_project_of_a_file_is_what_to_install(tmp_path: Path) -> None:
+def test_a_source_that_the_working_folder_alone_has_explains_why_a_side_cannot_start(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.write("lib/libx/__init__.py", "V = 'work'", None)
+    (trees.side / "lib").mkdir()
+    install(trees, "path", "lib", monkeypatch)
+    script = "try:\n    import libx\nexcept ImportError:\n    print('none')"
+    # Commits differ in what they have: that a side does without is no other code.
+    assert trees.run(script) == ("none", [])
+    file = str(trees.work / "lib" / "libx" / "__init__.py")
+    assert read_reports(trees.reports).lacking == [OtherCode("libx", file, lacking=True)]
+
+
+def test_what_gives_a_side_its_own_of_a_file(tmp_path: Path) -> None:
     inner = tmp_path / "packages" / "x"
     (inner / "src").mkdir(parents=True)
     file = str(inner / "src" / "x.py")
-    assert project_of(file, str(tmp_path)) == str(tmp_path)
+    assert setup_for(file, str(tmp_path), ".") == "pip install ."
+    assert setup_for(file, str(tmp_path), "tests") == "pip install .."
     (inner / "pyproject.toml").touch()
-    assert project_of(file, str(tmp_path)) == str(inner)
+    assert setup_for(file, str(tmp_path), ".") == "pip install ./packages/x"
+    assert setup_for(file, str(tmp_path), "tests") == "pip install ../packages/x"
     # What is not in the tree belongs to the whole of it.
-    assert project_of(sys.executable, str(inner)) == str(inner)
+    assert setup_for(sys.executable, str(tmp_path), ".") == "pip install ."
+    (inner / ".git").touch()
+    assert setup_for(file, str(tmp_path), ".") == "git submodule update --init"

@@ -24,7 +24,7 @@ from tests.interleaved.repositories import make_side, quick_record
 
 
 def judgement_of(*, other: bool) -> tuple[Judgement, int]:
-    """Judge an interleaved session whose runs of A are of other code; return how many there were."""
+    """Judge an interleaved session whose runs of A are of other code; return their number too."""
     runs = 0
 
     def measure(side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
@@ -113,10 +113,10 @@ def test_the_sentence_names_the_code_and_the_command_that_helps(
     sentence = side.describe_other_code([OtherCode("libx", file, lacking)] * 3)
     assert f"--setup 'pip install {place}' (in pytest --hwq-setup)" in sentence
     assert sentence.startswith("side A ran ")
-    assert ("without the compiled module libx" in sentence) == lacking
-    assert ("(and 2 more)" in sentence) != lacking
+    assert ("without libx" in sentence) == lacking
+    assert "(and 2 more)" in sentence
     assert file in sentence
-    assert ("which this command has not done" in sentence) == set_up
+    assert ("which this --setup has not done" in sentence) == set_up
     assert side.describe_other_code([]) == ""
 
 
