@@ -306,8 +306,19 @@ def test_a_sitecustomize_of_the_user_runs_too_and_stays_the_only_one(trees: Tree
 
 def test_the_repository_of_this_package_is_compared_like_any_other(trees: Trees) -> None:
     # What runs first is then the working folder's, and none of the code that is compared.
-    top = str(Path(__file__).parents[2])
-    assert trees.run("import sitecustomize", tree=trees.tree(others=(top,))) == ("", [])
+    package = Path(sys.modules[SideImports.__module__].__file__ or "").parents[1]
+    shutil.copytree(package / "interleaved", trees.side / "pytest_hwqueue" / "interleaved")
+    tree = trees.tree(working=str(package.parent), others=(str(package.parent),))
+    assert trees.run("import sitecustomize, colorsys", tree=tree) == ("", [])
+
+
+def test_a_side_may_compare_by_itself(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(sys.modules[SideImports.__module__].__file__ or "").parent
+    shutil.copytree(package, trees.packages / "outer")
+    monkeypatch.setenv("PYTHONPATH", str(trees.packages / "outer" / "startup"))
+    trees.write("src/libx.py", "", "")
+    script = "import hwq_side_imports, libx; print(len(hwq_side_imports.INSTALLED))"
+    assert trees.run(script) == ("1", [])
 
 
 def test_each_process_reports_once_it_has_imported_pytest(trees: Trees) -> None:

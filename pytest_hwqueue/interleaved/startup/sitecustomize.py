@@ -25,12 +25,15 @@ def _load() -> None:
 
 def _run_the_hidden_one() -> None:
     """Run the sitecustomize of the interpreter or of the user, which this one hides."""
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
-_load()
+# Nobody else imports from here, nor is the folder to be taken for one of the working folder's.
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
+if _NAME not in sys.modules:
+    # In a comparison that a side of another one makes, that one's folder is on the path, too.
+    _load()
 _run_the_hidden_one()
