@@ -159,11 +159,8 @@ class SideImports:
         found: dict[str, OtherCode] = {}
         installed = self._installed_from_others()
         for name, file in _loaded_files():
-            folder, _, base = file.rpartition(os.sep)
-            kind = self._place(folder).kind
-            if installed and kind == "environment":
-                kind = "other" if _join(_real(folder), base) in installed else kind
-            if kind == "other":
+            kind, _, _ = self._place_of_file(file)
+            if kind == "other" or (installed and _real(file) in installed):
                 found.setdefault(file, OtherCode(name, file))
         compiled = tuple(EXTENSION_SUFFIXES)
         built = [each for each in self.lacking() if each.file.endswith(compiled)]
@@ -191,6 +188,16 @@ class SideImports:
         if place is None:
             place = self._places[folder] = self._look_up(_real_folder(os.path.abspath(folder)))
         return place
+
+    def _place_of_file(self, file: str) -> _Place:
+        """Return where a file is, or what it is a link to where installers make links of files."""
+        folder, _, base = file.rpartition(os.sep)
+        place = self._place(folder)
+        linked = place.kind == "elsewhere" or os.path.basename(folder) in _PACKAGES
+        if linked and os.path.islink(file):
+            folder, _, base = _real(file).rpartition(os.sep)
+            place = self._place(folder)
+        return place._replace(inside=_join(place.inside, base))
 
     def _look_up(self, folder: str) -> _Place:
         tree, kind = next(
@@ -224,12 +231,11 @@ class SideImports:
             moved = ModuleSpec(spec.name, None, is_package=True)
             moved.submodule_search_locations = list(dict.fromkeys(own))
             return moved
-        folder, _, base = spec.origin.rpartition(os.sep)
-        place = self._place(folder)
+        place = self._place_of_file(spec.origin)
         if place.kind == "other":
-            file: str | None = _join(self._own, place.inside, base)
+            file: str | None = _join(self._own, place.inside)
         elif place.kind == "elsewhere" and not place.tree:
-            file = self._same_place(spec.name, _join(place.inside, base), locations is not None)
+            file = self._same_place(spec.name, place.inside, locations is not None)
             if file is None:
                 return spec
         else:

@@ -215,15 +215,14 @@ def open_sides(
             for request, folder in zip(requests, folders, strict=True)
         ]
         suite_only = not any(tests for tests, _ in chosen)
-        tops = [top_level(each) or each for each in (here, *folders)]
-        others = tuple(map(str, dict.fromkeys([*tops, *worktrees(here)])))
+        trees = _trees(here, folders)
         sides = []
-        for request, place, folder, top, (own, words) in zip(
-            requests, places, folders, tops[1:], chosen, strict=True
+        for request, place, folder, own_tree, (own, words) in zip(
+            requests, places, folders, trees, chosen, strict=True
         ):
             if folder is not place:
                 _refuse_absolute(request, own)
-            code = Tree(str(top), str(tops[0]), others, str(logs), set_up=bool(setup))
+            code = own_tree._replace(generated=str(logs), set_up=bool(setup))
             venv = Path(scratch.name) / f"{request.name}-venv" if setup else None
             environment = side_environment(request.variant, folder, venv, code)
             python = sys.executable
@@ -253,6 +252,19 @@ def open_sides(
             say(f"collecting the tests of {side.name}")
             ready.append(replace(side, collected=tuple(_collect(side, logs))))
         yield ready[0], ready[1]
+
+
+def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
+    """Return the tree of each side's folder, and those that no code of it may come from."""
+    working = top_level(here) or here
+    tops = [top_level(each) or each for each in folders]
+    a, b = folders
+    if tops[0] == tops[1] and not (a.is_relative_to(b) or b.is_relative_to(a)):
+        # Two folders of one checkout: what lies in neither is common to both.
+        working = next((each for each in folders if here.is_relative_to(each)), b)
+        return [Tree(str(each), str(working), (str(a), str(b))) for each in folders]
+    others = tuple(map(str, dict.fromkeys([*tops, *worktrees(here)])))
+    return [Tree(str(top), str(working), others) for top in tops]
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def _venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _trees(venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trees:
     (packages,) = venv.glob("lib/python*/site-packages")
     for each in packages.iterdir():
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
+        shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
     for name in ("work", "side", "reports"):
         (tmp_path / name).mkdir()
         for inside in ("tests",) if name != "reports" else ():
@@ -233,6 +233,19 @@ def test_an_environment_in_the_working_folder_is_no_code_of_it(
         (trees.work / environment / mark).touch()
     install(trees, "path", root, monkeypatch)
     assert trees.run("import libx; print(libx.V)") == ("installed", [])
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_a_link_in_an_environment_is_what_it_leads_to(trees: Trees, what: str) -> None:
+    file = "packages/x/src/libx/__init__.py" if what == "folder" else "packages/x/src/libx.py"
+    trees.write(file, "V = 'work'", "V = 'side'")
+    linked = (trees.work / file).parent if what == "folder" else trees.work / file
+    (trees.packages / linked.name).symlink_to(linked)
+    script = "import libx; print(libx.V)"
+    assert trees.run(script) == ("side", [])
+    (trees.side / file).unlink()
+    assert trees.run(script)[1] == [OtherCode("libx", str(trees.packages / linked.name) + (
+        "/__init__.py" if what == "folder" else ""))]  # fmt: skip
 
 
 def test_what_was_installed_from_the_working_folder_is_code_of_it(

@@ -85,6 +85,23 @@ def test_a_commit_gets_a_worktree_and_a_path_is_taken_as_it_is(repository: Path)
         assert not is_same(a, b)
 
 
+def test_no_code_may_come_from_another_tree_of_the_repository(repository: Path) -> None:
+    other = repository.parent / "a worktree"
+    with worktree(repository, "one", other):
+        tree = module._trees(repository / "part", [repository / "part", other / "part"])[0]
+        assert (tree.own, tree.working) == (str(repository), str(repository))
+        assert {str(other), str(repository)} == set(tree.others)
+    # What two folders of one checkout have in common is no other code.
+    part, new = repository / "part", repository / "new"
+    a, b = module._trees(new, [part, new])
+    assert [tree[:3] for tree in (a, b)] == [
+        (str(own), str(new), (str(part), str(new))) for own in (part, new)
+    ]
+    outside = repository.parent / "outside"
+    outside.mkdir()
+    assert module._trees(outside, [outside, repository])[0].working == str(outside)
+
+
 def test_without_tests_the_suite_is_measured(repository: Path) -> None:
     with opened(repository, None, None, "-k", "part") as (a, _):
         assert a.tests == (str(suite.suite_path()),)
