@@ -35,6 +35,8 @@ sys.meta_path.insert(0, Finder)
 SHORT = ("--pairs=3", "--rate=20%", "--device=sim:h200", "--iterations=320", "--warmup=1",
          "--fail-on=p50")  # fmt: skip
 HWQ_SHORT = tuple(option.replace("--", "--hwq-", 1) for option in SHORT)
+# Of `hwq ab` and `hwq bisect`; the runs of --hwq-against measure in workers.
+QUICK = (*SHORT, "--isolation=none")
 
 
 class Monorepo:
@@ -100,7 +102,7 @@ def test_a_slower_package_is_convicted_however_it_is_installed(
     monorepo.install(kind)
     test = os.path.relpath(monorepo.folder / "tests" / "test_kernel.py", monorepo.folder / inside)
     status, said = monorepo.run(
-        "pytest_hwqueue", "ab", "HEAD~1", ".", *SHORT, "--", test, inside=inside
+        "pytest_hwqueue", "ab", "HEAD~1", ".", *QUICK, "--", test, inside=inside
     )
     assert (status, "1 regression" in said) == (1, True), said
 
@@ -118,7 +120,7 @@ def test_a_module_built_in_the_working_folder_alone_is_refused_until_setup_build
         monorepo.file.write_text(text.format(ns))
         commit(monorepo.folder, ns)
     subprocess.run(build, shell=True, check=True, cwd=monorepo.folder)
-    against = ("HEAD~1", ".", *SHORT, "--on", "incomparable:warn")
+    against = ("HEAD~1", ".", *QUICK, "--on", "incomparable:warn")
     status, said = monorepo.run("pytest_hwqueue", "ab", *against, "--", "tests/test_kernel.py")
     assert status == 2, said
     assert "1 incomparable" in said
@@ -132,7 +134,7 @@ def test_a_module_built_in_the_working_folder_alone_is_refused_until_setup_build
     assert (status, "is a regression against HEAD~1" in said) == (1, True), said
     # So does a bisection, in which no commit could be judged.
     bisect = ("bisect", "tests/test_kernel.py::test_kernel", "HEAD~1", "HEAD")
-    status, said = monorepo.run("pytest_hwqueue", *bisect, *SHORT)
+    status, said = monorepo.run("pytest_hwqueue", *bisect, *QUICK)
     assert (status, "ran without libx.built" in said) == (2, True), said
 
 
@@ -154,7 +156,7 @@ def test_a_package_in_a_submodule_is_fetched_by_setup_also_from_a_hook(
     (monorepo.packages / "editable.pth").write_text(f"{project / 'third' / 'libx'}\n")
     hook = project / ".git" / "hooks" / "pre-push"
     setup = "git -c protocol.file.allow=always submodule update --init -q"
-    words = ("-m", "pytest_hwqueue", "ab", "HEAD~1", "HEAD", *SHORT, "--setup", f"'{setup}'",
+    words = ("-m", "pytest_hwqueue", "ab", "HEAD~1", "HEAD", *QUICK, "--setup", f"'{setup}'",
              "--", "tests/test_kernel.py")  # fmt: skip
     hook.write_text(f"#!/bin/sh\nexport GIT_INDEX_FILE=$PWD/.git/index GIT_DIR=$PWD/.git\n"
                     f"exec {monorepo.python} {' '.join(words)} > said 2>&1\n")  # fmt: skip
