@@ -29,7 +29,6 @@ from pytest_hwqueue.cli.options import (
     UNDECIDED,
     Asked,
     PassesOn,
-    combined,
     comparison_status,
     gate_settings,
     given_options,
@@ -46,18 +45,17 @@ if TYPE_CHECKING:
     from pytest_hwqueue.interleaved.variants import SideVariant
 
 
-_KEPT = {"rate", "min-effect", "detect", "fail-on", "allow-env", "on", "dir"}
+_KEPT = {"rate", "min-effect", "detect", "fail-on", "allow-env", "on", "dir", "setup"}
 _NOT_HERE = tuple(OF_THE_COMPARISON - _KEPT)
 # With 3 pairs normal theory can decide; with fewer nothing can.
 _LEAST_PAIRS = 3
 
 
-def _of_sides(pairs: str, setup: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
-    """Add the options of two sides, with the help of each."""
+def _pairs(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Add the option --pairs with its help."""
     least = click.IntRange(min=_LEAST_PAIRS)
-    return combined(
-        click.option("--setup", metavar="COMMAND", help=setup),
-        click.option("--pairs", metavar="N", type=least, default=12, show_default=True, help=pairs),
+    return click.option(
+        "--pairs", metavar="N", type=least, default=12, show_default=True, help=text
     )
 
 
@@ -80,22 +78,16 @@ def _interruptible(more: str = "") -> Iterator[None]:
 @click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
 @click.option("--a", "variant_a", metavar="VARIANT", default="", help="how to measure side A")
 @click.option("--b", "variant_b", metavar="VARIANT", default="", help="how to measure side B")
-@_of_sides(
-    "process runs of each side, unless a sixth, a third or two thirds of them decide a cell",
-    "shell command to run once in each side's folder, such as 'pip install .'; each side "
-    "then has its own virtual environment",
-)
+@_pairs("process runs of each side, unless a sixth, a third or two thirds of them decide a cell")
 @_interruptible()
-def ab(
-    places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, setup: str | None,
-    **given: Any,
-) -> int:  # fmt: skip
+def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **given: Any) -> int:
     """Measure two versions or variants in turn: is the second worse?
 
     A side is a commit, branch or tag, checked out into a worktree, or a folder as it is; by default
     both are the current folder. VARIANT is written as in a shell: NAME=VALUE words set environment
     variables, followed by options of `hwq run` or pytest. Tests follow after --, relative to the
-    folder; without any, the suite is measured.
+    folder; without any, the suite is measured. A side that runs code of another folder than its own
+    is incomparable: --setup then installs each side's, in a virtual environment of its own.
 
     \b
       hwq ab main . -- benchmarks/test_mine.py
@@ -143,7 +135,7 @@ def ab(
         figures, settings, (a.label, b.label), folder.name, varied=varied, allow_environment=allow
     )
     measure = ProcessRuns(folder)
-    with open_sides((a, b), here, setup, folder, say) as sides:
+    with open_sides((a, b), here, Asked(given).setup, folder, say) as sides:
         for side in sides:
             say(side.describe())
         same = is_same(*sides)
@@ -181,13 +173,9 @@ _STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDE
 @click.argument("name")
 @click.argument("good")
 @click.argument("bad")
-@_of_sides(
-    "process runs of each side in a comparison; twice as many where these do not decide",
-    "shell command to run once in each worktree, such as 'pip install .', in a virtual "
-    "environment; a commit where it fails (such as with status 125) is skipped",
-)
+@_pairs("process runs of each side in a comparison; twice as many where these do not decide")
 @_interruptible(": the same command continues")
-def bisect(name: str, good: str, bad: str, pairs: int, setup: str | None, **given: Any) -> int:
+def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
     """Find the commit between GOOD and BAD that made NAME slower.
 
     NAME is a workload (see `hwq list`) or a test, such as tests/test_mine.py::test_decode, relative
@@ -201,7 +189,8 @@ def bisect(name: str, good: str, bad: str, pairs: int, setup: str | None, **give
 
     The commit found is compared once more with the one before it: if it is not to blame, this
     confirms it with a probability of at most --rate. Interrupted, the same command continues
-    (--dir keeps what was measured). Merges count as one commit.
+    (--dir keeps what was measured). Merges count as one commit; one where --setup fails (such as
+    with status 125) is skipped.
 
     Exit status: 0 one commit is named, 1 several remain because those between cannot be measured,
     2 wrong usage or input, 3 BAD is not shown to be worse or the commit found is not confirmed.
@@ -212,6 +201,7 @@ def bisect(name: str, good: str, bad: str, pairs: int, setup: str | None, **give
 
     here = Path.cwd()
     settings, figures, allow = _judged_by(given, pairs)
+    setup = Asked(given).setup
     variant = _variant(name, here, given, click.get_current_context().meta[PASSED_ON])
     state = _planned(here, name, good, bad, settings.rate)
     # The same command finds its folder again, and another one, of other settings, another folder.

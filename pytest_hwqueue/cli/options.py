@@ -205,10 +205,15 @@ def comparison_status(judgement: Judgement, reactions: Mapping[str, str]) -> int
             and ``missing``; one not named warns.
 
     """
+    from pytest_hwqueue.gate.verdict import OTHER_CODE
+
     failing = {verdict for verdict, reaction in reactions.items() if reaction == "fail"}
     if judgement.count("regression"):
         return REGRESSION
     if judgement.count("incomparable") and "incomparable" in failing:
+        return REFUSED
+    if any(each.verdict.reason == OTHER_CODE for each in judgement.verdicts):
+        # Whatever the reactions are: they are to verdicts on the sides' code.
         return REFUSED
     if not judgement.judged:
         # Whatever the reactions are: where nothing was judged nothing can have passed.

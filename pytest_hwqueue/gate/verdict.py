@@ -177,6 +177,10 @@ def fall_back(wanted: Quantity, n: int) -> Quantity | None:
 
 State = Literal["pass", "regression", "improvement", "inconclusive", "no-baseline", "incomparable"]
 
+OTHER_CODE = "other-code"
+"""Reason of a verdict on runs of code that was not the side's: whatever was compared, the session
+fails."""
+
 Decision = Literal["acquitted", "blind", "flagged", "undecided", "convicted"]
 """Of one look. ``flagged`` asks for more runs; ``blind`` does not, as they would not show more."""
 
@@ -274,7 +278,8 @@ class Verdict:
       streams at work than the cell names).
     * ``no-baseline``: ``no-baseline``.
     * ``incomparable``: ``not-a-number``, ``clock-too-coarse``, ``zero-figure``, ``suite-shift``,
-      ``lower-clock`` (slower in time and not in cycles).
+      ``lower-clock`` (slower in time and not in cycles), ``other-code`` (a side ran code that is
+      not its own).
     """
 
     state: State

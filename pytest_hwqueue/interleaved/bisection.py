@@ -288,6 +288,16 @@ def top_level(folder: Path) -> Path | None:
     return Path(done.stdout.strip()) if done.returncode == 0 else None
 
 
+def worktrees(folder: Path) -> list[Path]:
+    """Return all folders in which a folder's repository is checked out; none without one."""
+    done = _git(folder, "worktree", "list", "--porcelain", "-z")
+    if done.returncode != 0:
+        # Without -z, which is of git 2.36, only a name with a line break would be cut.
+        done = _git(folder, "worktree", "list", "--porcelain")
+    fields = done.stdout.replace("\0", "\n").splitlines()
+    return [Path(each.partition(" ")[2]) for each in fields if each.startswith("worktree ")]
+
+
 def is_changed(folder: Path) -> bool:
     """Whether tracked files differ from the checked-out commit."""
     return bool(_git(folder, "status", "--porcelain", "--untracked-files=no").stdout.strip())

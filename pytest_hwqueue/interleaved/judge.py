@@ -26,7 +26,13 @@ from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.suite_gate import SuiteShift, conclude
-from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Quantity, Verdict
+from pytest_hwqueue.gate.verdict import (
+    LEAST_FIRST_RUNS,
+    OTHER_CODE,
+    GateSettings,
+    Quantity,
+    Verdict,
+)
 from pytest_hwqueue.interleaved.sides import Pair, SideRuns, acquitted_early, by_pairs, match, reach
 from pytest_hwqueue.metrics.numbers import ratio_of
 from pytest_hwqueue.records.cell import RunRecord
@@ -93,23 +99,33 @@ class InterleavedJudging:
         self._open: list[_Figure] = []
         self._lost: dict[_Figure, str] = {}
 
-    def add(self, side: ABSide, records: Sequence[RunRecord], problem: str = "") -> None:
+    def add(
+        self, side: ABSide, records: Sequence[RunRecord], problem: str = "", other_code: str = ""
+    ) -> None:
         """Take one process run of a side.
 
         Args:
             side: whose.
             records: its measurements.
             problem: how it ended, if not normally.
+            other_code: which code it measured in place of the side's; empty if the side's.
 
         Raises:
             BadInput: if no cell has a figure to be gated.
 
         """
-        self._sides[side].add(records)
+        self._sides[side].add(records, other_code)
         if problem:
             self._problems.setdefault(side, problem)
         runs = [cell.runs[0] for cell in self._sides[side].runs.values()]
         require_known(self._figures, runs, self._labels[side])
+
+    def all_other_code(self) -> bool:
+        """Return whether every cell of a side was measured of other code than the side's."""
+        return any(
+            side.other_code and side.other_code == side.cells.keys()
+            for side in self._sides.values()
+        )
 
     def measured(self, side: ABSide) -> list[str]:
         """Return the ids of the cells measured successfully so far."""
@@ -265,7 +281,8 @@ class InterleavedJudging:
             return None
         quantity = Quantity(name, name, None) if found is None else found.figure.quantity
         if lost is not None:
-            text, reason = f"not compared: {lost}", "failed"
+            other = any(cell_id in self._sides[side].other_code for side, cell_id in _both(pair))
+            text, reason = f"not compared: {lost}", OTHER_CODE if other else "failed"
         else:
             assert found is not None
             listed = "; ".join(map(str, self._blocking(pair, found.figure)))

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,8 +17,9 @@ from pathlib import Path
 from pytest_hwqueue.errors import HwqError, RecordError, on_one_line
 from pytest_hwqueue.gate.calibrate import MOST_RUNS
 from pytest_hwqueue.gate.statistics import turns
-from pytest_hwqueue.gate.verdict import ITERATION_TIME, GateSettings
+from pytest_hwqueue.gate.verdict import ITERATION_TIME, OTHER_CODE, GateSettings
 from pytest_hwqueue.interleaved.bisection import Compared, Outcome, Tracked
+from pytest_hwqueue.interleaved.imports import REPORTS, read_reports
 from pytest_hwqueue.interleaved.judge import ABSide, InterleavedJudging
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, looks, open_sides
 from pytest_hwqueue.interleaved.variants import SideVariant
@@ -41,11 +43,13 @@ class Measured:
     Attributes:
         records: of its cells, in the order measured.
         problem: how it ended, if not normally; else empty.
+        other_code: which code was measured in place of the side's; empty if the side's.
 
     """
 
     records: list[RunRecord]
     problem: str
+    other_code: str = ""
 
 
 MeasureSide = Callable[[Side, int, Sequence[str] | None], Measured]
@@ -95,12 +99,14 @@ class ProcessRuns:
         ]
         command = side.pytest_command(options, nodes)
         began = now()
-        status = run(command, side.folder, side.environment, log)
+        with tempfile.TemporaryDirectory(prefix="hwq-imports-") as reports:
+            status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
+            other_code = _other_code(side, Path(reports), status)
         self._listed.append(
             {"number": number, "side": side.name, "started": began, "status": status,
-             "records": name, "command": command}
+             "records": name, "command": command, "other_code": other_code}
         )  # fmt: skip
-        return _read(records, number, status, log)
+        return replace(_read(records, number, status, log), other_code=other_code)
 
     @contextmanager
     def described(self, sides: Sequence[Side]) -> Iterator[None]:
@@ -161,12 +167,12 @@ def interleave(
         side = by_name[name]
         began = time.monotonic()
         measured = measure(side, number, nodes[name])
-        judging.add(name, measured.records, measured.problem)
+        judging.add(name, measured.records, measured.problem, measured.other_code)
         seconds = time.monotonic() - began
         problem = f"; {measured.problem}" if measured.problem else ""
         say(f"run {number} of {planned}, {side.name}: "
             f"{counted(len(measured.records), 'cell')}, {seconds:.0f} s{problem}")  # fmt: skip
-        if number <= 2 and not judging.measured(name):
+        if number <= 2 and not judging.measured(name) and not measured.other_code:
             raise HwqError(f"{side.name} ({side.label}) measured nothing: " + (
                 measured.problem or "; ".join(f"{r.cell_id}: {r.reason}" for r in measured.records)
                 or "all its tests were skipped"
@@ -176,6 +182,10 @@ def interleave(
                 "no cell of A is one of B, so there is nothing to compare. A has "
                 f"{', '.join(judging.measured('old'))}; B has {', '.join(judging.measured('new'))}"
             )
+        if number == 2 and judging.all_other_code():
+            # More runs would be of that code, too.
+            judging.look(1)
+            break
         if number == 2:
             pairs = _planned(judging, judging.matched(), say)
         if number % 2 or number // 2 not in looks(pairs):
@@ -226,6 +236,20 @@ def _read(records: Path, number: int, status: int, log: Path) -> Measured:
     return Measured(found, f"run {number}: {text}, see {log}" if text else "")
 
 
+def _other_code(side: Side, reports: Path, status: int) -> str:
+    """Say which code a run measured in place of the side's; empty if the side's."""
+    if side.tree is None:
+        return ""
+    found = read_reports(reports)
+    if found.other or found.heard or status not in _WENT_TO_ITS_END:
+        return side.describe_other_code(found.other)
+    return (
+        f"nothing shows which code side {side.name} ran: its pytest did not report what it "
+        "imported; the sitecustomize on its PYTHONPATH must run, so start it without -S, -E and "
+        "-I, and let it end by itself"
+    )
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -260,7 +284,7 @@ class CommitComparison:
         here: the current folder, in the repository.
         folder: where each comparison leaves a folder with what was measured.
         variant: how both sides are measured.
-        setup: shell command to run once in each worktree; None for the running interpreter.
+        setup: shell command to run once in each worktree; empty for the running interpreter.
         figures: names of the figures of which the opening looks for a worse one.
         settings: of the gate.
         allow_environment: compare over other drivers, frameworks and clock policies.
@@ -274,7 +298,7 @@ class CommitComparison:
     here: Path
     folder: Path
     variant: SideVariant
-    setup: str | None
+    setup: str
     figures: Sequence[str]
     settings: GateSettings
     allow_environment: bool
@@ -306,6 +330,7 @@ class CommitComparison:
                 only = None if tracked is None else [tracked.node]
                 with measure.described(sides):
                     judgement = interleave(sides, judging, measure, self.say, only)
+            _refuse_other_code(judgement)
         except HwqError as error:
             # Whose fault it is stands first. GOOD worked in the opening: if it no longer does,
             # neither would any other commit.
@@ -333,6 +358,13 @@ class CommitComparison:
             figures, settings, (old[:10], new[:10]), session,
             allow_environment=self.allow_environment,
         )  # fmt: skip
+
+
+def _refuse_other_code(judgement: Judgement) -> None:
+    for each in judgement.verdicts:
+        if each.verdict.reason == OTHER_CODE:
+            # No commit can be judged so: that is the fault of none.
+            raise HwqError(f"A and B: {each.cell_id}: {each.verdict.sentence}")
 
 
 def judged(judgement: Judgement, tracked: Tracked | None) -> CellVerdict | None:

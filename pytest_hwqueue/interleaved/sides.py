@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
@@ -24,7 +25,21 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.errors import HwqError, RecordError, within
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
-from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, shallow, top_level, worktree
+from pytest_hwqueue.interleaved.bisection import (
+    commit_of,
+    is_changed,
+    shallow,
+    top_level,
+    worktree,
+    worktrees,
+)
+from pytest_hwqueue.interleaved.imports import (
+    REPORTS,
+    OtherCode,
+    Tree,
+    read_reports,
+    setup_for,
+)
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.numbers import rise_of
@@ -50,7 +65,7 @@ _TAKE_A_VALUE = ("-k", "-m", "-p", "-c", "-o", "-W", "-n", "-r")
 _SWITCHED_OFF = tuple(
     option.name
     for option in OPTIONS
-    if option.name in ("save", "compare", "against", "markdown", "report", "json")
+    if option.name in ("save", "compare", "against", "setup", "markdown", "report", "json")
 )
 
 _NO_TESTS = 5
@@ -100,6 +115,7 @@ class Side:
         root: of its node ids.
         tests: which to run.
         collected: node ids of those.
+        tree: where its code lies, and where it must not come from; None for no look at it.
 
     """
 
@@ -114,12 +130,31 @@ class Side:
     root: Path
     tests: tuple[str, ...]
     collected: tuple[str, ...] = ()
+    tree: Tree | None = None
 
     def describe(self) -> str:
         """Return one line of text."""
         commit = "in no repository" if self.commit is None else f"commit {self.commit[:10]}"
         changed = ", with uncommitted changes" if self.changed else ""
         return f"{self.name}: {self.label} ({commit}{changed})"
+
+    def describe_other_code(self, found: Sequence[OtherCode]) -> str:
+        """Return which code was not the side's, and the cure; empty if there was none."""
+        if not found or self.tree is None:
+            return ""
+        first, more = found[0], f" (and {len(found) - 1} more)" if found[1:] else ""
+        start = os.path.relpath(self.folder, self.tree.own)
+        setup = setup_for(first.file, self.tree.working, start)
+        said = (
+            f"ran without {first.what}, which exists only as {first.file}"
+            if first.lacking
+            else f"ran {first.what} from {first.file}, which is not its own code"
+        )
+        again = ", which this --setup has not done" if self.tree.set_up else ""
+        return (
+            f"side {self.name} {said}{more}: give each side its own, by --setup '{setup}' "
+            f"(in pytest --hwq-setup){again}"
+        )
 
     def pytest_command(self, options: Sequence[str], nodes: Sequence[str] | None) -> list[str]:
         """Return the command for a session.
@@ -144,7 +179,7 @@ def is_same(a: Side, b: Side) -> bool:
 def open_sides(
     requests: tuple[SideRequest, SideRequest],
     here: Path,
-    setup: str | None,
+    setup: str,
     logs: Path,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Side, Side]]:
@@ -154,7 +189,7 @@ def open_sides(
         requests: for A and B.
         here: the current folder.
         setup: shell command to run once in each side's folder, in a virtual environment of the
-            side's own; None for the running interpreter.
+            side's own; empty for the running interpreter.
         logs: an existing folder for the commands' output.
         say: receives progress messages.
 
@@ -163,7 +198,7 @@ def open_sides(
 
     """
     places = [_find(request, here) for request in requests]
-    scratch = tempfile.TemporaryDirectory(prefix="hwq-ab-")
+    scratch = TemporaryDirectory(prefix="hwq-ab-")
     with ExitStack() as stack:
         stack.enter_context(_cleaned_up(scratch))
         folders = []
@@ -181,19 +216,21 @@ def open_sides(
             for request, folder in zip(requests, folders, strict=True)
         ]
         suite_only = not any(tests for tests, _ in chosen)
+        trees = _trees(here, folders)
         sides = []
-        for request, place, folder, (own, words) in zip(
-            requests, places, folders, chosen, strict=True
+        for request, place, folder, own_tree, (own, words) in zip(
+            requests, places, folders, trees, chosen, strict=True
         ):
             if folder is not place:
                 _refuse_absolute(request, own)
-            python, venv = sys.executable, None
-            if setup is not None:
+            code = own_tree._replace(generated=str(logs), set_up=bool(setup))
+            venv = Path(scratch.name) / f"{request.name}-venv" if setup else None
+            environment = side_environment(request.variant, folder, venv, code)
+            python = sys.executable
+            if setup and venv is not None:
                 say(f"setting up {request.name}: {setup}")
-                venv = Path(scratch.name) / f"{request.name}-venv"
                 log = logs / f"setup-{request.name.lower()}.log"
-                python = set_up(request.name, folder, venv, request.variant, setup, log)
-            environment = side_environment(request.variant, folder, venv)
+                python = set_up(request.name, folder, venv, environment, setup, log)
             found = _probe(request, folder, python, environment, suite_only, logs)
             command, root, tests = _command(found, folder, request.root, own, words)
             sides.append(
@@ -201,6 +238,7 @@ def open_sides(
                     name=request.name,
                     label=request.label,
                     folder=folder,
+                    tree=code,
                     commit=commit_of(folder),
                     changed=is_changed(folder),
                     variant=request.variant,
@@ -217,8 +255,21 @@ def open_sides(
         yield ready[0], ready[1]
 
 
+def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
+    """Return the tree of each side's folder, and those that no code of it may come from."""
+    working = top_level(here) or here
+    tops = [top_level(each) or each for each in folders]
+    a, b = folders
+    if tops[0] == tops[1] and not (a.is_relative_to(b) or b.is_relative_to(a)):
+        # Two folders of one checkout: what lies in neither is common to both.
+        working = next((each for each in folders if here.is_relative_to(each)), b)
+        return [Tree(str(each), str(working), (str(a), str(b))) for each in folders]
+    others = tuple(map(str, dict.fromkeys([*tops, *worktrees(here)])))
+    return [Tree(str(top), str(working), others) for top in tops]
+
+
 @contextmanager
-def _cleaned_up(scratch: tempfile.TemporaryDirectory[str]) -> Iterator[None]:
+def _cleaned_up(scratch: TemporaryDirectory[str]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -324,14 +375,18 @@ def _collect(side: Side, logs: Path) -> list[str]:
     log = logs / f"collect-{side.name.lower()}.log"
     # This verbosity lists node ids, whatever an ini file adds.
     command = side.pytest_command(["--collect-only", "--verbosity=-1", f"--hwq-dir={logs}"], None)
-    status = run(command, side.folder, side.environment, log)
+    with TemporaryDirectory(prefix="hwq-imports-") as reports:
+        status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
+        found = read_reports(reports)
     if status == _NO_TESTS:
         raise HwqError(
             f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
             f"{last_lines(log)}"
         )
     if status != 0:
-        raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{last_lines(log, 30)}")
+        missing = found.other or found.lacking
+        because = "\n".join(filter(None, [last_lines(log, 30), side.describe_other_code(missing)]))
+        raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{because}")
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line for line in lines if "::" in line]
 
@@ -351,6 +406,7 @@ class SideRuns:
         runs: successful ones, in the order measured.
         nodes: the test that measures a cell.
         failures: the first reason why a cell's runs cannot be used.
+        other_code: ids of cells with a run that was of other code than the side's.
 
     """
 
@@ -360,15 +416,25 @@ class SideRuns:
         self.runs: dict[str, CellBaseline] = {}
         self.nodes: dict[str, str] = {}
         self.failures: dict[str, str] = {}
+        self.other_code: set[str] = set()
 
-    def add(self, records: Sequence[RunRecord]) -> None:
-        """Take the records of one process run."""
+    def add(self, records: Sequence[RunRecord], other_code: str = "") -> None:
+        """Take the records of one process run.
+
+        Args:
+            records: its measurements.
+            other_code: which code was measured in place of the side's; empty if its own was.
+
+        """
         times = Counter(record.cell_id for record in records)
         for record in records:
             cell_id = record.cell_id
             self.cells.setdefault(cell_id, record.cell)
             self.nodes.setdefault(cell_id, record.nodeid)
-            if record.status != "ok":
+            if other_code:
+                self.other_code.add(cell_id)
+                self._fails(cell_id, other_code)
+            elif record.status != "ok":
                 self._fails(cell_id, f"{record.status}: {record.reason}".removesuffix(": "))
             elif times[cell_id] > 1:
                 self._fails(cell_id, measured_again(times[cell_id]))

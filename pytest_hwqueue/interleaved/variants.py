@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from pytest_hwqueue import suite
 from pytest_hwqueue.devices.conditions import fields_of_variable
 from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.errors import BadOption, HwqError
+from pytest_hwqueue.interleaved.imports import SIDE, Tree
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.settings.options import OPTIONS
 
@@ -22,7 +24,7 @@ OF_THE_COMPARISON = frozenset(
     {
         "runs", "dir", "json", "profile", "profile-dir", "causes", "save", "save-records",
         "compare", "against", "pairs", "baselines", "fail-on", "rate", "min-effect", "detect",
-        "tau", "sentinel",
+        "tau", "sentinel", "setup",
         "allow-env", "on", "markdown", "report", "budget",
     }
 )  # fmt: skip
@@ -33,6 +35,11 @@ _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 # The worker processes that measure do not get it (see plugin.worker), so it would do nothing.
 _NOT_PASSED_ON = "PYTEST_ADDOPTS"
+
+# Git gives them to its hooks alone.
+_OF_HOOKS = frozenset({"GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_QUARANTINE_PATH"})
+# Its sitecustomize runs in each process of a side.
+_STARTUP = Path(__file__).resolve().parent / "startup"
 
 # How the variables begin that drivers, runtimes and libraries of the vendors read.
 _OF_RUNTIMES = (
@@ -207,26 +214,27 @@ def _parameters(values: Sequence[str]) -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in pairs}
 
 
-def side_environment(variant: SideVariant, folder: Path, venv: Path | None) -> dict[str, str]:
+def side_environment(
+    variant: SideVariant, folder: Path, venv: Path | None, tree: Tree | None = None
+) -> dict[str, str]:
     """Return the environment of a side's processes.
 
     Args:
         variant: the side's; its variables are added.
         folder: the side's; its code comes first, unless ``venv`` is given.
         venv: a virtual environment with the side's code installed.
+        tree: the folder's, and those that no code may come from; by default no others are known.
 
     """
-    environment = suite.pytest_environment()
+    environment = _outside_of_hooks(suite.pytest_environment())
     # A summary for each of the runs would bury that of the comparison.
     environment.pop("GITHUB_STEP_SUMMARY", None)
     environment |= {k: v for k, v in variant.environment.items() if k != "PYTHONPATH"}
-    paths = [variant.environment.get("PYTHONPATH", "")]
+    tree = tree or Tree(str(folder), str(folder), set_up=venv is not None)
+    environment[SIDE] = json.dumps(tree._asdict())
+    paths = [str(_STARTUP), variant.environment.get("PYTHONPATH", "")]
     if venv is None:
-        source = folder / "src"
-        paths = [
-            str(folder), str(source) if source.is_dir() else "", *paths,
-            environment.get("PYTHONPATH", ""),
-        ]  # fmt: skip
+        paths = [str(_STARTUP), *_roots(folder), *paths[1:], environment.get("PYTHONPATH", "")]
     else:
         environment["VIRTUAL_ENV"] = str(venv)
         environment["PATH"] = os.pathsep.join([str(venv / "bin"), environment.get("PATH", "")])
@@ -236,14 +244,31 @@ def side_environment(variant: SideVariant, folder: Path, venv: Path | None) -> d
     return environment
 
 
-def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str, log: Path) -> str:
+def _roots(folder: Path) -> list[str]:
+    """Return the folders of a side's code where nothing of it is installed."""
+    return [str(each) for each in (folder, folder / "src") if each.is_dir()]
+
+
+def _outside_of_hooks(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which git finds the repository of the folder it is called in.
+
+    A hook's variables name the hook's repository, index and configuration. Outside of one, git's
+    variables are the user's own, such as the key with which submodules are fetched.
+    """
+    in_hook = not _OF_HOOKS.isdisjoint(environment)
+    return {k: v for k, v in environment.items() if not (in_hook and k.startswith("GIT_"))}
+
+
+def set_up(
+    name: str, folder: Path, venv: Path, environment: Mapping[str, str], setup: str, log: Path
+) -> str:
     """Create a side's virtual environment, run a command in it, and return its python.
 
     Args:
         name: of the side.
         folder: in which the command runs.
         venv: to be made; in it, the packages of the running interpreter are there too.
-        variant: the side's.
+        environment: of the command; see `side_environment`.
         setup: shell command.
         log: receives the output.
 
@@ -261,14 +286,16 @@ def set_up(name: str, folder: Path, venv: Path, variant: SideVariant, setup: str
             f"status {made}):\n{last_lines(log)}"
         )
     # --system-site-packages leads to the packages of the base interpreter only. Those of the
-    # running one, which may be a virtual environment itself, follow behind the side's own.
-    behind = [f"import site; site.addsitedir({path!r})" for path in _site_packages()]
+    # running one, which may be a virtual environment itself, follow behind the side's own, as does
+    # the side's code that the command does not install.
+    behind = _roots(folder)
+    behind += [f"import site; site.addsitedir({path!r})" for path in _site_packages()]
     behind += [str(Path(path).resolve())
                for path in suite.pytest_environment().get("PYTHONPATH", "").split(os.pathsep)
                if path]  # fmt: skip
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "hwq_behind.pth").write_text("\n".join(behind) + "\n", encoding="utf-8")
-    status = run(["/bin/sh", "-c", setup], folder, side_environment(variant, folder, venv), log)
+    status = run(["/bin/sh", "-c", setup], folder, environment, log)
     if status != 0:
         raise HwqError(
             f"{name}: --setup ended with status {status} in {folder}:\n{last_lines(log)}\n"

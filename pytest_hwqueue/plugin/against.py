@@ -118,7 +118,7 @@ class Against:
             )  # fmt: skip
             measure = ProcessRuns(folder)
             with signals_interrupt(), open_sides(
-                requests, self._here, None, folder, self._say
+                requests, self._here, settings.setup, folder, self._say
             ) as sides, measure.described(sides):  # fmt: skip
                 judgement = interleave(sides, judging, measure, self._say, only=nodeids)
         return judgement, judging.nodes("new")

@@ -19,7 +19,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
 from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.baselines.store import Store, keep_record
 from pytest_hwqueue.errors import BadInput, RecordError
-from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State
+from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, OTHER_CODE, GateSettings, Verdict
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
 from pytest_hwqueue.plugin.state import SETTINGS, wrong_usage
@@ -240,7 +240,7 @@ class Regression:
             judged.cell_id: judged.verdict.ratio or 1.0
             for judgement in self.judgements()
             for judged in judgement.verdicts
-            if _of_a_tail(judged) and self._fails(judged.verdict.state)
+            if _of_a_tail(judged) and self._fails(judged.verdict)
         }
         worst = sorted(failing, key=failing.__getitem__, reverse=True)
         return {cell: self._nodes[cell] for cell in worst}
@@ -262,7 +262,7 @@ class Regression:
                     continue
                 for report in reports:
                     report.user_properties += properties_of(judged)
-                if self._fails(judged.verdict.state):
+                if self._fails(judged.verdict):
                     command = self._command(nodeid, file)
                     text = explain(judged, judgement.baseline, command)
                     causes = self._causes.get(judged.cell_id) if _of_a_tail(judged) else None
@@ -359,8 +359,12 @@ class Regression:
         """Return the test that measures a cell."""
         return self._nodes[cell_id]
 
-    def level(self, state: State) -> str:
+    def level(self, verdict: Verdict) -> str:
         """Return the outcome that the settings assign to a verdict: pass, warn or fail."""
+        state = verdict.state
+        if verdict.reason == OTHER_CODE:
+            # No setting can let pass what was never measured.
+            return "fail"
         if state in VERDICTS:
             return self._settings.on.get(state, "warn")
         return "fail" if state == "regression" else "pass"
@@ -387,10 +391,10 @@ class Regression:
 
     def _fails_by(self, judgement: Judgement) -> bool:
         missing = bool(judgement.missing) and self._settings.on.get("missing") == "fail"
-        return missing or any(self._fails(each.verdict.state) for each in judgement.verdicts)
+        return missing or any(self._fails(each.verdict) for each in judgement.verdicts)
 
-    def _fails(self, state: State) -> bool:
-        return self.level(state) == "fail"
+    def _fails(self, verdict: Verdict) -> bool:
+        return self.level(verdict) == "fail"
 
     def _load(self) -> NamedSources | None:
         """Read the baselines that the session may be compared with, and check the options."""

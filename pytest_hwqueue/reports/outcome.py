@@ -155,7 +155,7 @@ def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]
     items = []
     for judgement in regression.judgements():
         for judged in judgement.verdicts:
-            level = levels.get(regression.level(judged.verdict.state))
+            level = levels.get(regression.level(judged.verdict))
             file, line = places.get(regression.node_of(judged.cell_id), ("", None))
             if level is not None:
                 title = f"{judged.verdict.state}: {judged.cell_id}"

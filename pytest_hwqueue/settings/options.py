@@ -253,6 +253,11 @@ class Settings:
         "with --hwq-save, also keep whole records",
         "with --hwq-save, also keep the whole records of these runs and their timelines in the "
         "baseline's folder records/", flag=True, rare=True)
+    setup = Option("", lambda o, v: v, "COMMAND", "baselines",
+        "run once in each side, such as 'pip install .'",
+        "shell command to run once in each side's folder before it is measured, such as 'pip "
+        "install .' or 'git submodule update --init'; each side then has its own virtual "
+        "environment")
     pairs = Option("12", read.integer(3), "N", "baselines",
         "runs of each version for --hwq-against",
         "process runs of each version for --hwq-against, unless fewer decide a test", rare=True)

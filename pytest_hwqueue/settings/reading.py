@@ -87,6 +87,8 @@ def _clashes(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
     if settings.cache != "hot" and settings.sync_mode != "per_iteration":
         between = "iterations follow each other at once, with no time to empty the cache between"
         yield "--hwq-cache", settings.cache, f"{between}: leave out --hwq-sync-mode"
+    if config.getoption("hwq_setup") and not settings.against:
+        yield "--hwq-setup", settings.setup, "it sets up the sides of --hwq-against: give that, too"
     if settings.save_records and not settings.save:
         yield "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
     if not (distributed or debugged or settings.isolation == "none"):

@@ -207,17 +207,34 @@ def test_inputs_are_split_as_in_a_shell_and_never_run(job: Job) -> None:
     show = job.shown(3)
     done = job.run(
         "Measure", python=show, against="origin/main", baseline="main", device="sim:h200",
-        tests="'tests/a b.py' c.py", options='-m "P0 or P1" -k "$(touch ran)" * `touch ran`',
+        setup="pip install .", tests="'tests/a b.py' c.py",
+        options='-m "P0 or P1" -k "$(touch ran)" * `touch ran`',
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    results = job.folder / "hwqueue-results"
     assert done.stdout.strip() == str([
-        "--hwq-device=sim:h200", "--hwq-markdown=hwqueue-results/hwqueue.md",
-        "--hwq-json=hwqueue-results/session.json", "--hwq-report=hwqueue-results/report.html",
-        "--hwq-against=origin/main", "--hwq-compare=main",
+        "--hwq-device=sim:h200", f"--hwq-markdown={results}/hwqueue.md",
+        f"--hwq-json={results}/session.json", f"--hwq-report={results}/report.html",
+        "--hwq-against=origin/main", "--hwq-setup=pip install .", "--hwq-compare=main",
         "tests/a b.py", "c.py", "-m", "P0 or P1", "-k", "$(touch ran)", "*", "`touch", "ran`",
     ])  # fmt: skip
     assert not (job.folder / "ran").exists()
     assert job.run("Measure", python=show, options="-m 'P0").returncode != 0
+
+
+def test_pytest_is_called_in_the_given_folder_and_other_paths_stay_those_of_the_workspace(
+    job: Job,
+) -> None:
+    (job.folder / "package").mkdir()
+    (job.folder / "own").mkdir()
+    program = job.folder / "own" / "python"
+    program.write_text('#!/bin/bash\necho "$PWD" "$@"\n')
+    program.chmod(0o755)
+    done = job.run("Measure", python="own/python", directory="package", setup="make")
+    assert done.stdout.split()[0] == str(job.folder / "package")
+    assert f"--hwq-json={job.folder}/hwqueue-results/session.json" in done.stdout
+    # Without another side there is nothing to set up.
+    assert "--hwq-setup" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Toy:
         self._slow, self._broken, self._failing, self._pairs = slow, broken, failing, pairs
         self._noise, self._seeds = np.random.default_rng(seed), count()
         self._compare = CommitComparison(
-            repository, folder, SideVariant(), None, ("p99", "p50"), GateSettings(pairs=pairs),
+            repository, folder, SideVariant(), "", ("p99", "p50"), GateSettings(pairs=pairs),
             False, lambda _: None, open_sides=self._sides, measuring=lambda *_: cast("Any", self),
         )  # fmt: skip
 

@@ -50,7 +50,7 @@ def opened(folder: Path, a: str | None, b: str | None, *words: str) -> Iterator[
     variant = SideVariant(words=words)
     requests = SideRequest("A", a, variant), SideRequest("B", b, variant)
     try:
-        with open_sides(requests, folder, None, folder.parent, SAID.append) as sides:
+        with open_sides(requests, folder, "", folder.parent, SAID.append) as sides:
             yield sides
     finally:
         assert_nothing_stays(folder)
@@ -72,7 +72,7 @@ def test_a_commit_gets_a_worktree_and_a_path_is_taken_as_it_is(repository: Path)
         assert [a.commit, b.commit] == [git(repository, "rev-parse", tag) for tag in ("one", "two")]
         assert (a.changed, b.changed) == (False, True)
         assert a.tests == b.tests == ("part/test_old.py",)
-        assert a.environment["PYTHONPATH"].split(os.pathsep)[0] == str(a.folder)
+        assert a.environment["PYTHONPATH"].split(os.pathsep)[1] == str(a.folder)
         assert not is_same(a, b)
     assert any("checking out one" in text for text in SAID)
     git(repository, "checkout", "-q", ".")
@@ -83,6 +83,23 @@ def test_a_commit_gets_a_worktree_and_a_path_is_taken_as_it_is(repository: Path)
         assert a.folder.name == b.folder.name == "part"
         assert a.folder != b.folder
         assert not is_same(a, b)
+
+
+def test_no_code_may_come_from_another_tree_of_the_repository(repository: Path) -> None:
+    other = repository.parent / "a worktree"
+    with worktree(repository, "one", other):
+        tree = module._trees(repository / "part", [repository / "part", other / "part"])[0]
+        assert (tree.own, tree.working) == (str(repository), str(repository))
+        assert {str(other), str(repository)} == set(tree.others)
+    # What two folders of one checkout have in common is no other code.
+    part, new = repository / "part", repository / "new"
+    a, b = module._trees(new, [part, new])
+    assert [tree[:3] for tree in (a, b)] == [
+        (str(own), str(new), (str(part), str(new))) for own in (part, new)
+    ]
+    outside = repository.parent / "outside"
+    outside.mkdir()
+    assert module._trees(outside, [outside, repository])[0].working == str(outside)
 
 
 def test_without_tests_the_suite_is_measured(repository: Path) -> None:
@@ -141,18 +158,19 @@ def test_git_is_asked_in_the_folder_also_inside_of_a_hook(
 def test_its_own_virtual_environment_comes_before_the_callers_packages(tmp_path: Path) -> None:
     log, venv = tmp_path / "log", tmp_path / "venv"
     setup = "python -c \"import sys, pathlib; pathlib.Path('python').write_text(sys.prefix)\""
-    python = set_up("A", tmp_path, venv, SideVariant(), setup, log)
+    environment = side_environment(SideVariant(), tmp_path, venv)
+    python = set_up("A", tmp_path, venv, environment, setup, log)
     assert (tmp_path / "python").read_text() == str(venv)
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "pytest.py").write_text("mine = True\n")
     done = subprocess.run(
         [python, "-c", "import click, pytest, pytest_hwqueue; print(pytest.mine)"],
-        env=side_environment(SideVariant(), tmp_path, venv), capture_output=True, text=True,
+        env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.stdout == "True\n", done.stderr
     with pytest.raises(HwqError, match=r"--setup ended with status 3 in .*:\nno compiler"):
-        set_up("A", tmp_path, tmp_path / "other", SideVariant(), "echo no compiler; exit 3", log)
+        set_up("A", tmp_path, tmp_path / "other", environment, "echo no compiler; exit 3", log)
 
 
 def test_a_sides_variables_source_folder_and_words(tmp_path: Path) -> None:
@@ -160,7 +178,7 @@ def test_a_sides_variables_source_folder_and_words(tmp_path: Path) -> None:
     variant = SideVariant(environment={"PYTHONPATH": "/theirs", "X": "1"})
     environment = side_environment(variant, tmp_path, None)
     paths = environment["PYTHONPATH"].split(os.pathsep)
-    assert paths[:3] == [str(tmp_path), str(tmp_path / "src"), "/theirs"]
+    assert paths[1:4] == [str(tmp_path), str(tmp_path / "src"), "/theirs"]
     assert environment["X"] == "1"
     label = SideRequest("B", "main", SideVariant(), "--scheduler native").label
     assert make_side("B", label=label, commit="a" * 40, changed=True).describe() == (

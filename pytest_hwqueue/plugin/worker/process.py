@@ -22,6 +22,7 @@ import pytest
 from _pytest.config import _prepareconfig
 from pydantic import TypeAdapter
 
+from pytest_hwqueue.interleaved.imports import report_now
 from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.worker.calls import SessionCalls, WorkerStart
@@ -97,6 +98,7 @@ class WorkerPlugin:
             self._sink.key = command["key"]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
             self._forget_reports()
+            report_now()
             unfit = self._sink.retire_process or not self._fitness.is_left()
             self._channel.send("finished", retire=unfit)
         # Nobody reads a worker's summary, and for it some plugins do much: hypothesis's imports
