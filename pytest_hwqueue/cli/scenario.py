@@ -253,6 +253,7 @@ def which_settings(
     """Return how runs are measured; records go to this folder in --dir."""
     from pytest_hwqueue.plugin.cells import only_device, resolve_size
     from pytest_hwqueue.records.noise import provenance_of
+    from pytest_hwqueue.redaction import redacted
     from pytest_hwqueue.scenarios.planned_runs import missing_weights
     from pytest_hwqueue.which.session import WhichSettings
 
@@ -278,7 +279,7 @@ def which_settings(
         folder=here / asked.dir / folder,
         scenario_folder=file.absolute().parent,
         weights=weights,
-        command=shlex.join(["hwq", *sys.argv[1:]]),
+        command=redacted(shlex.join(["hwq", *sys.argv[1:]])),
         provenance=provenance,
     )
 

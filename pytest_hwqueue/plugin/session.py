@@ -34,6 +34,7 @@ from pytest_hwqueue.records.files import make_session_folder, session_name, writ
 from pytest_hwqueue.records.noise import Provenance, provenance_of
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation
+from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.tenancy import TENANTS
 
 if TYPE_CHECKING:
@@ -382,4 +383,4 @@ def command_line(config: pytest.Config) -> str:
     arguments = [str(argument) for argument in config.invocation_params.args]
     line = shlex.join([Path(sys.executable).name, "-m", "pytest", *arguments])
     # Bytes of an argument that are no text stand as escapes: a record is UTF-8.
-    return line.encode(errors="backslashreplace").decode()
+    return redacted(line.encode(errors="backslashreplace").decode())

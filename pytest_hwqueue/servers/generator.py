@@ -29,6 +29,7 @@ from pytest_hwqueue.harness.open_loop import (
     require_early,
 )
 from pytest_hwqueue.records.tenants import RequestFailure
+from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.servers.spec import ServerSpec
 
 _POLL_S = 0.05
@@ -140,7 +141,7 @@ class Client:
         while (problem := await self._problem(url)) is not None:
             if time.monotonic() >= deadline:
                 within = f" within {waits_s:g} s" if waits_s else ""
-                raise HwqError(f"{url or self.url} was not ready{within}: {problem}")
+                raise HwqError(redacted(f"{url or self.url} was not ready{within}: {problem}"))
             await asyncio.sleep(_POLL_S)
 
     async def _problem(self, url: str | None) -> str | None:

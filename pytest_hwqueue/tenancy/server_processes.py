@@ -19,6 +19,7 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.harness.attempt import Found, RunEnded
 from pytest_hwqueue.processes.guardian import Contending, Stop
 from pytest_hwqueue.processes.services import Service, ServiceFailed, free_port, run_service
+from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
 from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec
@@ -93,7 +94,8 @@ class ServerProcesses:
         try:
             self._services[name] = stack.enter_context(service)
         except ServiceFailed as failed:
-            raise RunEnded("failed", f"{failed} (its command: {' '.join(command)})") from None
+            shown = redacted(" ".join(command))
+            raise RunEnded("failed", f"{failed} (its command: {shown})") from None
         self.urls[name] = spec.url.replace(PORT, port)
 
     def check(self) -> None:
@@ -160,8 +162,8 @@ class ServerProcesses:
                     self._scheduler.proof({name: pid}, {name: evidence})
             said.append(f"server of {name}: seen in processes {sorted(found)}")
         said += [
-            f"server of {name}: not ours, it ran already at {spec.url}, and under which scheduler "
-            "is not known"
+            f"server of {name}: not ours, it ran already at {redacted(spec.url)}, and "
+            "under which scheduler is not known"
             for name, spec in self._specs.items()
             if not spec.ours
         ]

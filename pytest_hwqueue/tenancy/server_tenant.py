@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.errors import HwqError, translated
 from pytest_hwqueue.harness.open_loop import RequestLog, StoppedServing, Window, lateness
 from pytest_hwqueue.records.tenants import ServerLoad, TenantResult, TokenTimes
+from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.servers.generator import Client, Load, Reply, generate
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.calls import Ready
@@ -49,7 +50,7 @@ async def _live(
         # Elsewhere, so that the connections are looked after meanwhile.
         await asyncio.to_thread(link.wait_for_warm_up)
         link.enter("warm-up")
-        with translated(HwqError, f"the first request to {url} failed", HwqError):
+        with translated(HwqError, f"the first request to {redacted(url)} failed", HwqError):
             await client.request()
         begin_ns = time.monotonic_ns() + _AHEAD_NS
         warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
@@ -82,7 +83,7 @@ def _served(
         work,
         lateness=lateness(load.log),
         server=ServerLoad(
-            url=client.url,
+            url=redacted(client.url),
             connections=client.opened,
             most_at_once=load.most_at_once,
             tokens=tokens,

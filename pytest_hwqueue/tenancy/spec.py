@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.channel import ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
+from pytest_hwqueue.redaction import REDACTED, redacted
 from pytest_hwqueue.schedulers.syntax import TenantRequest, tenant_requests
 from pytest_hwqueue.servers.spec import ServerSpec
 
@@ -170,8 +172,14 @@ class Colocation:
         return tenant_requests((t.name, t.priority, t.share) for t in self.tenants)
 
     def to_json(self) -> Json:
-        """Return the plan as JSON values, with lists for tuples."""
+        """Return the plan as JSON values for records, with lists for tuples and without secrets."""
         plain: Json = json.loads(json.dumps(asdict(self)))
+        for server in filter(None, (tenant["server"] for tenant in plain["tenants"])):
+            server["headers"] = dict.fromkeys(server["headers"], REDACTED)
+            for name in ("url", "ready", "body"):
+                server[name] = None if server[name] is None else redacted(server[name])
+            # An option and its value stand in two arguments.
+            server["command"] = shlex.split(redacted(shlex.join(server["command"])))
         return plain
 
 
