@@ -32,7 +32,7 @@ def judgement_of(*, other: bool) -> tuple[Judgement, int]:
         runs += 1
         strayed = side.name == "A" and other
         kept = [quick_record(cell, 2 * number + at) for at, cell in enumerate("ab")]
-        return Measured(kept, "", "side A ran libx from /work/libx.py" if strayed else "")
+        return Measured(kept, "", "side A ran libx from /repository/libx.py" if strayed else "")
 
     sides = make_side("A", collected=("file.py::test_a",)), make_side("B", collected=("b::b",))
     judging = InterleavedJudging(("p99",), GateSettings(pairs=6), ("main", "."), "one")
@@ -44,7 +44,7 @@ def test_a_run_of_other_code_is_incomparable_and_nothing_more_is_measured() -> N
     assert runs == 2
     for each in judgement.verdicts:
         assert (each.verdict.state, each.verdict.reason) == ("incomparable", OTHER_CODE)
-        assert "main: side A ran libx from /work/libx.py" in each.verdict.sentence
+        assert "main: side A ran libx from /repository/libx.py" in each.verdict.sentence
     assert len(judgement.verdicts) == 2
     assert judgement_of(other=False)[0].count("incomparable") == 0
 
@@ -67,7 +67,9 @@ def test_no_setting_lets_other_code_pass() -> None:
 def test_a_bisection_ends_as_no_commit_is_to_blame(tmp_path: Path) -> None:
     class Runs(ProcessRuns):
         def __call__(self, side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
-            return Measured([quick_record("a", number)], "", "side A ran libx from /work/libx.py")
+            return Measured(
+                [quick_record("a", number)], "", "side A ran libx from /repository/libx.py"
+            )
 
     class Sides:
         def __enter__(self) -> tuple[Side, Side]:
@@ -80,7 +82,7 @@ def test_a_bisection_ends_as_no_commit_is_to_blame(tmp_path: Path) -> None:
         tmp_path, tmp_path, SideVariant(), "", ("p99",), GateSettings(pairs=6), False,
         lambda _: None, open_sides=lambda *_: Sides(), measuring=Runs,
     )  # fmt: skip
-    with pytest.raises(HwqError, match=r"side A ran libx from /work/libx.py"):
+    with pytest.raises(HwqError, match=r"side A ran libx from /repository/libx.py"):
         compare("1" * 40, "2" * 40, 6, None)
 
 
