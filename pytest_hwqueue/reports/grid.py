@@ -36,7 +36,7 @@ from pytest_hwqueue.reports.document import (
     Verbatim,
     narrowed,
 )
-from pytest_hwqueue.reports.streams import readable
+from pytest_hwqueue.reports.standard_output import readable
 
 GAP = 2
 """Blanks between two columns."""

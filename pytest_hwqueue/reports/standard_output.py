@@ -1,4 +1,4 @@
-"""Text on streams that cannot encode all of it: a terminal in ASCII, a pipe in Latin-1."""
+"""Text on standard streams that cannot encode all of it: a terminal in ASCII, a pipe in Latin-1."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.reports.document import Paragraph
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.streams import readable
+from pytest_hwqueue.reports.standard_output import readable
 from tests.acceptance.inner import plain_environment
 
 
