@@ -40,6 +40,8 @@ _LOADED_AS = "hwq_side_imports"
 _PACKAGES = frozenset(("site-packages", "dist-packages"))
 # What tells the folder of an environment: of venv and tox, and of conda and pixi.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+# The end of a report's name while it is written.
+_UNFINISHED = ".part"
 _OF_PROJECTS = ("pyproject.toml", "setup.py", "setup.cfg")
 
 Kind = Literal["own", "other", "environment", "elsewhere"]
@@ -126,6 +128,8 @@ class SideImports:
         self._places: dict[str, _Place] = {}
         self._lacking: dict[str, str] = {}
         self._installed: dict[tuple[str, ...], set[str]] = {}
+        # By process, as this one may fork: the name of its report, and what it says so far.
+        self._names: dict[int, str] = {}
         self._reported: dict[int, Reports] = {}
 
     def find_spec(
@@ -177,10 +181,12 @@ class SideImports:
         found = Reports(self.other_code(), self.lacking(), "pytest" in sys.modules)
         if not folder or self._reported.get(process) == found:
             return
-        file = os.path.join(folder, str(process))
-        with open(f"{file}.part", "w", encoding="utf-8") as part:
+        # An id comes back once its process has ended.
+        name = self._names.setdefault(process, f"{process}-{os.urandom(8).hex()}")
+        file = os.path.join(folder, name)
+        with open(f"{file}{_UNFINISHED}", "x", encoding="utf-8") as part:
             json.dump(found, part)
-        os.replace(f"{file}.part", file)
+        os.replace(f"{file}{_UNFINISHED}", file)
         self._reported[process] = found
 
     def _place(self, folder: str) -> _Place:
@@ -324,7 +330,7 @@ def read_reports(folder: str | os.PathLike[str]) -> Reports:
     lacking: dict[OtherCode, None] = {}
     heard = False
     for name in sorted(os.listdir(folder)):
-        if not name.isdigit():
+        if name.endswith(_UNFINISHED):
             continue
         with open(os.path.join(folder, name), encoding="utf-8") as file:
             content = Reports(*json.load(file))
