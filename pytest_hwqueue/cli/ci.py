@@ -85,7 +85,7 @@ def init(what: str, folder: Path, force: bool) -> None:
         top = top_level(there)
     places = {name: folder / name for name in (*named, *needed)}
     inside = ""
-    if top is not None and not (folder / ".git").exists():
+    if top is not None and folder.resolve() != top:
         places[_WORKFLOW] = top / _WORKFLOW
         inside = f"{folder.resolve().relative_to(top).as_posix()}/"
     present = [name for name, place in places.items() if os.path.lexists(place)]

@@ -80,7 +80,9 @@ class RankedSession:
         self._folder = config.invocation_params.dir / settings.dir
         self._failed: list[str] = []
         self._problems: list[str] = []
-        threading.Thread(target=self._tell_stacks, name="hwq-ranks", daemon=True).start()
+        if launched.rank > 0:
+            # Rank 0 is the one that asks.
+            threading.Thread(target=self._tell_stacks, name="hwq-ranks", daemon=True).start()
 
     @property
     def log(self) -> Path:

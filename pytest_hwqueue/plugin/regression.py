@@ -347,13 +347,16 @@ class Regression:
     def of_failed_tests(self) -> list[str]:
         """Say, a line a test, what is stored of tests that measured and failed."""
         name = self._settings.save
+        measured = sorted(self._failed & set(self._nodes.values())) if name else []
         return [
             f"{nodeid} failed after it had measured: "
-            + (f"stored in {name} all the same" if nodeid in self._kept_by else
-               f"not stored in {name}")
-            for nodeid in sorted(self._failed & set(self._nodes.values()))
-            if name
-        ]  # fmt: skip
+            + (
+                f"stored in {name} all the same"
+                if nodeid in self._kept_by
+                else f"not stored in {name}"
+            )
+            for nodeid in measured
+        ]
 
     def node_of(self, cell_id: str) -> str:
         """Return the test that measures a cell."""

@@ -62,7 +62,7 @@ def _refuse_first(clashes: Iterator[_Clash]) -> None:
 def _clashes_of_ranks(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
     if hasattr(config, "workerinput"):
         yield (
-            "-n", len(config.workerinput.get("workerid", "gw")),
+            "-n", str(config.workerinput["workercount"]),
             "the ranks that torchrun has started run the same tests: leave out xdist's -n",
         )  # fmt: skip
     for name in ("compare", "against"):
