@@ -15,7 +15,7 @@ from pytest_hwqueue.gate.statistics import compare_pairs
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
-from pytest_hwqueue.metrics.numbers import percent, rise_of
+from pytest_hwqueue.metrics.numbers import percent
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.records.cell import RunRecord
 
@@ -113,7 +113,7 @@ def _loss(
 
 
 def _share(log_ratio: float, higher_is_worse: bool) -> float:
-    return rise_of(log_ratio) if higher_is_worse else -rise_of(log_ratio)
+    return math.expm1(log_ratio) if higher_is_worse else -math.expm1(log_ratio)
 
 
 def won_back(

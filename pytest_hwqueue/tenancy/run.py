@@ -137,8 +137,11 @@ class ColocationRun:
         told = self.tenants.are_ready
         seen_by = {name: ready.fingerprint for name, ready in told.items()}
         assert found.fingerprint is not None
+        # A user's own server cannot be asked what watches it.
+        asked = {name: each for name, each in seen_by.items() if each is not None}
+        if asked:
+            found.notes += watched(of_processes(found.fingerprint, asked).hard)
         found.fingerprint = of_processes(found.fingerprint, seen_by)
-        found.notes += watched(found.fingerprint.hard)
         inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
         proof = self.servers.proof(pids, inside)
         found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
