@@ -22,8 +22,8 @@ def hwq(
 ) -> subprocess.CompletedProcess[str]:
     command = f"{sys.executable} -m pytest_hwqueue {arguments} {redirection}"
     return subprocess.run(
-        ["sh", "-c", command], env=plain_environment(**variables), capture_output=True, text=True,
-        check=False,
+        ["sh", "-c", command], env=plain_environment(**variables), capture_output=True,
+        encoding=variables.get("PYTHONIOENCODING", "utf-8"), check=False,
     )  # fmt: skip
 
 

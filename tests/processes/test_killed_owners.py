@@ -34,7 +34,8 @@ _OWNERS = {
     "fleet check": """
         from pytest_hwqueue.fleet import check
         check.pytest_command = lambda *_: [sys.executable, "stays.py"]
-        with check._session("d", "cpu", here / "check", []) as session: session.process.wait()
+        place = check.Place("node", "d", "cpu")
+        with check._session(place, here / "check", []) as session: session.process.wait()
     """,
     # Of a scenario's tenant, before anything runs.
     "own function": """

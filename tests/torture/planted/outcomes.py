@@ -142,7 +142,7 @@ def test_expected_to_fail(hwq: Hwq) -> None:
 
 
 def test_measures_twice(hwq: Hwq) -> None:
-    """passed"""
+    """failed: it is measured 2 times in one run"""
     hwq.measure(step)
     hwq.measure(step)
 
