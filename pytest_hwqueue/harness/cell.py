@@ -13,6 +13,7 @@ from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailabl
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Place, Program, SlowedLaunches
+from pytest_hwqueue.harness.sample_plan import SamplePlan
 from pytest_hwqueue.records.cell import (
     ITERATION,
     Cell,
@@ -49,8 +50,8 @@ class CellRequest:
     trace_folder: Path | None
     # The record's, for the timelines that its figures are computed from; None keeps none.
     record_folder: Path | None = None
-    # Samples of the primary latency to measure; None where the plan's iterations were asked for.
-    samples: int | None = None
+    # Of the primary latency; None where the plan's iterations were asked for.
+    samples: SamplePlan | None = None
     run: int = 1
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ stream to its own. Some windows run without marks behind launches: what a mark c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -26,6 +26,7 @@ from pytest_hwqueue.harness.closed_loop import (
     wall_cap,
 )
 from pytest_hwqueue.harness.program import Enqueue, Program, Taped, eager, marked_graphs
+from pytest_hwqueue.harness.sample_plan import FEW, SamplePlan
 from pytest_hwqueue.metrics.contention import (
     Contention,
     HeldWindow,
@@ -39,12 +40,6 @@ from pytest_hwqueue.workloads.workload import PrimaryLatency
 # Of each stream in a window, at least. Five keep 32 streams of 48 eager launches within what 8
 # connections hold (some 1,020 each on an H200).
 _LAUNCHES = 5
-# Windows are independent of each other, and the launches of one are not: intervals need windows.
-LEAST_WINDOWS = 50
-# Of a model they are alike, and simulating them takes long.
-_LEAST_MODELLED = 20
-# More than what the samples need, up to so much time.
-_BUDGET_NS = 2_000_000_000
 # One window in so many is followed by one without marks, whose time says what marks cost; of many
 # windows, so many in all.
 _MARKED = 10
@@ -82,6 +77,11 @@ class Judged:
                 f"no launch of an iteration is tagged {self.primary.name}, which is judged"
             )
         return found
+
+    def iterations(self, others: Collection[str]) -> int:
+        """Return in how many iterations each of the other tags has samples enough for a P99."""
+        known = Counter(split_tag(tag)[0] for tag in self.taped.tags)
+        return max((ceil(FEW / known[tag]) for tag in others if known[tag]), default=1)
 
 
 @dataclass(frozen=True)
@@ -137,23 +137,21 @@ class ContendedPlan:
     """How much is measured.
 
     Attributes:
-        samples: of the judged latency, at least, if there is time.
+        samples: of the judged latency, if there is time.
         time_ns: of the device's clock, at most.
         wall_ns: on a simulated device, how long it may take in wall time.
         rank_sync: of the processes that do the same.
         most_windows: at most; None for no limit.
         flush: empties the device's cache before each window, whose streams then have one iteration.
-        least_windows: at least, if there is time.
 
     """
 
-    samples: int
+    samples: SamplePlan
     time_ns: int
     wall_ns: int
     rank_sync: RankSynchronisation = ONE_RANK
     most_windows: int | None = None
     flush: Callable[[], object] | None = None
-    least_windows: int = LEAST_WINDOWS
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ class Contended:
     Attributes:
         latencies_ns: window after window.
         contention: how they were taken.
-        needed_windows: what the plan's samples take; time may have left fewer.
+        needed_windows: that the plan's samples take; time may have left fewer.
 
     """
 
@@ -200,13 +198,13 @@ def contended_pass(
         began_ns = clock_ns()
         first = windows.take(1)
         window_ns = max(1, clock_ns() - began_ns)
-        needed = ceil(plan.samples / max(1, len(first.latencies(judged))))
-        least = plan.least_windows
-        if device.capabilities.virtual_time:
-            least = min(least, _LEAST_MODELLED)
-        affordable = min(least, _BUDGET_NS // window_ns)
-        fitting = min(plan.time_ns // window_ns, plan.most_windows or needed + least)
-        planned = rank_sync.agreed(min(max(needed, affordable), max(1, fitting)))
+        needed = plan.samples.windows(
+            max(1, len(first.latencies(judged))),
+            window_ns,
+            modelled=device.capabilities.virtual_time,
+        )
+        fitting = min(plan.time_ns // window_ns, plan.most_windows or needed)
+        planned = rank_sync.agreed(min(needed, max(1, fitting)))
         too_long = wall_cap(device, plan.wall_ns)
         for number in range(planned):
             rank_sync.barrier()

@@ -32,12 +32,15 @@ from pytest_hwqueue.harness.contended_pass import (
     contended_pass,
 )
 from pytest_hwqueue.harness.program import Enqueue, Program, graph
+from pytest_hwqueue.harness.sample_plan import SamplePlan
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
 from pytest_hwqueue.harness.timeline_pass import events_disturb, reference_pass, traced_latencies
 from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS
 from pytest_hwqueue.records.cell import LAUNCH_BOUND, BackToBack, Declared, Samples
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
+# Of a cell's measuring time, what a reference takes at most, before and after.
+_SHARE_OF_REFERENCE = 20
 _WARM_TAGS = "tags are timed in a traced pass here, which does not empty the cache"
 _NOT_NEEDED = "a comparison, or --hwq-lean, measures only what verdicts need"
 # What each reference's launches and iterations took, before and after.
@@ -122,6 +125,9 @@ def take_samples(
     elif timed:
         cell.stage("tags")
         cell.pool.tags = None
+        if programs.contended is not None:
+            enough = programs.contended.judged.iterations(others)
+            plan = replace(plan, iterations=min(plan.iterations, enough))
         result.tags_ns, result.tag_iterations = traced_latencies(
             cell.pool, program, plan, primary=found.primary.per != "iteration" and not contended
         )
@@ -166,6 +172,11 @@ def _measure(
     request, found = cell.request, cell.found
     assert found.warm_up is not None
     plan = replace(request.plan, iteration_ns=found.warm_up.iteration_ns)
+    if request.samples is not None and programs.contended is None:
+        iterations = request.samples.iterations(
+            plan.iterations, plan.iteration_ns, modelled=cell.device.capabilities.virtual_time
+        )
+        plan = replace(plan, iterations=iterations)
     cell.stage("measure", 0, plan.iterations)
     log.poll(0, force=True)
 
@@ -183,12 +194,14 @@ def _measure(
     if programs.contended is not None:
         cell.stage("contention", 0, plan.iterations)
         cell.pool.tags = None
-        asked = plan.iterations * programs.contended.judged.by_stream().total()
+        # Where so many iterations were asked for, no more.
+        launches = plan.iterations * programs.contended.judged.by_stream().total()
+        samples = request.samples or SamplePlan(launches, exact=True)
         contended = contended_pass(
             cell.device,
             cell.pool,
             programs.contended,
-            _contended_plan(cell, request.samples or asked, plan.max_time_ns),
+            _contended_plan(cell, samples, plan.max_time_ns),
             lambda windows: log.poll(result.iterations + windows),
         )
         taken = contended.contention.windows
@@ -202,24 +215,23 @@ def _measure(
     return result, plan, contended
 
 
-def _contended_plan(cell: OpenCell, samples: int, time_ns: int) -> ContendedPlan:
+def _contended_plan(cell: OpenCell, samples: SamplePlan, time_ns: int) -> ContendedPlan:
     plan = cell.request.plan
-    asked = ContendedPlan(
+    return ContendedPlan(
         samples, max(1, time_ns), plan.wall_cap_ns, plan.rank_sync, flush=plan.flush
     )
-    # So many iterations were asked for, and no more.
-    return asked if cell.request.samples is not None else replace(asked, least_windows=1)
 
 
 def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes) -> None:
     plan = cell.request.plan
     if plan.sync_mode != "per_iteration":
         return
+    asked = cell.request.samples or SamplePlan(plan.iterations, exact=True)
+    half = asked.half
     short = LoopPlan(
-        # As many launches, before and after, as the latency has samples that ratios are formed of.
-        iterations=max(1, (cell.request.samples or plan.iterations) // 2),
+        iterations=half.least,
         warmup=min(plan.warmup, 5),
-        max_time_ns=max(1, plan.max_time_ns // 10),
+        max_time_ns=max(1, plan.max_time_ns // _SHARE_OF_REFERENCE),
         sync_mode=plan.sync_mode,
         wall_ns=plan.max_time_ns,
         rank_sync=plan.rank_sync,
@@ -230,7 +242,7 @@ def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes)
         known = passes.setdefault(name, ([], []))
         if reference.contended is not None:
             # By the same instrument as what the ratio is formed with.
-            timed = _contended_plan(cell, short.iterations, short.max_time_ns)
+            timed = _contended_plan(cell, half, short.max_time_ns)
             alone = contended_pass(cell.device, cell.pool, reference.contended, timed)
             known[0].extend(alone.latencies_ns)
             continue

@@ -17,6 +17,7 @@ from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.contended_pass import ContendedPlan, ContendedProgram, contended_pass
 from pytest_hwqueue.harness.program import Program
+from pytest_hwqueue.harness.sample_plan import SamplePlan
 from pytest_hwqueue.metrics.latency import LatencySummary
 
 # Of the judged figure: what is asked for is met, if it is met so nearly.
@@ -123,7 +124,8 @@ def launches_ns(
     """Return the latencies of judged launches of a short contended pass, in ns."""
     # A model's windows are alike.
     most = 1 if device.capabilities.virtual_time else None
-    short = ContendedPlan(_SAMPLES, _MOST_NS, plan.wall_cap_ns, plan.rank_sync, most, plan.flush)
+    few = SamplePlan(_SAMPLES)
+    short = ContendedPlan(few, _MOST_NS, plan.wall_cap_ns, plan.rank_sync, most, plan.flush)
     return contended_pass(device, pool, program, short).latencies_ns
 
 

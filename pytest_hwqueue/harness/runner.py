@@ -41,6 +41,7 @@ from pytest_hwqueue.harness.program import (
     slowed_model,
     taped,
 )
+from pytest_hwqueue.harness.sample_plan import FEW
 from pytest_hwqueue.harness.timeline_pass import (
     check_streams_alone,
     events_disturb,
@@ -161,19 +162,23 @@ class CellRunner:
                 found.notes.append(COLD)
             judged = _judged(cell, workload.iterate)
             if request.samples is not None and found.primary == PACE:
-                iterations = max(LEAST_ITERATIONS, request.samples)
+                iterations = max(LEAST_ITERATIONS, request.samples.least)
                 request = replace(request, plan=replace(request.plan, iterations=iterations))
                 cell = replace(cell, request=request)
             elif request.samples is not None:
-                iterations = planned_iterations(workload, pool.streams, request.samples)
+                samples = request.samples.least
                 others = {*workload.tags} - {workload.primary.name}
-                # Where single launches are judged, iterations tell of the pace alone, or of other
-                # tags.
-                paced = judged is not None and (request.lean or not others)
+                if judged is None:
+                    iterations = planned_iterations(workload, pool.streams, samples)
+                elif request.lean or not others:
+                    # Single launches are judged in a pass of their own: these tell of the pace.
+                    iterations = LEAST_ITERATIONS
+                else:
+                    iterations = planned_iterations(workload, pool.streams, min(samples, FEW))
                 plan = replace(
                     request.plan,
-                    iterations=LEAST_ITERATIONS if paced else iterations,
-                    traced_iterations=traced_iterations(workload, pool.streams, request.samples),
+                    iterations=iterations,
+                    traced_iterations=traced_iterations(workload, pool.streams, samples),
                 )
                 request = replace(request, plan=plan)
                 cell = replace(cell, request=request)

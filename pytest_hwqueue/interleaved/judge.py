@@ -210,7 +210,7 @@ class InterleavedJudging:
                     verdicts.append(verdict)
         return Judgement(
             self._labels["old"], tuple(verdicts), tuple(self._unmatched), self._shift,
-            self.compared, self.settings,
+            self.compared, self.settings, {},
         )  # fmt: skip
 
     def _match(self) -> tuple[list[Pair], list[Unmatched]]:

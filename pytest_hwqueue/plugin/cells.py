@@ -21,6 +21,7 @@ from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, workload_c
 
 if TYPE_CHECKING:
     from pytest_hwqueue.causes.traced_pass import TracePlan
+    from pytest_hwqueue.harness.sample_plan import SamplePlan
     from pytest_hwqueue.verdicts.stored import Parts
     from pytest_hwqueue.workloads.workload import Workload
 
@@ -32,9 +33,10 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     """Return the traced pass planned for a cell, or None."""
     from pytest_hwqueue.causes.traced_pass import MOST_REQUESTS, TracePlan
     from pytest_hwqueue.devices.launches import PICTURES, WITH_CSV
+    from pytest_hwqueue.harness.sample_plan import USUAL
     from pytest_hwqueue.metrics.latency import minimum_samples
 
-    requests = settings.iterations or settings.samples
+    requests = settings.iterations or settings.samples or USUAL
     # 5 s by default, up to four times that for a percentile.
     length_ns = round(max(_LEAST_TRACED_S, settings.max_time / 4) * 1e9)
     pictures = os.environ.get(PICTURES)
@@ -43,6 +45,23 @@ def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     if settings.causes != "always" and not only_traced:
         return None
     return TracePlan(max(minimum_samples(0.99), min(MOST_REQUESTS, requests)), length_ns)
+
+
+def sample_plan(settings: Settings, planned: int | None) -> SamplePlan | None:
+    """Return how many samples a run of a cell takes; None where iterations were asked for.
+
+    Args:
+        settings: of the session. Where it says nothing of runs, and keeps and compares none, a cell
+            is measured once; the runs of a comparison's sides are told to be one each.
+        planned: samples that the baseline's runs have, if there is one.
+
+    """
+    from pytest_hwqueue.harness.sample_plan import SamplePlan
+
+    if settings.iterations:
+        return None
+    several = settings.runs or settings.save or settings.compare or settings.against
+    return SamplePlan(planned or settings.samples, only_run=not (several or settings.lean))
 
 
 def lean(settings: Settings, workload: Workload, run: int) -> bool:

@@ -25,6 +25,7 @@ from pytest_hwqueue.plugin.cells import (
     own_name,
     own_parameters,
     resolve_size,
+    sample_plan,
     trace_plan,
 )
 from pytest_hwqueue.plugin.noise import under_noise
@@ -246,6 +247,7 @@ class Hwq:
         from pytest_hwqueue.harness.cell import CellRequest
         from pytest_hwqueue.harness.closed_loop import LoopPlan
         from pytest_hwqueue.harness.runner import CellRunner
+        from pytest_hwqueue.harness.sample_plan import USUAL
         from pytest_hwqueue.ranks.cell import measure_cell
         from pytest_hwqueue.schedulers.syntax import impossible_split, unavailable_for_cell
 
@@ -270,7 +272,7 @@ class Hwq:
             family=family,
             mark=mark,
             plan=LoopPlan(
-                iterations=1 if only_traced else settings.iterations or settings.samples,
+                iterations=1 if only_traced else settings.iterations or USUAL,
                 warmup=settings.warmup,
                 max_time_ns=int(settings.max_time * stretch * 1e9),
                 sync_mode=settings.sync_mode,
@@ -280,7 +282,7 @@ class Hwq:
             provenance=provenance(self._request.config),
             trace_folder=settings.profile_dir if settings.profile else None,
             record_folder=self._sink.folder if writes else None,
-            samples=None if only_traced or settings.iterations else planned or settings.samples,
+            samples=None if only_traced else sample_plan(settings, planned),
             run=assignment.run,
             notes=tuple(assignment.notes),
             faults=settings.fault,

@@ -33,6 +33,7 @@ from pytest_hwqueue.reports.progress import Progress
 from pytest_hwqueue.settings.reading import is_distributed
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.metrics.between_runs import RunSpread
     from pytest_hwqueue.metrics.numbers import PrintedFigure
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.plugin.scenario_items import Runner
@@ -285,20 +286,21 @@ class Measuring:
         width, colour = writer.fullwidth, writer.hasmarkup
         judgements: list[Judgement] = []
         changes: dict[str, tuple[str, str, PrintedFigure]] = {}
+        spreads: dict[str, RunSpread] = {}
         if self._regression is not None:
             # Of the gate, and so of NumPy, only where runs are compared.
-            from pytest_hwqueue.reports.verdicts import changes_of
+            from pytest_hwqueue.reports.verdicts import changes_of, spreads_of
 
             judgements = self._regression.judgements()
-            changes = changes_of(judgements)
+            changes, spreads = changes_of(judgements), spreads_of(judgements)
         verbose = self._config.get_verbosity() > 0
         records = self.session.records
         terminalreporter.write_sep("=", "hardware queues")
         if verbose:
-            text = render_details(records, width=width, colour=colour)
+            text = render_details(records, width=width, colour=colour, spreads=spreads)
         else:
             text = render(
-                records, width=width, colour=colour, changes=changes,
+                records, width=width, colour=colour, changes=changes, spreads=spreads,
                 scaling=self._config.pluginmanager.has_plugin("pytest_hwqueue.plugin.session_reports"),
             )  # fmt: skip
         terminalreporter.write(text.rstrip("\n") + "\n")

@@ -6,7 +6,7 @@ of thousands of cells must not hold them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, overload
@@ -14,7 +14,9 @@ from typing import Annotated, Literal, overload
 from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError, translated
+from pytest_hwqueue.metrics.between_runs import RunSpread, median_run
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
+from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.records.cell import Json, RunRecord, SessionInfo, SweepScaling, read_record
 
 
@@ -71,6 +73,35 @@ class CellRuns:
             return self.measured[0]
         order = sorted(range(len(values)), key=values.__getitem__)
         return self.measured[order[(len(order) - 1) // 2]]
+
+    def shown(self, spreads: Mapping[str, RunSpread]) -> tuple[RunRecord, str]:
+        """Return the middle run, whose P99 may have the interval of the median run's.
+
+        It has that where its own is missing, or narrower: than runs differ by, a figure is known no
+        better.
+
+        Args:
+            spreads: how far earlier runs of a session differ, by cell id, for cells of few runs.
+
+        Returns:
+            the record, and by which runs and method its P99 has its interval; empty for its own.
+
+        """
+        record, metrics = self.middle, self.middle.metrics
+        if metrics.judged is None or self.percentile != "p99" or min(self.values_ms) <= 0:
+            return record, ""
+        own = metrics.judged.p99
+        found = median_run(self.values_ms, CONFIDENCE, spreads.get(record.cell_id))
+        if found is None:
+            return record, ""
+        low, high = found.interval
+        if own.interval is not None and own.high - own.low >= high - low:
+            return record, ""
+        p99 = own.model_copy(update={"low": low, "high": high, "refused": ""})
+        judged = metrics.judged.model_copy(update={"p99": p99})
+        name = "pace" if metrics.latency is None else "latency"
+        changed = metrics.model_copy(update={name: judged})
+        return record.model_copy(update={"metrics": changed}), found.by
 
 
 def gather(records: Sequence[RunRecord]) -> list[CellRuns]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from pytest_hwqueue.metrics.between_runs import RunSpread
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,
@@ -47,13 +48,16 @@ class Glance:
 
     Args:
         cells: at least one, of any status.
+        spreads: how far a baseline's runs differ within a session, by cell id.
 
     """
 
-    def __init__(self, cells: Sequence[CellRuns]) -> None:
+    def __init__(self, cells: Sequence[CellRuns], spreads: Mapping[str, RunSpread]) -> None:
         self._cells = cells
         self._names = CellNames([cell.middle.cell for cell in cells])
-        self._records = [cell.middle for cell in cells if cell.middle.status != _SKIPPED]
+        # The records shown, each with the runs that P99 has its interval from.
+        self._shown = [cell.shown(spreads) for cell in cells if cell.middle.status != _SKIPPED]
+        self._records = [record for record, _ in self._shown]
 
     def parts(self, changes: Changes) -> list[Part]:
         """Return the heading, the table, and the notes in the order of reading.
@@ -81,6 +85,7 @@ class Glance:
             ("red", self._bad_runs()),
             ("", self._remarks()),
             ("dim", self._runs()),
+            ("dim", self._over_runs()),
             ("dim", _refused(besides)),
             ("dim", self._saturated()),
         )  # fmt: skip
@@ -203,6 +208,14 @@ class Glance:
         of = {PERCENTILES[cell.percentile] for cell in self._cells if cell.percentile}
         median = f"the median {of.pop()}" if len(of) == 1 else "the median"
         return [f"{runs} runs a cell; the one with {median} is shown (-v says how far they differ)"]
+
+    def _over_runs(self) -> list[str]:
+        """Return which P99 have the interval of this session's median run, and by what."""
+        found = grouped((by, record) for record, by in self._shown if by)
+        return [
+            f"P99's interval is of this session's median run, by {by}: {self._whose(records)}"
+            for by, records in found.items()
+        ]
 
     def _saturated(self) -> list[str]:
         """Return from how many streams on each workload is saturated, if some were swept."""

@@ -18,6 +18,7 @@ from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.terminal import shown
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.metrics.between_runs import RunSpread
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.verdicts.judging import Judgement
     from pytest_hwqueue.verdicts.stored import StoredFigure
@@ -89,7 +90,7 @@ def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord
     """
     # Sessions that write none do without the gate, and numpy.
     from pytest_hwqueue.reports.noise_losses import noise_lines
-    from pytest_hwqueue.reports.verdicts import judgement_parts
+    from pytest_hwqueue.reports.verdicts import judgement_parts, spreads_of
 
     cells = gather(records)
     parts: list[Part] = [Heading(f"Hardware queues{_devices(records)}", 1)]
@@ -97,7 +98,7 @@ def render_markdown(judgements: Sequence[Judgement], records: Sequence[RunRecord
         parts += judgement_parts(judgement, brief=False, fold=True)
     measured = [cell for cell in cells if cell.measured]
     if measured:
-        parts += _figures(measured)
+        parts += _figures(measured, spreads_of(judgements))
     if under_noise := noise_lines(records):
         parts += [Heading("Background load"), Bullets({"": under_noise})]
     return markdown(Document([*parts, *_failures(cells)]))
@@ -118,8 +119,8 @@ def _devices(records: Sequence[RunRecord]) -> str:
     return f" on {', '.join(names)}" if names else ""
 
 
-def _figures(cells: Sequence[CellRuns]) -> list[Part]:
-    records = [(shown(cell), cell.count) for cell in cells]
+def _figures(cells: Sequence[CellRuns], spreads: Mapping[str, RunSpread]) -> list[Part]:
+    records = [(shown(cell, spreads), cell.count) for cell in cells]
     named = [(r, r.cell_id, {"workload": r.cell_id, "runs": runs}) for r, runs in records]
     columns = [Column("workload", "cell"), Column("runs", "runs", right=True)]
     table = figures_table(named, columns, _LEFT_OUT, ratios_once=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median, stdev
+from types import MappingProxyType
 
+from pytest_hwqueue.metrics.between_runs import RunSpread
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, shortfall
 from pytest_hwqueue.metrics.numbers import (
@@ -81,10 +83,20 @@ _MEANING = (
 )
 
 
-def shown(cell: CellRuns) -> RunRecord:
-    """Return the middle run, with a note if there are others."""
+def shown(cell: CellRuns, spreads: Mapping[str, RunSpread]) -> RunRecord:
+    """Return the middle run, with a note if there are others, or its interval is from elsewhere.
+
+    Args:
+        cell: its runs.
+        spreads: how far a baseline's runs differ within a session, by cell id.
+
+    """
+    record, by = cell.shown(spreads)
+    notes = [*record.notes]
+    if by:
+        notes.append(f"P99's interval is of this session's median run, by {by}")
     if len(cell.runs) == 1 or not cell.measured:
-        return cell.middle
+        return record.model_copy(update={"notes": notes})
     count = counted(len(cell.measured), "run")
     if cell.percentile is None:
         note = f"the first of {count}"
@@ -94,7 +106,7 @@ def shown(cell: CellRuns) -> RunRecord:
         note = f"of {count} the one with the {which} {label}"
     if cell.bad:
         note += f"; {len(cell.bad)} more came to nothing"
-    return cell.middle.model_copy(update={"notes": [*cell.middle.notes, f"{note}: see Runs"]})
+    return record.model_copy(update={"notes": [*notes, f"{note}: see Runs"]})
 
 
 def runs_parts(cells: Sequence[CellRuns]) -> list[Part]:
@@ -219,6 +231,7 @@ def render(
     width: int,
     colour: bool,
     changes: Changes | None = None,
+    spreads: Mapping[str, RunSpread] = MappingProxyType({}),
     scaling: bool = False,
 ) -> str:
     """Return a session at a glance, without a newline at the end; empty without records.
@@ -230,25 +243,33 @@ def render(
         width: of the terminal in cells; no line is longer.
         colour: whether to write ANSI escape sequences.
         changes: of the cells that were compared with a baseline.
+        spreads: how far that baseline's runs differ within a session, by cell id.
         scaling: whether to print the scaling tables of sweeps, too.
 
     """
     if not records:
         return ""
     cells = gather(records)
-    parts = Glance(cells).parts(changes or {})
+    parts = Glance(cells, spreads).parts(changes or {})
     if scaling:
         parts += scaling_parts([cell.middle for cell in cells], set())
     return rendered(parts, width, colour)
 
 
-def render_details(records: Sequence[RunRecord], *, width: int, colour: bool) -> str:
+def render_details(
+    records: Sequence[RunRecord],
+    *,
+    width: int,
+    colour: bool,
+    spreads: Mapping[str, RunSpread] = MappingProxyType({}),
+) -> str:
     """Return all tables of a session, as `render` does: per family, per sweep, and of runs.
 
     Narrow terminals get fewer columns; every figure stays in the records.
     """
     cells = gather(records)
-    families = grouped((record.family or OWN_TESTS, record) for record in map(shown, cells))
+    records_shown = (shown(cell, spreads) for cell in cells)
+    families = grouped((record.family or OWN_TESTS, record) for record in records_shown)
     parts: list[Part] = []
     readings: set[str] = set()
     for family, members in families.items():

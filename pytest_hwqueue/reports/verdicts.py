@@ -10,6 +10,7 @@ from pytest_hwqueue.baselines.runs import in_words
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import GateSettings, Quantity, State, Verdict, percent
+from pytest_hwqueue.metrics.between_runs import RunSpread
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
     PrintedFigure,
@@ -296,6 +297,11 @@ def changes_of(judgements: Sequence[Judgement]) -> dict[str, tuple[str, str, Pri
             change = (verdict.quantity.label, _STYLES.get(verdict.state, ""), change_of(verdict))
             found.setdefault(judged.cell_id, change)
     return found
+
+
+def spreads_of(judgements: Sequence[Judgement]) -> dict[str, RunSpread]:
+    """Return how far the baselines' runs differ within a session, by cell id."""
+    return {cell: spread for each in judgements for cell, spread in each.spreads.items()}
 
 
 def _sides(verdict: Verdict) -> Table:

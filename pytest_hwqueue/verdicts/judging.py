@@ -20,7 +20,9 @@ from pytest_hwqueue.baselines.sources import Source, Unmatched
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State, Verdict
+from pytest_hwqueue.metrics.between_runs import RunSpread, spread_within
 from pytest_hwqueue.metrics.contention import in_flight_words, kept_full
+from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.verdicts.figures import (
     Prepared,
     ShortRun,
@@ -71,6 +73,8 @@ class Judgement:
         shift: how the suite moved as a whole; None where nothing was compared.
         compared: number of figures that share the error rate.
         settings: of the gate.
+        spreads: how far the baseline's runs differ within a session, by id of each cell that was
+            compared.
 
     """
 
@@ -80,6 +84,7 @@ class Judgement:
     shift: SuiteShift | None
     compared: int
     settings: GateSettings
+    spreads: dict[str, RunSpread]
 
     def count(self, state: State) -> int:
         """How many verdicts are in this state."""
@@ -190,8 +195,19 @@ class Judging:
         ]
         return Judgement(
             self._baseline.label, tuple(judged), missing, gate.suite_shift(), gate.compared,
-            self._settings,
+            self._settings, self._spreads(),
         )  # fmt: skip
+
+    def _spreads(self) -> dict[str, RunSpread]:
+        found = {}
+        for cell_id in self._new:
+            stored = self._baseline.cells.get(cell_id)
+            if stored is None or self._blocking[cell_id]:
+                continue
+            sessions = grouped((run.session, run.p99_ns) for run in stored.runs if run.p99_ns)
+            if spread := spread_within([*sessions.values()]):
+                found[cell_id] = spread
+        return found
 
     def _verdict(
         self, cell_id: str, name: str, found: Mapping[str, Verdict], gate: SuiteGate

@@ -122,7 +122,7 @@ def test_the_gravest_finding_decides(found: str, status: int) -> None:
         def count(self, state: str) -> int:
             return int(state in found.split())
 
-    judgement = Found("main", (), (), None, 1, GateSettings())
+    judgement = Found("main", (), (), None, 1, GateSettings(), {})
     kinds = ("inconclusive", "no-baseline", "incomparable", "missing")
     assert comparison_status(judgement, dict.fromkeys(kinds, "fail")) == status
     warned = comparison_status(judgement, dict.fromkeys(kinds, "warn"))

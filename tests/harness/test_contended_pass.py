@@ -22,13 +22,14 @@ from pytest_hwqueue.harness.contended_pass import (
     contended_program,
 )
 from pytest_hwqueue.harness.program import Enqueue, taped
+from pytest_hwqueue.harness.sample_plan import SamplePlan
 from pytest_hwqueue.metrics.contention import HeldWindow
 from pytest_hwqueue.workloads.registry import workload_class
 from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, parameters_for
 
 # Of some windows alone: a window of 32 streams takes a simulated millisecond, and a real 0.1 s.
-BRIEF = ContendedPlan(samples=1, time_ns=8_000_000, wall_ns=10**12)
-PLAN = ContendedPlan(samples=40, time_ns=10**12, wall_ns=10**12)
+BRIEF = ContendedPlan(SamplePlan(1), time_ns=8_000_000, wall_ns=10**12)
+PLAN = ContendedPlan(SamplePlan(40), time_ns=10**12, wall_ns=10**12)
 BURST = PrimaryLatency("burst", "launch", "a burst")
 
 
@@ -204,12 +205,12 @@ def test_windows_are_independent_and_as_many_as_samples_and_time_ask_for() -> No
         assert len(few.latencies_ns) == few.contention.windows * 4 * 4
         # More than the samples need: intervals need windows, of a model fewer than of a device.
         assert few.contention.windows == 20
-        many = measured(device, pool, enqueue, plan=replace(PLAN, samples=16 * 70))
+        many = measured(device, pool, enqueue, plan=replace(PLAN, samples=SamplePlan(16 * 70)))
         assert many.contention.windows == 70
-        short = replace(PLAN, samples=16 * 70, time_ns=3_000_000)
+        short = replace(PLAN, samples=SamplePlan(16 * 70), time_ns=3_000_000)
         cut = measured(device, pool, enqueue, plan=short)
         assert 1 <= cut.contention.windows < cut.needed_windows == 70
-        most = replace(PLAN, samples=16 * 70, most_windows=2)
+        most = replace(PLAN, samples=SamplePlan(16 * 70), most_windows=2)
         assert measured(device, pool, enqueue, plan=most).contention.windows == 2
 
 

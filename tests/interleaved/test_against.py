@@ -23,7 +23,7 @@ def test_a_regression_stands_only_where_it_is_confirmed() -> None:
     stored = Judgement(
         "h200/main",
         (*(verdict(cell, "regression") for cell in "abc"), verdict("d", "pass", "as before")),
-        (), None, 4, GateSettings(),
+        (), None, 4, GateSettings(), {},
     )  # fmt: skip
     beside = [verdict("a", "regression", "it is"), verdict("b", "pass", "it is not"),
               verdict("d", "regression", "not asked")]  # fmt: skip

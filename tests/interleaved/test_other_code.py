@@ -54,7 +54,7 @@ def test_no_setting_lets_other_code_pass() -> None:
     strayed = judgement_of(other=True)[0].verdicts
     warns = dict.fromkeys(("inconclusive", "no-baseline", "incomparable", "missing"), "warn")
     for verdicts, status in ((passed, 0), ((*passed, *strayed), REFUSED)):
-        judgement = Judgement("main", verdicts, (), None, 2, GateSettings())
+        judgement = Judgement("main", verdicts, (), None, 2, GateSettings(), {})
         assert comparison_status(judgement, warns) == status
     regression = Regression.__new__(Regression)
     settings = Settings.__new__(Settings)

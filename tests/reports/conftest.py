@@ -228,7 +228,7 @@ def judgement_of(verdicts: Sequence[CellVerdict], **fields: Any) -> Judgement:
     given: dict[str, Any] = {
         "baseline": "nvidia-h200/main", "verdicts": tuple(verdicts), "missing": (),
         "shift": SuiteShift(1.004, len(verdicts), None, False), "compared": 12,
-        "settings": SETTINGS,
+        "settings": SETTINGS, "spreads": {},
     }  # fmt: skip
     return Judgement(**given | fields)
 

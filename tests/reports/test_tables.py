@@ -13,6 +13,7 @@ from rich.cells import cell_len
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry, ThrottledSpan
+from pytest_hwqueue.metrics.between_runs import RunSpread
 from pytest_hwqueue.metrics.numbers import PrintedFigure, rate, rate_in_short, work_unit
 from pytest_hwqueue.records.cell import BackToBack, Primary, RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
@@ -282,3 +283,45 @@ def test_a_cell_with_a_pace_is_called_so_wherever_it_is_shown() -> None:
     both = joined(render_details([make("g", traced=False), cell], width=160, colour=False))
     assert "latency of what stands behind each name; whole iterations seen by the host" in both
     assert "; pace: time from one iteration's end to the next's, by events" in both
+
+
+def three_runs(*medians_ns: float) -> list[RunRecord]:
+    """Runs of a cell whose samples are worth too few for an interval of P99."""
+    runs = []
+    for number, median_ns in enumerate(medians_ns, 1):
+        record = make(median_ns=median_ns, run=number, traced=False)
+        assert record.metrics.latency is not None
+        p99 = record.metrics.latency.p99.model_copy(
+            update={"high": float("inf"), "refused": "needs at least 368 independent samples"}
+        )
+        runs.append(changed(record, "metrics.latency", p99=p99))
+    return runs
+
+
+def test_runs_bound_a_p99_that_the_samples_of_none_do() -> None:
+    one = three_runs(1e6)
+    assert "[—]" in render(one, width=80, colour=False)
+    two = render(three_runs(1e6, 1.1e6), width=80, colour=False)
+    assert "[—]" in two
+    assert "median run" not in two
+    for shown in (render, render_details):
+        three = joined(shown(three_runs(1e6, 1.1e6, 1.05e6), width=160, colour=False))
+        assert "[—]" not in three
+        assert "P99's interval is of this session's median run, by 3 runs, Student's t" in three
+
+
+def test_a_baselines_spread_bounds_the_p99_of_one_run() -> None:
+    spreads = {make().cell_id: RunSpread(0.01, 10)}
+    for shown in (render, render_details):
+        text = joined(shown(three_runs(1e6), width=160, colour=False, spreads=spreads))
+        assert "[—]" not in text
+        assert (
+            "P99's interval is of this session's median run, by 1 run and how far the baseline's "
+            "differ within a session"
+        ) in text
+
+
+def test_an_interval_of_samples_stays_where_runs_differ_by_less() -> None:
+    runs = [make(n=4000, run=number, traced=False) for number in (1, 2, 3)]
+    text = joined(render(runs, width=160, colour=False))
+    assert "median run" not in text
