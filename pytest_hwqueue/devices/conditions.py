@@ -125,9 +125,10 @@ def settings(kind: DeviceKind) -> Readers:
         return readers
     for field, prefixes in _FAMILIES.items():
         readers[field] = _family_reader(prefixes)
+    readers["nccl_variables"] = _if_nccl_carries(readers["nccl_variables"])
     readers["allocator"] = lambda: str(_torch().cuda.get_allocator_backend())
     readers["triton_version"] = lambda: _package("triton")
-    readers["nccl_version"] = lambda: _dotted(_torch().cuda.nccl.version())
+    readers["nccl_version"] = _if_nccl_carries(lambda: _dotted(_torch().cuda.nccl.version()))
     # In torch's builds for ROCm, MIOpen stands where cuDNN stands in the others.
     readers["cudnn_version" if kind == "cuda" else "miopen_version"] = _cudnn_version
     if kind == "cuda":
@@ -161,6 +162,21 @@ def _family_reader(prefixes: tuple[str, ...]) -> Callable[[], Value]:
         return " ".join(found) or "default"
 
     return read
+
+
+def _if_nccl_carries(read: Callable[[], Value]) -> Callable[[], Value]:
+    """Return a reader that asks only where NCCL carries this process's collectives.
+
+    Variables of NCCL change nothing of a cell without any, and images set some for all they run.
+    """
+
+    def asked() -> Value:
+        distributed = _torch().distributed
+        grouped = distributed.is_available() and distributed.is_initialized()
+        carried = grouped and "nccl" in distributed.get_backend_config()
+        return read() if carried else "not used"
+
+    return asked
 
 
 # --- precision ------------------------------------------------------------------------------------

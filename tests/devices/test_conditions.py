@@ -217,12 +217,25 @@ def test_variables_of_a_family_are_one_field(monkeypatch: pytest.MonkeyPatch) ->
     for name in list(os.environ):
         if name.startswith(("NCCL_", "TORCH_NCCL_")):
             monkeypatch.delenv(name)
+    configured = "cpu:gloo,cuda:nccl"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: configured)
     read = conditions.settings("cuda")["nccl_variables"]
     assert read() == "default"
     for name, value in (("NCCL_PROTO", "LL"), ("TORCH_NCCL_BLOCKING_WAIT", "1"), ("NCCL_ALGO", ""),
                         ("NCCL_DEBUG_FILE", "/x")):  # fmt: skip
         monkeypatch.setenv(name, value)
     assert read() == "NCCL_PROTO=LL TORCH_NCCL_BLOCKING_WAIT=1"
+    configured = "cpu:gloo,cuda:gloo"
+    assert read() == "not used"
+
+
+def test_variables_of_nccl_are_no_condition_without_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    readers = conditions.settings("cuda")
+    assert readers["nccl_variables"]() == readers["nccl_version"]() == "not used"
 
 
 def test_the_hosts_limits(tmp_path: Path) -> None:
