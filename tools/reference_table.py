@@ -75,7 +75,7 @@ def row_of(cell: CellBaseline, notes: Notes) -> list[str]:
             for unit in runs[0].throughput
             if (value := mean_value(of_unit := _rates(unit, runs))) is not None
         ),
-        sample.tags,
+        sample.contended or sample.tags,
     ]  # fmt: skip
 
 
@@ -83,9 +83,11 @@ def ratio_rows(cell: CellBaseline, notes: Notes) -> list[list[str]]:
     """Return a row for each ratio of a cell."""
     what, rows = cell.header.cell, []
     for name in cell.runs[0].ratios:
-        row = [what.name, str(what.streams), what.dispatch, str(len(cell.runs)), name]
+        # Lean runs have none.
+        measured = [run for run in cell.runs if name in run.ratios]
+        row = [what.name, str(what.streams), what.dispatch, str(len(measured)), name]
         for quantile in ("p50", "p99"):
-            runs = _gated(f"{name}.{quantile}", cell.runs)
+            runs = _gated(f"{name}.{quantile}", measured)
             value = None if runs is None else mean_value(runs)
             ends = None if runs is None or value is None else interval(runs)
             low, high = ends or (-math.inf, math.inf)

@@ -189,7 +189,7 @@ class Settings:
         "samples to measure of each cell's primary latency (a token, a query, a step: see `hwq "
         "list`); P99 with a 95 % interval needs 368, P99.9 needs 3688. auto is 1000, and in a "
         "cell's only run as many more as take 1 s, so that P99 has an interval; of launches in "
-        "windows it is at least 400, and as many as take 1 s")
+        "windows it is at least 440, and as many as take 1 s")
     iterations = Option("auto", read.integer_or_auto, "N", "samples",
         "measured iterations of each cell",
         "measured iterations per cell; auto runs enough for --hwq-samples, at least 50")

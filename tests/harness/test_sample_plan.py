@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.harness.sample_plan import FEW, USUAL, SamplePlan
+from pytest_hwqueue.metrics.interference import latency_ratio
 
 MS = 1_000_000
 ONLY = SamplePlan(only_run=True)
@@ -27,7 +28,7 @@ ONE_OF_SEVERAL = SamplePlan()
         (8, 10 * MS, 100, 100),
         (32, 42 * MS, 23, 23),
         # P99 needs 368 samples, however long they take.
-        (4, 100 * MS, 100, 100),
+        (4, 100 * MS, 110, 110),
         (128, 100 * MS, 10, 10),
         (1000, 10_000 * MS, 1, 1),
     ],
@@ -57,6 +58,12 @@ def test_an_only_run_has_no_fewer_windows_and_all_have_a_p99(launches: int, wind
     only, several = (plan.windows(launches, window_ns) for plan in (ONLY, ONE_OF_SEVERAL))
     assert only >= several >= 1
     assert several * launches >= FEW
+
+
+def test_the_fewest_samples_have_a_p99_and_a_ratio_of_two() -> None:
+    figures = latency_ratio(range(1, FEW + 1), range(1, FEW + 1), "")
+    assert figures.p99.value == 1
+    assert 2 * ONLY.half.least >= FEW
 
 
 def test_a_models_windows_are_alike() -> None:
