@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,10 +69,25 @@ class TokenTimes(PlainData):
     tbt_bound_ms: float | None = Field(None, description="likewise its mean time between tokens")
 
 
+ServerOrigin = Literal["command", "url", "container"]
+"""Whose server answered: only what a command started is ours, and under the scheduler."""
+
+NOT_OURS: Mapping[ServerOrigin, str] = {
+    "url": "not ours: it ran already",
+    "container": "not ours: it runs in a container",
+}
+
+
 class ServerLoad(PlainData):
     """What was seen of a tenant's server from where its load was generated."""
 
     url: str
+    origin: ServerOrigin | None = Field(
+        None,
+        description="command: started here, and proven to be all that listened there, before and "
+        "after the window; url: it ran already; container: started here, with process ids or a "
+        "network of its own; the mode is proven for the first alone. null: not found out",
+    )
     connections: int = Field(description="opened from warm-up to the window's end")
     most_at_once: int = Field(description="most requests in flight")
     tokens: TokenTimes | None = Field(None, description="of streamed completions; else null")
@@ -131,7 +147,9 @@ class ColocationRecord(PlainData):
     stage: str = Field("", description="where it went wrong, such as warm-up or measure")
     device: str = Field(description="label of the device, such as cuda or cuda:1")
     scheduler: str
-    proof: SchedulerProof | None = Field(None, description="null where simulated, and not ok")
+    proof: SchedulerProof | None = Field(
+        None, description="null where simulated, where no tenant was ours, and where not ok"
+    )
     tenants: list[TenantResult] = Field(default_factory=list)
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 ServerProtocol = Literal["http", "openai"]
 
@@ -57,12 +57,18 @@ class ServerSpec:
 
     @property
     def ours(self) -> bool:
-        """Whether it is started here, and so runs under the scheduler in use."""
+        """Whether it is started here, under the scheduler in use; who answers is another matter."""
         return bool(self.command)
 
     def ready_url(self, url: str) -> str | None:
         """Return the URL to ask whether it is ready, given that of the requests."""
         return None if self.ready is None else urljoin(url, self.ready)
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return where requests to a valid URL of HTTP or HTTPS go."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def missing_client() -> str | None:
