@@ -143,7 +143,9 @@ def _details(found: WhichFile) -> list[Part]:
         title = f"Session {number} of {len(found.sessions)}: {session.folder}{device}"
         if session.cases:
             parts += [Heading(title), _table(found, session.cases, {})]
-    proofs = {case.id: [words.proof_line(found, case)] for case in found.cases if case.proof}
+    proofs = {
+        case.id: [words.proof_line(found, case)] for case in found.cases if words.has_proof(case)
+    }
     return parts + [Heading("Proof"), Bullets(proofs)] * bool(proofs)
 
 
@@ -190,7 +192,7 @@ def _in_short(found: WhichFile) -> list[Part]:
         for goal, names in by_goal.items()
     }
     # That nothing orders native's work needs no proof.
-    proven = [case for case in asked if case.proof is not None and case.scheduler != NATIVE.name]
+    proven = [each for each in asked if words.has_proof(each) and each.scheduler != NATIVE.name]
     shown = grouped((f"active: {words.effective(found, case)}", case.id) for case in proven)
     lines |= {what: [listed(names)] for what, names in shown.items()}
     return [Bullets(lines)] if lines else []
