@@ -27,7 +27,7 @@ from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import within
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import read_model
-from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.suite import pytest_command, pytest_environment
 
 CHECK_FILE = "check.json"

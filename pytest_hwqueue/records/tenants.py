@@ -11,9 +11,10 @@ from pydantic import Field
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
 from pytest_hwqueue.records.cell import Json, SchedulerProof, Status, read_model
-from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, write_text
+from pytest_hwqueue.records.files import GitCommit, GitDirty, Version
 from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 
