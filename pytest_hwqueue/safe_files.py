@@ -1,10 +1,16 @@
-"""Files that nobody reads half of, and that no link leads elsewhere."""
+"""Files that nobody reads half of, and that no link leads elsewhere.
+
+A folder may be shared: whoever can write to it can leave a link of a name that is known beforehand,
+and what is written there would replace a file of the user's. So all that the package writes goes
+through here; tests/test_safe_files.py has the exceptions, with reasons.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from pytest_hwqueue.errors import files
 
@@ -41,3 +47,15 @@ def write_bytes(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def open_output(path: Path) -> BinaryIO:
+    """Open a new, empty file for a program's output, in place of what has its name.
+
+    Raises:
+        OSError: if that is not possible.
+
+    """
+    with suppress(FileNotFoundError):
+        path.unlink()
+    return os.fdopen(os.open(path, _NEW, 0o666), "wb")
