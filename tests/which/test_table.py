@@ -337,28 +337,32 @@ def test_priority_is_proven_if_it_was_in_each_window(
     assert text in output
 
 
+@pytest.mark.parametrize("scheduler", ["native", "mps"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_for_a_server_that_is_not_ours_no_mode_is_proven(
-    file: Path, folder: Path, *, alone: bool
+    file: Path, folder: Path, scheduler: str, *, alone: bool
 ) -> None:
     """Whether or not it is for others: ``alone`` no tenant is ours, and there is no proof."""
     server = {"url": "http://127.0.0.1:1/", "connections": 1, "most_at_once": 1, "origin": "url"}
     for path in folder.glob("*.json"):
         changed = json.loads(path.read_text())
-        if changed["scheduler"] != "mps":
+        if changed["scheduler"] != scheduler:
             continue
         changed["tenants"][0]["server"] = server
         changed["proof"] = None if alone else changed["proof"]
         path.write_text(json.dumps(changed))
     found, output = told(file, folder)
-    mps = case(found, "mps")
-    assert [tenant.origin for tenant in mps.tenants] == ["url", None]
-    assert (mps.proof is None) == alone
+    entry = case(found, scheduler)
+    assert [tenant.origin for tenant in entry.tenants] == ["url", None]
+    assert (entry.proof is None) == alone
     label = "not proven for high (not ours: it ran already)"
-    assert effective(found, mps) == (label if alone else f"proven; {label}")
-    assert proof_line(found, mps) == f"{'none' if alone else 'mps was seen; samples 10'}; {label}"
+    assert effective(found, entry) == (label if alone else f"proven; {label}")
+    seen = f"{scheduler} was seen; samples {5 * len(entry.records)}"
+    assert proof_line(found, entry) == f"{'none' if alone else seen}; {label}"
     assert label in " ".join(output.split())
-    assert effective(found, case(found, "native")) == "proven"
+    short = hwq(file, "--from", folder).stdout
+    assert f"active: {effective(found, entry)}" in " ".join(short.split())
+    assert effective(found, case(found, "mps-priority")).startswith("proven; ")
 
 
 # --- what is refused, or missing -------------------------------------------------------------

@@ -94,11 +94,11 @@ def goals_in_short(case: WhichCase) -> str:
 def proof_line(found: WhichFile, case: WhichCase) -> str:
     """Return the proof that the mode was active, and whether it delayed less urgent work."""
     if case.proof is None:
-        none = "; ".join(["none", *_not_ours(case)])
+        none = "; ".join(["none", *not_ours(case)])
         return "simulated: the scheduler is part of the model" if found.simulated else none
     counts = ", ".join(f"{name} {count}" for name, count in case.proof.counts.items())
     effect = ": ".join(filter(None, (_effect(case.proof), case.proof.priority_evidence)))
-    return "; ".join(filter(None, (case.proof.evidence, counts, effect, *_not_ours(case))))
+    return "; ".join(filter(None, (case.proof.evidence, counts, effect, *not_ours(case))))
 
 
 def effective(found: WhichFile, case: WhichCase) -> str:
@@ -106,15 +106,10 @@ def effective(found: WhichFile, case: WhichCase) -> str:
     if found.simulated and case.proof is None:
         return "simulated"
     seen = ("proven", _effect(case.proof)) if case.proof is not None else ()
-    return "; ".join(filter(None, (*seen, *_not_ours(case))))
+    return "; ".join(filter(None, (*seen, *not_ours(case))))
 
 
-def has_proof(case: WhichCase) -> bool:
-    """Whether there is something to say of a case's proof: what proves it, or for whom it lacks."""
-    return case.proof is not None or bool(_not_ours(case))
-
-
-def _not_ours(case: WhichCase) -> list[str]:
+def not_ours(case: WhichCase) -> list[str]:
     """Return for each tenant whose server is not ours that the mode is not proven for it."""
     return [
         f"not proven for {tenant.name} ({NOT_OURS[tenant.origin]})"
@@ -215,7 +210,7 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
         sentences.append(f"But its priority is not proven: {proof.priority_evidence}.")
     elif proof is not None and proof.effective is False:
         sentences.append("But less urgent work was not seen held up under it.")
-    if unproven := _not_ours(best):
+    if unproven := not_ours(best):
         sentences.append(f"But the mode is {listed(unproven)}.")
     return " ".join(sentences)
 
