@@ -17,6 +17,7 @@ import pytest
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes import process_table
 from pytest_hwqueue.processes.process_table import is_contained, listeners, processes_under
+from pytest_hwqueue.processes.services import free_port
 
 from ..schedulers.processes import wait_for
 
@@ -27,10 +28,10 @@ UNSHARE = shutil.which("unshare") or "unshare"
 
 @contextmanager
 def listening(host: str, port: int = 0, backlog: int = 1) -> Iterator[int]:
-    """Listen at an address, beside others; yield the port."""
+    """Listen at an address, at a port of one's own or, if it is given, beside others; yield it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, bool(port))
         try:
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -89,7 +90,7 @@ time.sleep(600)
 
 
 def test_a_stranger_that_shares_the_port_is_named_beside_ours() -> None:
-    with listening("127.0.0.1") as port:
+    with listening("127.0.0.1", free_port()) as port:
         child = subprocess.Popen([sys.executable, "-S", "-c", _SHARES, str(port)])
         try:
             wait_for(lambda: bool(listeners("127.0.0.1", port, STRANGE).own), "the child")
