@@ -27,7 +27,8 @@ class ServerSpec:
         url: where each request goes; ``{port}`` in it is the port given to the command.
         command: program and arguments; empty if the server runs already.
         ready: URL, or a path on that of the requests, that answers 2xx once the server is ready; if
-            None, a server that is started is ready when it accepts connections.
+            None, a server that is started is ready when it accepts connections. ``{port}`` as in
+            ``url``.
         ready_s: longest time until it is ready.
         timeout_s: a request that takes longer has failed; counted from when it is sent.
         stop_s: from SIGTERM until it is killed.
@@ -62,7 +63,10 @@ class ServerSpec:
 
     def ready_url(self, url: str) -> str | None:
         """Return the URL to ask whether it is ready, given that of the requests."""
-        return None if self.ready is None else urljoin(url, self.ready)
+        if self.ready is None:
+            return None
+        _, port = host_and_port(url)
+        return urljoin(url, self.ready.replace(PORT, str(port)))
 
 
 def host_and_port(url: str) -> tuple[str, int]:
