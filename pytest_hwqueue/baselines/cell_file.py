@@ -21,8 +21,9 @@ from pydantic import ConfigDict, TypeAdapter
 
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
 from pytest_hwqueue.errors import RecordError, files, translated, within
-from pytest_hwqueue.records.files import cell_file_name, write_text
+from pytest_hwqueue.records.files import cell_file_name
 from pytest_hwqueue.records.samples import GRID, decode_samples
+from pytest_hwqueue.safe_files import write_text
 
 _REPAIR = "restore it from version control, or remove it and store its runs again"
 

@@ -41,10 +41,10 @@ from pytest_hwqueue.metrics.critical_path import critical_paths, take_turns, tim
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.timeline import Span, length, union, within
 from pytest_hwqueue.records.cell import read_model
-from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.noise import Causes, tail_causes
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tracing.perf_events import OWN_THREAD, ClockPair, Level, Refusal
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"

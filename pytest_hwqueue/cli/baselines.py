@@ -248,10 +248,10 @@ def compare(sides: tuple[str, ...], a: str | None, b: str | None, **given: Any) 
 
 def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.baselines.sources import load_source
-    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.baselines import hard_differences, render_differences
     from pytest_hwqueue.reports.judgement_file import judgement_file, judgement_text
     from pytest_hwqueue.reports.outcome import write_markdown
+    from pytest_hwqueue.safe_files import write_text
     from pytest_hwqueue.verdicts.judging import compare_sources
     from pytest_hwqueue.verdicts.stored import nothing_in_common
 

@@ -74,7 +74,6 @@ def _merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.fleet.collected import collect
     from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
     from pytest_hwqueue.metrics.numbers import counted
-    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.fleet import (
         drain_commands,
         fleet_document,
@@ -82,6 +81,7 @@ def _merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
         prometheus_text,
         write_fleet_page,
     )
+    from pytest_hwqueue.safe_files import write_text
 
     first, again = collect(folders)
     reference = collect([given["reference"]])[0] if given["reference"] else []

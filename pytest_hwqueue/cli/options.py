@@ -154,9 +154,9 @@ def output(
         written: goes to --markdown in place of what is printed.
 
     """
-    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.document import markdown
     from pytest_hwqueue.reports.grid import print_document
+    from pytest_hwqueue.safe_files import write_text
 
     print_document(document)
     given = given or {}

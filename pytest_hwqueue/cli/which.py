@@ -153,9 +153,9 @@ def _report(
     wanted: list[Case], runs: WhichRuns, given: dict[str, Any], *,
     complete: bool, folder: Path | None = None, capacities: CapacityFile | None = None,
 ) -> int:  # fmt: skip
-    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.which.document import which_document
     from pytest_hwqueue.reports.which.plot import which_svg
+    from pytest_hwqueue.safe_files import write_text
     from pytest_hwqueue.which.runs import entries
     from pytest_hwqueue.which.table import table
 
@@ -223,8 +223,8 @@ def capacity(file: Path, **given: Any) -> int:
     Exit status: 0 if the table was printed, 1 if no rate could be judged, 2 if interrupted, 4 for
     wrong usage or input, also if a scheduler could not be opened, and 5 if no case was selected.
     """
-    from pytest_hwqueue.records.files import write_text
     from pytest_hwqueue.reports.capacity import capacity_document, capacity_svg
+    from pytest_hwqueue.safe_files import write_text
 
     scenario, wanted = common.selected(
         file, given, "capacity is searched in the quiet; leave the field out",

@@ -33,6 +33,7 @@ from pytest_hwqueue.devices.launches import (
 )
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tracing.perf_events import ClockPair, measure_offset, own_threads
 
 if TYPE_CHECKING:
@@ -82,8 +83,11 @@ def collect(pool: AcceleratorPool, enqueue: Callable[[], None], hold_ns: int | N
 
 def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> None:
     """Write the trace of one pass to ``path``, with names of our streams, tags and rank."""
-    launches = _run(pool, enqueue, None, path, operations=True)
-    trace = json.loads(Path(path).read_text(encoding="utf-8"))
+    # The profiler follows a link of the file's name; in a folder of ours there is none.
+    with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
+        own = Path(folder) / "trace.json"
+        launches = _run(pool, enqueue, None, str(own), operations=True)
+        trace = json.loads(own.read_text(encoding="utf-8"))
     events = trace["traceEvents"]
     seen = _Seen(events)
     name_streams(events, {number: index for (_, number), index in seen.stream_indices().items()})
@@ -95,7 +99,7 @@ def export(pool: AcceleratorPool, enqueue: Callable[[], None], path: str) -> Non
     tags = [launch.tag for launch in launches.launches]
     trace["traceEvents"] = name_launches(events, owners, tags)
     name_processes(events, rank_of_process())
-    Path(path).write_text(json.dumps(trace), encoding="utf-8")
+    write_text(Path(path), json.dumps(trace))
 
 
 def _run(
@@ -196,7 +200,7 @@ class Profiler:
         self._profile.__exit__(None, None, None)
 
     def write(self, path: Path) -> None:
-        """Write the trace in Chrome's format."""
+        """Write the trace in Chrome's format, to a folder that is this process's own."""
         self._profile.export_chrome_trace(str(path))
 
 

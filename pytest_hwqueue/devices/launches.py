@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.metrics.timeline import HostCall, Timeline, split_tag
+from pytest_hwqueue.safe_files import write_text
 
 
 @dataclass(frozen=True)
@@ -325,5 +326,4 @@ def write_trace(
          "args": {"launch": kernel.launch, "enqueued_us": kernel.enqueued_ns / 1000}}
         for kernel in timeline.kernels
     ]  # fmt: skip
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"traceEvents": events}, file)
+    write_text(Path(path), json.dumps({"traceEvents": events}))

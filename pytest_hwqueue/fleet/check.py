@@ -27,7 +27,7 @@ from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import within
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import read_model
-from pytest_hwqueue.records.files import write_text
+from pytest_hwqueue.safe_files import open_output, write_text
 from pytest_hwqueue.suite import pytest_command, pytest_environment
 
 CHECK_FILE = "check.json"
@@ -236,7 +236,7 @@ def _session(place: Place, folder: Path, options: Sequence[str]) -> Iterator[_Se
         [*_ALWAYS, *options, f"--hwq-device={place.label}", f"--hwq-dir={folder.absolute()}"],
         ["-k", _CELLS, "-q"],
     )
-    with open(folder / "check.log", "wb") as log:
+    with open_output(folder / "check.log") as log:
         process = subprocess.Popen(
             command, env=pytest_environment(plugins=False), stdin=subprocess.DEVNULL,
             stdout=log, stderr=subprocess.STDOUT,

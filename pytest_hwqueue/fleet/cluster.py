@@ -47,7 +47,7 @@ from pytest_hwqueue.fleet.check import (
 )
 from pytest_hwqueue.fleet.collected import collect
 from pytest_hwqueue.fleet.verdicts import judge_fleet, to_measure_again
-from pytest_hwqueue.records.files import write_bytes
+from pytest_hwqueue.safe_files import write_bytes
 
 START_S = 120.0
 """A GPU on which no process has begun by then is held by another job."""

@@ -24,8 +24,8 @@ from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.numbers import counted, rise_of
 from pytest_hwqueue.processes.reaper import undisturbed
 from pytest_hwqueue.records.cell import read_model
-from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.noise import git
+from pytest_hwqueue.safe_files import write_text
 
 SCHEMA: Final = "pytest-hwqueue/bisect/1"
 STATE_FILE: Final = "bisect.json"

@@ -26,7 +26,8 @@ from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import RunRecord, now, read_record
-from pytest_hwqueue.records.files import make_session_folder, session_name, write_text
+from pytest_hwqueue.records.files import make_session_folder, session_name
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
 # Passed, and some tests failed: in both cases the session went to its end.

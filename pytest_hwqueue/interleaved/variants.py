@@ -18,6 +18,7 @@ from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.interleaved.imports import SIDE, Tree
 from pytest_hwqueue.processes.reaper import last_lines, run
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.settings.options import OPTIONS
 
 OF_THE_COMPARISON = frozenset(
@@ -294,7 +295,7 @@ def set_up(
                for path in suite.pytest_environment().get("PYTHONPATH", "").split(os.pathsep)
                if path]  # fmt: skip
     (packages,) = venv.glob("lib/python*/site-packages")
-    (packages / "hwq_behind.pth").write_text("\n".join(behind) + "\n", encoding="utf-8")
+    write_text(packages / "hwq_behind.pth", "\n".join(behind) + "\n")
     status = run(["/bin/sh", "-c", setup], folder, environment, log)
     if status != 0:
         raise HwqError(

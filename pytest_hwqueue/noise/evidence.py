@@ -84,14 +84,6 @@ def counts(table: str) -> dict[str, int]:
     return totals
 
 
-def processes_under(pid: int) -> list[int]:
-    """Return a process's descendants, such as those of a service's guardian."""
-    try:
-        return [each.pid for each in psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
 def has_ended(pid: int) -> bool:
     """Whether a process has ended; a zombie has."""
     try:

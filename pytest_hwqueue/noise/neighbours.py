@@ -96,6 +96,7 @@ class NeighbourProgram:
         environment: variables to add to this process's.
         stop: signal that ends it, sent to its process group.
         ready: expression that its output matches once it is ready; None: at once.
+        port: of loopback, on which it listens once it is ready; None if it does not.
 
     """
 
@@ -105,6 +106,7 @@ class NeighbourProgram:
     environment: Mapping[str, str] = field(default_factory=dict)
     stop: signal.Signals = signal.SIGTERM
     ready: str | None = None
+    port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,7 @@ def started(
 
     Raises:
         ServiceFailed: if it cannot be started.
+        NotProven: if another program listens on its port.
 
     """
     for tries_left in reversed(range(_TRIES)):
@@ -278,6 +281,8 @@ def _start(program: NeighbourProgram, order: NeighbourOrder, stack: ExitStack) -
     with _starting_on(order.cores):
         service = stack.enter_context(running)
     wait_until_ready(service, program.ready)
+    if program.port is not None:
+        service.require_listening(_ADDRESS, program.port)
     return service
 
 
@@ -337,12 +342,13 @@ def _cpu(places: NoisePlaces) -> Neighbour:
 
 def _network(places: NoisePlaces) -> Neighbour:
     def programs(order: NeighbourOrder) -> Sequence[NeighbourProgram]:
-        port = str(free_port())
-        server = ["iperf3", "-s", "-1", "-B", _ADDRESS, "-p", port, "--forceflush"]
-        client = ["iperf3", "-c", _ADDRESS, "-p", port, "-P", "10", "-t", str(order.seconds)]
+        port = free_port()
+        at = ["-p", str(port)]
+        server = ["iperf3", "-s", "-1", "-B", _ADDRESS, *at, "--forceflush"]
+        client = ["iperf3", "-c", _ADDRESS, *at, "-P", "10", "-t", str(order.seconds)]
         return [
             # Not by connecting: that would be the one client it serves.
-            NeighbourProgram("iperf3-server", server, ready="Server listening"),
+            NeighbourProgram("iperf3-server", server, ready="Server listening", port=port),
             NeighbourProgram("iperf3-client", client),
         ]
 

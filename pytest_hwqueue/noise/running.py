@@ -19,6 +19,7 @@ from pytest_hwqueue.noise.neighbours import (
     started,
 )
 from pytest_hwqueue.noise.pinning import Remedy, isolation, pinned
+from pytest_hwqueue.processes.process_table import processes_under
 from pytest_hwqueue.processes.services import Service, ServiceFailed
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.noise import Done, NeighbourRecord, NoiseRound
@@ -78,7 +79,7 @@ class _Running:
 
     def _processes(self) -> list[int]:
         guardians = [service.guardian_pid for service, _ in self.programs]
-        return [pid for each in guardians for pid in evidence.processes_under(each)]
+        return [pid for each in guardians for pid in processes_under(each)]
 
 
 @dataclass

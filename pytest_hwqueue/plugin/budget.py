@@ -20,10 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.plugin.checks import skip_refused
 from pytest_hwqueue.plugin.state import LEFT_OUT, REFUSED, SESSION, SETTINGS
 from pytest_hwqueue.reports.progress import Progress
+from pytest_hwqueue.safe_files import write_bytes
 
 
 class TimeLeft:
@@ -222,8 +224,8 @@ class Budget:
         file = session.folder / _FILE
         try:
             _write(file, [f"{took:.3f}\t{node}" for node, took in took_s.items()])
-        except OSError as error:
-            self._warn(f"cannot write {file}: {error.strerror}")
+        except RecordError as error:
+            self._warn(str(error))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print what was left out."""
@@ -289,9 +291,9 @@ class Budget:
 
         A file with anything else in it is put aside: the next sessions read what was good of it.
         """
-        files = sorted(self._folder.glob(f"*/{_FILE}"), key=lambda file: file.parent.name)
+        sessions = sorted(self._folder.glob(f"*/{_FILE}"), key=lambda file: file.parent.name)
         found: dict[str, float] = {}
-        for file in files[-_EARLIER:]:
+        for file in sessions[-_EARLIER:]:
             lines, problem = _lines(file)
             for line in lines:
                 seconds, _, node = line.partition("\t")
@@ -299,10 +301,11 @@ class Budget:
             if problem:
                 self._warn(f"{file} is ignored and replaced: {problem}")
                 try:
-                    file.rename(file.with_suffix(".bad"))
+                    with files("replace", file):
+                        file.rename(file.with_suffix(".bad"))
                     _write(file, lines)
-                except OSError as error:
-                    self._warn(f"{file} cannot be replaced: {error.strerror}")
+                except RecordError as error:
+                    self._warn(str(error))
         return found
 
     def _warn(self, text: str) -> None:
@@ -314,7 +317,7 @@ class Budget:
 def _write(file: Path, lines: Sequence[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
     # A node id may name a file whose name is no text.
-    file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_bytes(file, text.encode(errors="backslashreplace"))
 
 
 def _lines(file: Path) -> tuple[list[str], str]:

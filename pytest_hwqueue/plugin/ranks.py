@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import json
 import os
 import tempfile
@@ -19,6 +20,7 @@ import pytest
 from pytest_hwqueue.devices.kinds import capabilities_of, visible_accelerators
 from pytest_hwqueue.plugin.state import SETTINGS, parameters_of, wrong_usage
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, launched_rank
+from pytest_hwqueue.safe_files import open_output
 from pytest_hwqueue.settings.reading import check_ranked, read_settings
 from pytest_hwqueue.workloads.registry import Declaration, declaration
 
@@ -191,7 +193,7 @@ def _be_quiet(config: pytest.Config, file: Path) -> None:
     """Have the rest of what a session says written to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # By lines: a launcher that sees another rank fail ends this one at once.
-    output = file.open("w", buffering=1, encoding="utf-8")
+    output = io.TextIOWrapper(open_output(file), encoding="utf-8", line_buffering=True)
     config.add_cleanup(output.close)
     writer = config.get_terminal_writer()
     writer._file = output

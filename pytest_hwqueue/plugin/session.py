@@ -30,11 +30,12 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.files import make_session_folder, session_name, write_text
+from pytest_hwqueue.records.files import make_session_folder, session_name
 from pytest_hwqueue.records.noise import Provenance, provenance_of
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation
 from pytest_hwqueue.redaction import redacted
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tenancy import TENANTS
 
 if TYPE_CHECKING:

@@ -239,7 +239,10 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], ou
         OSError: if it cannot be started.
 
     """
-    with open(output, "wb") as file:
+    # Not for the guardian, which starts quickly.
+    from pytest_hwqueue.safe_files import open_output
+
+    with open_output(output) as file:
         process = subprocess.Popen(
             command, cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
             stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from pathlib import Path
 from pytest_hwqueue.errors import HwqError, NotProven
 from pytest_hwqueue.processes.channel import ending
 from pytest_hwqueue.processes.guardian import Contending, Order, Stop
+from pytest_hwqueue.processes.process_table import listeners
 from pytest_hwqueue.processes.reaper import last_lines
 from pytest_hwqueue.processes.starting import start_guarded
 
@@ -29,7 +30,10 @@ class ServiceFailed(NotProven):
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that was free just now."""
+    """Return a port of the loopback address that was free just now.
+
+    Another program may take it before a service does: see `Service.require_listening`.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -80,6 +84,34 @@ class Service:
                     f"its last lines in {self.log}:\n{self.last_lines()}"
                 )
             time.sleep(_POLL_S)
+
+    def refuse_strangers(self, host: str, port: int) -> None:
+        """Raise NotProven if others than this service's processes listen at an address."""
+        self._listening(host, port)
+
+    def require_listening(self, host: str, port: int) -> None:
+        """Raise NotProven unless this service's processes listen at an address, and no others.
+
+        Args:
+            host: a name or address of this machine; of another it is refused.
+            port: the TCP port.
+
+        """
+        if not self._listening(host, port):
+            raise NotProven(
+                f"{self.name}: none of its processes listens on port {port} of {host}; its output "
+                f"is in {self.log}"
+            )
+
+    def _listening(self, host: str, port: int) -> frozenset[int]:
+        found = listeners(host, port, self.guardian_pid)
+        if found.others:
+            also = " too" if found.own else ""
+            raise NotProven(
+                f"{self.name}: on port {port} of {host} listens {', '.join(found.others)}{also}, "
+                "which it has not started"
+            )
+        return found.own
 
     def last_lines(self) -> str:
         """The last lines of the service's output."""

@@ -24,6 +24,7 @@ from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes import fork_loop
 from pytest_hwqueue.processes.fork_loop import LATE
 from pytest_hwqueue.processes.guardian import Order, Stop
+from pytest_hwqueue.safe_files import open_output
 
 Main = Literal["pytest_hwqueue.plugin.worker.process", "pytest_hwqueue.tenancy.tenant"]
 
@@ -129,7 +130,7 @@ class ForkServer:
         own = {name: text for name, text in environment.items() if name.startswith(LATE)}
         request = json.dumps({"main": main, "path": sys.path, "environment": own}).encode()
         try:
-            with open(log, "wb") as output:
+            with open_output(log) as output:
                 passed = [*descriptors, output.fileno(), writer]
                 socket.send_fds(self._socket, [request], passed)
         except OSError as error:
@@ -289,7 +290,7 @@ def start_guarded(order: Order, log: Path, environment: Mapping[str, str] | None
     """
     reader, writer = os.pipe()
     try:
-        with open(log, "wb") as output:
+        with open_output(log) as output:
             guardian = subprocess.Popen(
                 python_command("pytest_hwqueue.processes.guardian", alone=True),
                 stdin=subprocess.PIPE,

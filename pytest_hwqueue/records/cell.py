@@ -26,9 +26,10 @@ from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency, Timelin
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.records.bounds import LatencyBounds
-from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, record_path, write_text
+from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, record_path
 from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 LAUNCH_BOUND = "bounded by launching from Python"

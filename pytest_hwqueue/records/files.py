@@ -1,6 +1,4 @@
-"""Files of records: fields, writing, names.
-
-Writing also creates the folders of sessions, of which git knows nothing.
+"""Files of records: fields, names, and the folders of sessions, of which git knows nothing.
 
 Options are checked with the names' rules, so nothing heavy is imported here.
 """
@@ -11,7 +9,6 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import BadInput, RecordError, files
+from pytest_hwqueue.errors import BadInput, RecordError
+from pytest_hwqueue.safe_files import write_text
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.conditions import Value
@@ -63,6 +61,7 @@ def make_session_folder(folder: Path) -> None:
 
     Raises:
         OSError: if that is not possible.
+        RecordError: if the file that git reads cannot be written.
 
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,42 +69,7 @@ def make_session_folder(folder: Path) -> None:
     # A folder that somebody has named may hold what somebody wants to keep. Also a link that leads
     # nowhere is there: writing would follow it.
     if folder.parent.name == RECORDS_FOLDER and not os.path.lexists(ignoring):
-        ignoring.write_text(_IGNORED, encoding="utf-8")
-
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write text as `write_bytes` does."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically: a temporary file next to it, then a rename.
-
-    Nobody can know the temporary file's name beforehand, and no link of that name is followed.
-
-    Raises:
-        RecordError: naming the file and the operating system's reason.
-
-    """
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    with files("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, _NEW, 0o666)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except (KeyboardInterrupt, OSError):
-            # What was there before still is, and nothing else. If this fails, the folder itself is
-            # unusable; the first error says why.
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_text(ignoring, _IGNORED)
 
 
 LONGEST_NAME = 64

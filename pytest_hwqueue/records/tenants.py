@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,9 +11,10 @@ from pydantic import Field
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
 from pytest_hwqueue.records.cell import Json, SchedulerProof, Status, read_model
-from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, write_text
+from pytest_hwqueue.records.files import GitCommit, GitDirty, Version
 from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.timelines import TimelineFile
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 
@@ -68,10 +70,25 @@ class TokenTimes(PlainData):
     tbt_bound_ms: float | None = Field(None, description="likewise its mean time between tokens")
 
 
+ServerOrigin = Literal["command", "url", "container"]
+"""Whose server answered: only what a command started is ours, and under the scheduler."""
+
+NOT_OURS: Mapping[ServerOrigin, str] = {
+    "url": "not ours: it ran already",
+    "container": "not ours: it runs in a container",
+}
+
+
 class ServerLoad(PlainData):
     """What was seen of a tenant's server from where its load was generated."""
 
     url: str
+    origin: ServerOrigin | None = Field(
+        None,
+        description="command: started here, and proven to be all that listened there, before and "
+        "after the window; url: it ran already; container: started here, with process ids or a "
+        "network of its own; the mode is proven for the first alone. null: not found out",
+    )
     connections: int = Field(description="opened from warm-up to the window's end")
     most_at_once: int = Field(description="most requests in flight")
     tokens: TokenTimes | None = Field(None, description="of streamed completions; else null")
@@ -131,7 +148,9 @@ class ColocationRecord(PlainData):
     stage: str = Field("", description="where it went wrong, such as warm-up or measure")
     device: str = Field(description="label of the device, such as cuda or cuda:1")
     scheduler: str
-    proof: SchedulerProof | None = Field(None, description="null where simulated, and not ok")
+    proof: SchedulerProof | None = Field(
+        None, description="null where simulated, where no tenant was ours, and where not ok"
+    )
     tenants: list[TenantResult] = Field(default_factory=list)
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(

@@ -20,8 +20,9 @@ from pytest_hwqueue.errors import BadInput, RecordError, files, translated, with
 from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.files import unused, write_bytes
+from pytest_hwqueue.records.files import unused
 from pytest_hwqueue.records.samples import pack, unpack
+from pytest_hwqueue.safe_files import write_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from pytest_hwqueue.errors import files
 from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.stored import CellRuns, gather
 from pytest_hwqueue.reports.cell_rows import figures_table, status_of
 from pytest_hwqueue.reports.document import Bullets, Column, Document, Heading, Part, markdown
 from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.terminal import shown
+from pytest_hwqueue.safe_files import write_text
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.between_runs import RunSpread

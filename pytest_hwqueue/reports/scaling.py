@@ -9,13 +9,13 @@ from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
 from pytest_hwqueue.metrics.numbers import REFUSED, counted, grouped, percent, printed, rate, times
 from pytest_hwqueue.metrics.scaling import SATURATED_SHARE, Scaling
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.stored import gather
 from pytest_hwqueue.reports.charts import scaling_chart
 from pytest_hwqueue.reports.document import Chart, Column, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.drawing import INSTALL, Spec, can_plot, stacked_svg
 from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.reports.notes import Notes, device_name, setting_words
+from pytest_hwqueue.safe_files import write_text
 
 
 def _told(records: Sequence[RunRecord]) -> Iterator[tuple[list[RunRecord], Scaling | None, str]]:

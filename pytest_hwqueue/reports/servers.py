@@ -10,7 +10,7 @@ from pytest_hwqueue.metrics.numbers import in_unit
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.estimate import Estimate
-    from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
+    from pytest_hwqueue.records.tenants import ColocationRecord, ServerLoad, TenantResult
     from pytest_hwqueue.tenancy.figures import TimesOf
 
 _TIMES: dict[str, TimesOf] = {"first token": "ttft_ns", "between tokens": "tbt_ns"}
@@ -32,8 +32,9 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
         parts = [f"{name}: {sum(each.issued or 0 for each in results)} requests"]
         if len(servers) == len(results):
             parts[0] += (
-                f" to {servers[0].url}, {sum(each.connections for each in servers)} connections "
-                f"opened, at most {max(each.most_at_once for each in servers)} in flight"
+                f" to {servers[0].url}{_not_ours(servers)}, "
+                f"{sum(each.connections for each in servers)} connections opened, at most "
+                f"{max(each.most_at_once for each in servers)} in flight"
             )
         elif not any(each.failures for each in results):
             continue
@@ -46,6 +47,15 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
                 parts += _of_tokens(windows)
         lines.append("; ".join(parts))
     return lines
+
+
+def _not_ours(servers: Sequence[ServerLoad]) -> str:
+    """Return that windows' server is not ours, in brackets; empty if it is."""
+    from pytest_hwqueue.records.tenants import NOT_OURS
+
+    origins = dict.fromkeys(each.origin for each in servers)
+    said = [text for origin, text in NOT_OURS.items() if origin in origins]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def failures(failed: int, reasons: Mapping[str, int]) -> str:

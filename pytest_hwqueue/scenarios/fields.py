@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -214,6 +214,15 @@ _OF_OPENAI = ("model", "prompt", "max_tokens", "ttft_ms", "tbt_ms")
 _SENT = "POST"
 
 
+def _is_url(url: str, reference: str = "") -> bool:
+    """Whether a URL, or what is referred to from there, is one of HTTP's or HTTPS'."""
+    try:
+        parts = urlsplit(urljoin(url.replace(PORT, "1"), reference.replace(PORT, "1")))
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 class Server(BaseModel):
     """A server that does the tenant's work: started here, or running already."""
 
@@ -222,7 +231,8 @@ class Server(BaseModel):
     command: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = Field(
         None,
         description="starts it, in the scenario file's folder and under the scheduler; {port} is a "
-        "free port, {python} pytest's Python. Without it the server runs already, at url",
+        "free port, {python} pytest's Python. Without it the server runs already, at url, and is "
+        "not ours: no scheduler is proven for it",
         examples=["{python} serve.py --port {port}"],
     )
     url: str | None = Field(
@@ -331,13 +341,13 @@ class Server(BaseModel):
             yield f"url: {PORT} is the port that a command gets, and there is no command"
         if self.command is not None and PORT in url and not any(PORT in each for each in command):
             yield f"the command does not take the port: put {PORT} into it, or give the url"
-        try:
-            parts = urlsplit(url.replace(PORT, "1"))
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            usable = False
-        if not usable:
+        ready = self.ready or ""
+        if PORT in ready and PORT not in url:
+            yield f"ready: {PORT} is the port of the url, which does not have it"
+        if not _is_url(url):
             yield f"url: {url!r} is not valid; give one such as http://127.0.0.1:8000/v1/completions"
+        elif not _is_url(url, ready):
+            yield f"ready: {ready!r} is not valid; give a path such as /health, or a URL"
         given = [name for name in _OF_OPENAI if getattr(self, name) is not None]
         if self.protocol == "http" and given:
             yield f"{given[0]} is for protocol: openai"

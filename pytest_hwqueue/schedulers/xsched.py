@@ -142,6 +142,7 @@ class XSched(Scheduler):
         """
         server = self._reached()
         server.check()
+        server.require_own_port()
         for name, evidence in inside.items():
             self._prove_interception(name, pids[name], evidence)
         report = server.report()

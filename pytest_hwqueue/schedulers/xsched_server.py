@@ -83,6 +83,11 @@ class XServer:
         if self._service is not None:
             self._service.check(within_s)
 
+    def require_own_port(self) -> None:
+        """Raise NotProven if it was started here, and others listen on its port, or it does not."""
+        if self._service is not None:
+            self._service.require_listening(_LOOPBACK, self.port)
+
     def report(self) -> Report:
         """Ask for all processes and XQueues.
 
@@ -125,6 +130,7 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
     Raises:
         ServiceFailed: if another server, or a leftover of one, blocks it; if it does not start, or
             does not answer with its policy.
+        NotProven: if another program answers on its port.
 
     """
     refuse_other(_table(), _living_servers())
@@ -137,10 +143,12 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
             server = XServer(port, service)
             clients = server.clients
             service.wait_until(lambda: _answers(server), "did not answer over HTTP")
+            # Where its port is taken it lives on without HTTP, and another answers.
+            server.require_own_port()
             if server.policy() != POLICIES[policy]:
                 raise ServiceFailed(
-                    f"port {port} is answered by an xserver of policy number {server.policy()}, "
-                    f"not by one of {policy}: another one was started at the same time"
+                    f"xserver was started with policy {policy} (number {POLICIES[policy]}), and "
+                    f"answers with policy number {server.policy()}: is it of XSched 1.2?"
                 )
             yield server
     finally:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -30,7 +29,7 @@ from pytest_hwqueue.harness.open_loop import (
 )
 from pytest_hwqueue.records.tenants import RequestFailure
 from pytest_hwqueue.redaction import redacted
-from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.servers.spec import ServerSpec, host_and_port
 
 _POLL_S = 0.05
 _ONE_POLL_S = 5.0
@@ -148,10 +147,8 @@ class Client:
         """Return why the server is not ready; None if it is."""
         try:
             if url is None:
-                parts = urlsplit(self.url)
-                port = parts.port or {"http": 80, "https": 443}[parts.scheme]
                 _, writer = await asyncio.wait_for(
-                    asyncio.open_connection(parts.hostname, port), _ONE_POLL_S
+                    asyncio.open_connection(*host_and_port(self.url)), _ONE_POLL_S
                 )
                 writer.close()
                 await writer.wait_closed()

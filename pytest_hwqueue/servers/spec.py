@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 ServerProtocol = Literal["http", "openai"]
 
@@ -27,7 +27,8 @@ class ServerSpec:
         url: where each request goes; ``{port}`` in it is the port given to the command.
         command: program and arguments; empty if the server runs already.
         ready: URL, or a path on that of the requests, that answers 2xx once the server is ready; if
-            None, a server that is started is ready when it accepts connections.
+            None, a server that is started is ready when it accepts connections. ``{port}`` as in
+            ``url``.
         ready_s: longest time until it is ready.
         timeout_s: a request that takes longer has failed; counted from when it is sent.
         stop_s: from SIGTERM until it is killed.
@@ -57,12 +58,21 @@ class ServerSpec:
 
     @property
     def ours(self) -> bool:
-        """Whether it is started here, and so runs under the scheduler in use."""
+        """Whether it is started here, under the scheduler in use; who answers is another matter."""
         return bool(self.command)
 
     def ready_url(self, url: str) -> str | None:
         """Return the URL to ask whether it is ready, given that of the requests."""
-        return None if self.ready is None else urljoin(url, self.ready)
+        if self.ready is None:
+            return None
+        _, port = host_and_port(url)
+        return urljoin(url, self.ready.replace(PORT, str(port)))
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return where requests to a valid URL of HTTP or HTTPS go."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def missing_client() -> str | None:

@@ -109,6 +109,7 @@ class ColocationRun:
             deadline = time.monotonic() + self.limits.ready_s
             self.found.stage = "warm-up"
             self.tenants.wait_for(self.tenants.are_set_up, deadline, self._watch_warm_up)
+            self.servers.require_listening()
             # What it leaves on the device and in the processes, the warm-up sees to.
             began = time.monotonic()
             effect = self._probe_priority()
@@ -144,8 +145,9 @@ class ColocationRun:
         found.fingerprint = of_processes(found.fingerprint, seen_by)
         inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
         proof = self.servers.proof(pids, inside)
-        found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
-        if effect is not None:
+        if proof is not None:
+            found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
+        if effect is not None and found.proof is not None:
             seen = {"priority": effect, "effective": effect.effective}
             found.proof = found.proof.model_copy(update=seen)
         found.stage = "stop"
@@ -232,6 +234,7 @@ class ColocationRun:
     def _add_cause(self, ended: RunEnded, pids: Mapping[str, int]) -> None:
         try:
             self.servers.check()
+            self.servers.refuse_strangers()
             self.scheduler.observe(pids)
         except (NotProven, RunEnded) as cause:
             raise RunEnded("failed", f"{cause} ({ended})") from ended

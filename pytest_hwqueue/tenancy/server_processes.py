@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from pytest_hwqueue.devices.kinds import capabilities_of, kind_of
-from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.errors import NotProven, translated
 from pytest_hwqueue.harness.attempt import Found, RunEnded
 from pytest_hwqueue.processes.guardian import Contending, Stop
+from pytest_hwqueue.processes.process_table import is_contained, processes_under
 from pytest_hwqueue.processes.services import Service, ServiceFailed, free_port, run_service
+from pytest_hwqueue.records.tenants import NOT_OURS, ServerOrigin
 from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
-from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec
+from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec, host_and_port
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
 
 _KILLED = -signal.SIGKILL
+
+_CURE = (
+    f"write {PORT} into the command and its url for a free one, and give a server that runs "
+    "already, or that a daemon such as Docker's starts, by its url alone"
+)
 
 
 class ServerProcesses:
@@ -33,6 +38,7 @@ class ServerProcesses:
 
     Attributes:
         urls: where the requests of each tenant with a server go; known while they run.
+        origins: whose server answered each of them, as far as it is known.
 
     """
 
@@ -51,6 +57,9 @@ class ServerProcesses:
         self._specs = {each.name: each.server for each in plan.tenants if each.server is not None}
         self._services: dict[str, Service] = {}
         self.urls: dict[str, str] = {}
+        self.origins: dict[str, ServerOrigin] = {
+            name: "url" for name, spec in self._specs.items() if not spec.ours
+        }
 
     @contextmanager
     def running(self, folder: Path) -> Iterator[None]:
@@ -106,6 +115,24 @@ class ServerProcesses:
             except ServiceFailed as failed:
                 raise RunEnded("failed", str(failed)) from None
 
+    def refuse_strangers(self) -> None:
+        """Raise NotProven if requests to a server that was started here reach another program."""
+        self._look_at_ports(Service.refuse_strangers)
+
+    def require_listening(self) -> None:
+        """Raise NotProven unless all that was started here listens where its requests go, alone."""
+        self._look_at_ports(Service.require_listening)
+
+    def _look_at_ports(self, look: Callable[[Service, str, int], None]) -> None:
+        for name, service in self._services.items():
+            url = self.urls[name]
+            asked = (url, self._specs[name].ready_url(url) or url)
+            try:
+                for host, port in dict.fromkeys(map(host_and_port, asked)):
+                    look(service, host, port)
+            except NotProven as error:
+                raise NotProven(f"{error}; {_CURE}") from None
+
     def last_lines(self, name: str) -> str:
         """Return the last lines that a tenant's server wrote; empty if it was not started here."""
         return self._services[name].last_lines() if name in self._services else ""
@@ -117,7 +144,7 @@ class ServerProcesses:
         device's driver mapped; on the CPU, all of the tree.
 
         Raises:
-            NotProven: if one has none.
+            NotProven: if one has none, or they may not be looked at.
 
         """
         kind = kind_of(self._plan.device)
@@ -125,11 +152,13 @@ class ServerProcesses:
         workers: dict[str, dict[int, InsideEvidence]] = {}
         for name, service in self._services.items():
             found = workers[name] = {}
-            tree = psutil.Process(service.guardian_pid).children(recursive=True)
-            for process in tree:
-                evidence = gather_outside(process.pid, service.log)
+            tree = processes_under(service.guardian_pid)
+            for pid in tree:
+                said = f"the server of tenant {name}: process {pid} may not be looked at"
+                with translated(NotProven, said, PermissionError):
+                    evidence = gather_outside(pid, service.log)
                 if evidence is not None and (not driver or evidence.mapped(driver)):
-                    found[process.pid] = evidence
+                    found[pid] = evidence
             if not found:
                 raise NotProven(
                     f"the server of tenant {name}: none of its {len(tree)} processes has {driver} "
@@ -137,34 +166,47 @@ class ServerProcesses:
                 )
         return workers
 
-    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof:
+    def proof(self, pids: Mapping[str, int], inside: Mapping[str, InsideEvidence]) -> Proof | None:
         """Prove that the mode is active in all tenants, and in all processes of their servers.
+
+        Servers that are not ours are left out, and `origins` and a note say which.
 
         Args:
             pids: process id of each tenant without a server, by name.
             inside: what each of these observed inside its own process.
 
+        Returns:
+            the proof; None if nothing here is ours.
+
         Raises:
-            NotProven: if it is not.
+            NotProven: if it is not, or if others answer for a server that was started here.
 
         """
+        self.require_listening()
         workers = self.workers()
+        for name, found in workers.items():
+            self.origins[name] = "container" if any(map(is_contained, found)) else "command"
+        for name, origin in self.origins.items():
+            if origin in NOT_OURS:
+                self._found.notes.append(
+                    f"the server of tenant {name} is {NOT_OURS[origin]}, so under which scheduler "
+                    f"is not known ({redacted(self.urls[name])})"
+                )
+        workers = {name: found for name, found in workers.items() if self._is_ours(name)}
         first = {name: next(iter(found)) for name, found in workers.items()}
         seen = {name: found[first[name]] for name, found in workers.items()}
-        said = []
-        if pids or first:
-            proof = self._scheduler.proof({**pids, **first}, {**inside, **seen})
-        else:
-            proof = Proof(self._scheduler.mode, "nothing here was started by us", ())
+        if not (pids or first):
+            if self._scheduler.spec.declaration.needs_environment:
+                raise NotProven(f"{self._scheduler.mode} changed nothing: no tenant is ours")
+            return None
+        proof = self._scheduler.proof({**pids, **first}, {**inside, **seen})
+        said = [proof.evidence]
         for name, found in workers.items():
             for pid, evidence in found.items():
                 if pid != first[name]:
                     self._scheduler.proof({name: pid}, {name: evidence})
             said.append(f"server of {name}: seen in processes {sorted(found)}")
-        said += [
-            f"server of {name}: not ours, it ran already at {redacted(spec.url)}, and "
-            "under which scheduler is not known"
-            for name, spec in self._specs.items()
-            if not spec.ours
-        ]
-        return replace(proof, evidence="; ".join([proof.evidence, *said]))
+        return replace(proof, evidence="; ".join(said))
+
+    def _is_ours(self, name: str) -> bool:
+        return self.origins[name] not in NOT_OURS

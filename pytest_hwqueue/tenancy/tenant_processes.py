@@ -263,8 +263,11 @@ class TenantProcesses(TenantCalls):
         return next(members for members in self._processes if name in members)
 
     def _result(self, name: str) -> TenantResult:
-        return self.results.get(name, TenantResult(name=name)).model_copy(
+        result = self.results.get(name, TenantResult(name=name))
+        origin = {"origin": self._servers.origins.get(name)}
+        return result.model_copy(
             update={
+                "server": result.server and result.server.model_copy(update=origin),
                 "exit": self._exits.get(name, ""),
                 "last_output": self._outputs.get(name, ""),
             }

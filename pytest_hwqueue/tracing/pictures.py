@@ -15,11 +15,14 @@ vectors (timer ticks, calls from other CPUs) are hardirq rows. Unknown values ar
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pytest_hwqueue.safe_files import write_text
 
 COLUMNS = (
     "timestamp_ns", "event_type", "pid", "tid", "comm", "cpu",
@@ -148,7 +151,7 @@ class Picture:
             {"traceEvents": events, "displayTimeUnit": "ns",
              "otherData": {**about, "clock": self.clock}}
         )  # fmt: skip
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
 
 
 def _lane_for(one: Slice, lanes: list[list[int]]) -> int:
@@ -186,15 +189,16 @@ def write_csv(path: Path, pid: int, comms: Mapping[int, str], picture: Picture) 
     for name, unit, when_ns, value in picture.counters:
         rows.append((when_ns, {"event_type": "counter", "name": f"{name}, {unit}", "value": value}))
     rows.sort(key=lambda row: row[0])
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
-        for when_ns, row in rows:
-            tid = row.get("tid")
-            name = comms.get(tid, "") if isinstance(tid, int) else ""
-            writer.writerow(
-                {"timestamp_ns": when_ns, "clock": picture.clock, "pid": pid, "comm": name, **row}
-            )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for when_ns, row in rows:
+        tid = row.get("tid")
+        name = comms.get(tid, "") if isinstance(tid, int) else ""
+        writer.writerow(
+            {"timestamp_ns": when_ns, "clock": picture.clock, "pid": pid, "comm": name, **row}
+        )
+    write_text(path, text.getvalue())
     return len(rows)
 
 

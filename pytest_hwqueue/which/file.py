@@ -14,7 +14,7 @@ from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import EffectVerdict
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import SchedulerProof, Status
-from pytest_hwqueue.records.tenants import ColocationRecord
+from pytest_hwqueue.records.tenants import ColocationRecord, ServerOrigin
 from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 
@@ -35,6 +35,9 @@ class WhichTenant(PlainData):
         "", description="what it ran, and how many at once; empty if records do not say"
     )
     priority: int
+    origin: ServerOrigin | None = Field(
+        None, description="whose server it is, as in its records; null if it is none"
+    )
     issued: int
     completed: int
     failed: int

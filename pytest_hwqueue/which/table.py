@@ -9,7 +9,12 @@ from typing import Literal
 
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
-from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
+from pytest_hwqueue.records.tenants import (
+    NOT_OURS,
+    ColocationRecord,
+    ServerOrigin,
+    TenantResult,
+)
 from pytest_hwqueue.scenarios.file import Tenant
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run, within_of
 from pytest_hwqueue.scenarios.runs import PeakUnknown
@@ -151,6 +156,7 @@ def _tenant(
         name=tenant.name,
         work=_work(tenant, results),
         priority=tenant.priority,
+        origin=_origin(results),
         issued=sum(result.issued or 0 for result in results),
         completed=sum(result.completed or 0 for result in results),
         failed=sum(result.failed or 0 for result in results),
@@ -177,6 +183,12 @@ def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     works = " or ".join(dict.fromkeys(result.work for result in results if result.work))
     at_once = tenant.concurrency or 1
     return f"{works}, {at_once} at once" if works and at_once > 1 else works
+
+
+def _origin(results: Sequence[TenantResult]) -> ServerOrigin | None:
+    """Return whose server a tenant's is: not ours, if it was not in any window."""
+    origins = [each.server.origin for each in results if each.server is not None]
+    return next((each for each in origins if each in NOT_OURS), next(iter(origins), None))
 
 
 def _percentile(windows: Sequence[Served], quantile: float) -> Estimate:

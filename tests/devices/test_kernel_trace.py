@@ -97,6 +97,24 @@ def test_recorded_calls_are_those_that_enqueued(recorded: Json, launches: Launch
     assert others["cudaMalloc"] == HostCall("cudaMalloc", 9, 1500, 3500, None)
 
 
+def test_an_exported_trace_is_written_over_no_links_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches: LaunchTrace
+) -> None:
+    def run(pool: AcceleratorPool, enqueue: object, hold: object, to: str, **_: object) -> object:
+        # As the profiler does, which follows links.
+        Path(to).write_text(RECORDED.read_text(encoding="utf-8"), encoding="utf-8")
+        return launches
+
+    monkeypatch.setattr(kernel_trace, "_run", run)
+    victim, path = tmp_path / "victim", tmp_path / "trace.json"
+    victim.write_text("mine")
+    path.symlink_to(victim)
+    kernel_trace.export(cast(AcceleratorPool, None), lambda: None, str(path))
+    assert victim.read_text() == "mine"
+    assert not path.is_symlink()
+    assert device_work(json.loads(path.read_text(encoding="utf-8")), "_add<float>")
+
+
 def move_the_products(trace: Json) -> None:
     """Have a library launch on a stream of its own."""
     for event in device_work(trace, "MulFunctor"):

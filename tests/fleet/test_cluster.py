@@ -24,7 +24,7 @@ from pytest_hwqueue.fleet.check import AGAIN, checked_gpus, read_check
 from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
 from pytest_hwqueue.fleet.collected import collect
 from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
-from pytest_hwqueue.records.files import write_bytes
+from pytest_hwqueue.safe_files import write_bytes
 
 pytestmark = [
     # Ray's own: sockets that it leaves to the garbage collector.

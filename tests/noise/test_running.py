@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise import neighbours, pinning
 from pytest_hwqueue.noise.neighbours import (
     Neighbour,
@@ -228,7 +229,10 @@ def test_a_noise_that_does_nothing_was_not_applied(
     tmp_path: Path, places: NoisePlaces, stand_ins: Path
 ) -> None:
     for tool in TOOLS:
-        listens = "print('Server listening' * ('-s' in sys.argv), flush=True)"
+        listens = (
+            "at = '-s' in sys.argv and socket.create_server((after('-B'), int(after('-p'))));"
+            "print('Server listening' * bool(at), flush=True)"
+        )
         write_stand_in(stand_ins / tool, f"{listens}; time.sleep(60)")
     for tool, expected in (
         ("cpu", r"cpu: stress-ng ran or was ready to run 0\.\d\d of the time per core, below 0.5"),
@@ -252,6 +256,25 @@ def test_another_port_is_tried_where_one_was_taken(
         with running(chosen, os.getpid(), tmp_path / "logs", 30, 0.1) as noise:
             work_until_applied(noise)
     assert len(arguments(stand_ins, "iperf3")) == 3
+
+
+def test_a_stranger_on_its_port_is_not_loaded(
+    tmp_path: Path, places: NoisePlaces, stand_ins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_stand_in(stand_ins / "iperf3", "print('Server listening', flush=True); time.sleep(60)")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(neighbours, "free_port", lambda: port)
+        said = (
+            rf"iperf3-server: on port {port} .* \(process {os.getpid()}\), which it has not start"
+        )
+        chosen = open_noise("network", places)
+        with (
+            pytest.raises(NotProven, match=said),
+            running(chosen, os.getpid(), tmp_path / "logs", 30, 0.1),
+        ):
+            pytest.fail("nothing runs")
+    assert alive(str(stand_ins)) == []
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", slow("SIGTERM to all"), slow("Ctrl-C")])

@@ -13,6 +13,7 @@ from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestFailure,
     ServerLoad,
+    ServerOrigin,
     TenantResult,
     TokenTimes,
 )
@@ -62,6 +63,19 @@ def test_it_says_requests_connections_tokens_and_goodput() -> None:
     said = line(result(failed=3), result())
     assert "2000 requests" in said
     assert "6 connections opened, at most 2 in flight; 3 failed (3 × status 500)" in said
+
+
+@pytest.mark.parametrize(
+    ("origin", "label"),
+    [("command", ""), ("url", " (not ours: it ran already)"),
+     ("container", " (not ours: it runs in a container)")],
+)  # fmt: skip
+def test_one_that_is_not_ours_is_labelled(origin: ServerOrigin, label: str) -> None:
+    tenant = result()
+    assert tenant.server is not None
+    server = tenant.server.model_copy(update={"origin": origin})
+    said = line(tenant.model_copy(update={"server": server}), tenant)
+    assert f"requests to http://127.0.0.1:1/{label}, 6 connections" in said
 
 
 @pytest.mark.parametrize(("goal", "failed", "verdict"), [

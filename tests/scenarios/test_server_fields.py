@@ -33,6 +33,8 @@ def test_a_server_is_started_or_there_and_ready_at_its_own_url() -> None:
     ours = spec("{command: 'serve {port}', url: 'http://127.0.0.1:{port}/v1/x', ready: /health}")
     assert ours.ours
     assert ours.ready_url("http://127.0.0.1:7/v1/x") == "http://127.0.0.1:7/health"
+    whole = spec("{command: 'serve {port}', ready: 'http://localhost:{port}/up'}")
+    assert whole.ready_url("http://127.0.0.1:7/") == "http://localhost:7/up"
 
 
 def test_a_body_is_text_or_json() -> None:

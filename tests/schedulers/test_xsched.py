@@ -7,9 +7,12 @@ import ctypes.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -398,7 +401,11 @@ _ENDS = "print('invalid policy name HPF')\nraise SystemExit(1)\n"
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("root/policy", "3", "policy number 3, not by one of HPF"),
+        (
+            "root/policy",
+            "3",
+            r"started with policy HPF \(number 1\), and answers with policy number 3",
+        ),
         # So does the real one where its port is taken.
         ("root/mute", "", "runs, but did not answer over HTTP"),
         ("root/bin/xserver", _ENDS, "(?s)exited with status 1.*invalid policy name"),
@@ -418,6 +425,43 @@ def test_one_that_is_not_ours_or_does_not_serve_is_refused_and_ended(
         pytest.fail("it serves nobody")
     pid = root / "pid"
     assert not pid.exists() or (file != "queues" and has_ended(int(pid.read_text())))
+
+
+def test_anothers_answers_are_not_taken_for_those_of_one_without_its_port(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"policy": 1}')
+
+    stranger = HTTPServer(("127.0.0.1", 0), Answers)
+    answering = threading.Thread(target=stranger.serve_forever)
+    answering.start()
+    port = stranger.server_address[1]
+    monkeypatch.setattr(xsched_server, "free_port", lambda: port)
+    # As the real one does, it lives on.
+    (root / "mute").touch()
+    said = rf"xserver: on port {port} .* \(process {os.getpid()}\), which it has not started"
+    try:
+        with pytest.raises(NotProven, match=said), serve(root, "HPF", tmp_path):
+            pytest.fail("it serves nobody")
+    finally:
+        stranger.shutdown()
+        answering.join()
+        stranger.server_close()
+
+
+def test_one_whose_port_is_shared_proves_nothing(root: Path) -> None:
+    mode = opened("xsched", root)
+    with mode.services(root / "logs"), socket.socket() as joining:
+        port = int(mode.environment(CELL)["HWQ_XSERVER_PORT"])
+        joining.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        joining.bind(("127.0.0.1", port))
+        joining.listen()
+        with pytest.raises(NotProven, match=rf"\(process {os.getpid()}\) too, which it has not"):
+            mode.proof(PIDS, inside(root))
 
 
 def test_living_servers_are_found_by_name(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 # Its answers and faults are files beside it; the policies have the real one's numbers.
 XSERVER = """
-import http.server, json, os, pathlib, signal, sys, time
+import http.server, json, os, pathlib, signal, socket, sys, time
 root = pathlib.Path(__file__).resolve().parent.parent
 policy, port = sys.argv[1], int(sys.argv[2])
 numbers = {"HPF": 1, "HHPF": 2, "CHPF": 3, "UP": 4, "PUP": 5, "CFS": 10, "MLFQ": 11}
@@ -39,7 +39,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
     def log_message(self, *arguments):
         pass
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", port), Handler, bind_and_activate=False)
+server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+server.server_bind()
+server.server_activate()
+server.serve_forever()
 """
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -76,7 +77,12 @@ def main() -> None:
             print("worker", worker, flush=True)
             os.waitpid(worker, 0)
             return
-    ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
+    server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler, bind_and_activate=False)
+    if MODE == "shares":
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    server.server_bind()
+    server.server_activate()
+    server.serve_forever()
 
 
 if __name__ == "__main__":

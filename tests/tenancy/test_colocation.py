@@ -23,8 +23,8 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import InvalidMeasurement, LeaseError, NotProven
 from pytest_hwqueue.harness.open_loop import invalid_reason
-from pytest_hwqueue.records.files import write_text
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import (

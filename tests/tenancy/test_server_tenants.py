@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from pydantic import TypeAdapter
 
 from pytest_hwqueue.devices.kinds import Capabilities
 from pytest_hwqueue.harness.open_loop import invalid_reason
+from pytest_hwqueue.processes.services import free_port
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
@@ -69,6 +73,17 @@ class Watched(Native):
         return super().proof(pids, inside)
 
 
+class ByEnvironment(Watched):
+    """A mode that needs its tenants' environment, on any device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = parse_scheduler("xsched")
+
+    def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> None:
+        return None
+
+
 def misbehaving(mode: str, seconds: float = 0.0, **changed: Any) -> ServerSpec:
     command = ("{python}", "-S", str(MISBEHAVING), "{port}", mode, str(seconds))
     fields = {"url": "http://127.0.0.1:{port}/", "command": command, "stop_s": 5.0, **changed}
@@ -80,6 +95,7 @@ def run(
 ) -> ColocationRecord:
     arrival = changed.pop("arrival", "constant: 50/s")
     concurrency = changed.pop("concurrency", 4)
+    progress = changed.pop("progress", quiet)
     tenant = TenantSpec("high", server=server, arrival=arrival, concurrency=concurrency)
     plan = Colocation(
         "served",
@@ -89,7 +105,7 @@ def run(
     assert TypeAdapter(Colocation).validate_python(plan.to_json()) == plan
     mode = Watched() if scheduler is None else scheduler
     record = colocate(
-        replace(plan, scheduler=mode.mode), mode, quiet, folder, limits=_LIMITS,
+        replace(plan, scheduler=mode.mode), mode, progress, folder, limits=_LIMITS,
         server=server_of_tests(),
     )  # fmt: skip
     (path,) = folder.glob("*.json")
@@ -129,6 +145,7 @@ def test_it_is_started_loaded_proven_for_each_process_and_ended(tmp_path: Path) 
     tenant = measured(record)
     assert (tenant.issued, tenant.completed, tenant.failed, tenant.unserved) == (30, 30, 0, 0)
     assert tenant.server is not None
+    assert tenant.server.origin == "command"
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", tenant.server.url)
     assert 1 <= tenant.server.most_at_once <= tenant.server.connections <= 4
     # The command forks: the process that works is proven, too.
@@ -174,6 +191,21 @@ def test_only_processes_that_have_the_driver_mapped_work_on_the_device(
     record = run(tmp_path, misbehaving("well"))
     assert (record.status, record.proof) == ("failed", None)
     assert "none of its 1 processes has libhwqnone.so mapped" in record.reason
+
+
+def test_a_process_that_may_not_be_looked_at_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int, log: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(server_processes, "gather_outside", refuse)
+    record = run(tmp_path, misbehaving("well"))
+    assert (record.status, record.proof) == ("failed", None)
+    assert re.match(
+        r"the server of tenant high: process \d+ may not be looked at: .*Permission denied",
+        record.reason,
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,34 +256,119 @@ def test_who_is_deaf_to_sigterm_is_killed(tmp_path: Path, mode: str, who: str) -
     assert has_ended(started(tmp_path, who))
 
 
-@pytest.fixture
-def outsider(tmp_path: Path) -> Iterator[str]:
-    """A server that somebody else has started."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-S", str(MISBEHAVING), str(port), "well"])
-    url = f"http://127.0.0.1:{port}/"
+@contextmanager
+def outside(mode: str) -> Iterator[tuple[int, int]]:
+    """Run a server that somebody else has started; yield its port and process id."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-S", str(MISBEHAVING), str(port), mode])
 
     def answers() -> bool:
         with socket.socket() as asking:
             return asking.connect_ex(("127.0.0.1", port)) == 0
 
-    wait_for(answers, "the server")
-    yield url
-    assert process.poll() is None
-    process.kill()
-    process.wait()
+    try:
+        wait_for(answers, "the server")
+        yield port, process.pid
+        # Nothing here ends it.
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
 
 
-def test_one_that_runs_already_is_not_ours_and_the_proof_says_so(
-    tmp_path: Path, outsider: str
+def test_one_that_runs_already_is_not_ours_and_nothing_is_proven(tmp_path: Path) -> None:
+    with outside("well") as (port, _):
+        url = f"http://127.0.0.1:{port}/"
+        record = run(tmp_path, ServerSpec(url))
+    tenant = measured(record)
+    assert tenant.completed == 30
+    assert tenant.server is not None
+    assert (tenant.server.origin, record.proof) == ("url", None)
+    (note,) = record.notes
+    assert "the server of tenant high is not ours: it ran already, so under which " in note
+    assert url in note
+
+
+@pytest.mark.parametrize("raced", [True, False])
+def test_a_stranger_on_the_port_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, raced: bool
 ) -> None:
-    record = run(tmp_path, ServerSpec(outsider))
-    assert measured(record).completed == 30
-    assert record.proof is not None
-    assert "nothing here was started by us" in record.proof.evidence
-    assert f"not ours, it ran already at {outsider}" in record.proof.evidence
+    with outside("well") as (port, pid):
+        # It came between our look for a free port and a server that is slow to listen, or was there
+        # before a command whose URL names the port.
+        monkeypatch.setattr(server_processes, "free_port", lambda: port)
+        url = "http://127.0.0.1:{port}/" if raced else f"http://127.0.0.1:{port}/"
+        record = run(tmp_path, misbehaving("silent", url=url))
+    assert (record.status, record.proof) == ("failed", None)
+    assert (record.tenants[0].issued, record.tenants[0].server) == (None, None)
+    said = (
+        rf"the server of tenant high: on port {port} of 127\.0\.0\.1 listens .+ \(process {pid}\)"
+    )
+    assert re.search(rf"{said}, which it has not started; write \{{port\}} into", record.reason)
+
+
+def test_a_stranger_that_is_never_ready_is_named_as_the_cause(tmp_path: Path) -> None:
+    with outside("fails") as (port, pid):
+        url = f"http://127.0.0.1:{port}/"
+        record = run(tmp_path, misbehaving("silent", url=url, ready="/", ready_s=0.3))
+    assert f"(process {pid}), which it has not started" in record.reason
+    assert "was not ready within 0.3 s: it answered with status 500" in record.reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("well", "which it has not started"), ("silent", "none of its processes listens on port")],
+)
+def test_another_program_that_says_that_it_is_ready_is_refused(
+    tmp_path: Path, mode: str, said: str
+) -> None:
+    with outside("well") as (port, _):
+        record = run(tmp_path, misbehaving(mode, ready=f"http://127.0.0.1:{port}/"))
+    assert record.status == "failed"
+    assert said in record.reason
+
+
+def test_a_stranger_that_joins_in_the_window_is_found_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(server_processes, "free_port", lambda: port)
+    with socket.socket() as joining:
+        joining.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+        def join(stage: str, done: int, planned: int) -> None:
+            if stage == "measure" and joining.getsockname()[1] != port:
+                joining.bind(("127.0.0.1", port))
+                joining.listen()
+
+        record = run(tmp_path, misbehaving("shares", timeout_s=0.5), progress=join)
+    tenant = record.tenants[0]
+    assert tenant.issued == 30
+    assert tenant.server is not None
+    assert tenant.server.origin is None
+    assert (record.status, record.proof) == ("failed", None)
+    said = rf"listens .+ \(process {os.getpid()}\) too, which it has not started"
+    assert re.search(said, record.reason)
+
+
+def test_one_in_a_container_is_not_ours(tmp_path: Path) -> None:
+    inside = ("unshare", "--user", "--pid", "--fork")
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], check=False).returncode:
+        pytest.skip("this machine gives no namespaces")
+    server = misbehaving("well", stop_s=0.5)
+    server = replace(server, command=(*inside, *server.command))
+    record = run(tmp_path, server)
+    tenant = measured(record)
+    assert tenant.completed == 30
+    assert tenant.server is not None
+    assert (tenant.server.origin, record.proof) == ("container", None)
+    assert any("is not ours: it runs in a container" in note for note in record.notes)
+    # A mode that works through its environment has changed nothing.
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    refused = run(bare, server, ByEnvironment())
+    assert refused.status == "failed"
+    assert refused.reason.endswith(" changed nothing: no tenant is ours")
 
 
 _OWNER = """

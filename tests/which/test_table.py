@@ -28,6 +28,7 @@ from pytest_hwqueue.records.tenants import (
 )
 from pytest_hwqueue.reports.grid import print_document
 from pytest_hwqueue.reports.which.document import which_document
+from pytest_hwqueue.reports.which.words import effective, proof_line
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases
 from pytest_hwqueue.which.runs import all_runs, entries
@@ -334,6 +335,34 @@ def test_priority_is_proven_if_it_was_in_each_window(
     assert proof.priority == verdict
     assert proof.effective is (verdict == "proven")
     assert text in output
+
+
+@pytest.mark.parametrize("scheduler", ["native", "mps"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_for_a_server_that_is_not_ours_no_mode_is_proven(
+    file: Path, folder: Path, scheduler: str, *, alone: bool
+) -> None:
+    """Whether or not it is for others: ``alone`` no tenant is ours, and there is no proof."""
+    server = {"url": "http://127.0.0.1:1/", "connections": 1, "most_at_once": 1, "origin": "url"}
+    for path in folder.glob("*.json"):
+        changed = json.loads(path.read_text())
+        if changed["scheduler"] != scheduler:
+            continue
+        changed["tenants"][0]["server"] = server
+        changed["proof"] = None if alone else changed["proof"]
+        path.write_text(json.dumps(changed))
+    found, output = told(file, folder)
+    entry = case(found, scheduler)
+    assert [tenant.origin for tenant in entry.tenants] == ["url", None]
+    assert (entry.proof is None) == alone
+    label = "not proven for high (not ours: it ran already)"
+    assert effective(found, entry) == (label if alone else f"proven; {label}")
+    seen = f"{scheduler} was seen; samples {5 * len(entry.records)}"
+    assert proof_line(found, entry) == f"{'none' if alone else seen}; {label}"
+    assert label in " ".join(output.split())
+    short = hwq(file, "--from", folder).stdout
+    assert f"active: {effective(found, entry)}" in " ".join(short.split())
+    assert effective(found, case(found, "mps-priority")).startswith("proven; ")
 
 
 # --- what is refused, or missing -------------------------------------------------------------

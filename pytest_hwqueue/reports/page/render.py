@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.harness.summary import find_sweeps
 from pytest_hwqueue.metrics.numbers import counted, grouped
-from pytest_hwqueue.records.files import write_bytes, write_text
 from pytest_hwqueue.reports.capacity import answers, capacity_document
 from pytest_hwqueue.reports.charts import coloured_by, mark
 from pytest_hwqueue.reports.document import Chart, Column, Document, Heading, Part
@@ -32,6 +31,7 @@ from pytest_hwqueue.reports.scaling import scaling_parts
 from pytest_hwqueue.reports.verdicts import SEVERITY, by_severity, change_of, judgement_parts
 from pytest_hwqueue.reports.which.document import which_document
 from pytest_hwqueue.reports.which.words import headline
+from pytest_hwqueue.safe_files import write_bytes, write_text
 from pytest_hwqueue.which.file import WhichFile
 
 if TYPE_CHECKING:

@@ -143,7 +143,8 @@ def _details(found: WhichFile) -> list[Part]:
         title = f"Session {number} of {len(found.sessions)}: {session.folder}{device}"
         if session.cases:
             parts += [Heading(title), _table(found, session.cases, {})]
-    proofs = {case.id: [words.proof_line(found, case)] for case in found.cases if case.proof}
+    cases = [case for case in found.cases if case.proof or words.not_ours(case)]
+    proofs = {case.id: [words.proof_line(found, case)] for case in cases}
     return parts + [Heading("Proof"), Bullets(proofs)] * bool(proofs)
 
 
@@ -189,9 +190,12 @@ def _in_short(found: WhichFile) -> list[Part]:
         goal: ["; ".join(f"{v} under {listed(names[v])}" for v in _GOAL_ORDER if v in names)]
         for goal, names in by_goal.items()
     }
-    # That nothing orders native's work needs no proof.
-    proven = [case for case in asked if case.proof is not None and case.scheduler != NATIVE.name]
-    shown = grouped((f"active: {words.effective(found, case)}", case.id) for case in proven)
+    # That nothing orders native's work needs no proof, where the work is ours.
+    cases = [
+        case for case in asked
+        if words.not_ours(case) or (case.proof is not None and case.scheduler != NATIVE.name)
+    ]  # fmt: skip
+    shown = grouped((f"active: {words.effective(found, case)}", case.id) for case in cases)
     lines |= {what: [listed(names)] for what, names in shown.items()}
     return [Bullets(lines)] if lines else []
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import counted, duration, grouped, in_unit, listed
+from pytest_hwqueue.records.tenants import NOT_OURS
 from pytest_hwqueue.reports.servers import failures
 from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof
 
@@ -93,17 +94,28 @@ def goals_in_short(case: WhichCase) -> str:
 def proof_line(found: WhichFile, case: WhichCase) -> str:
     """Return the proof that the mode was active, and whether it delayed less urgent work."""
     if case.proof is None:
-        return "simulated: the scheduler is part of the model" if found.simulated else "none"
+        none = "; ".join(["none", *not_ours(case)])
+        return "simulated: the scheduler is part of the model" if found.simulated else none
     counts = ", ".join(f"{name} {count}" for name, count in case.proof.counts.items())
     effect = ": ".join(filter(None, (_effect(case.proof), case.proof.priority_evidence)))
-    return "; ".join(filter(None, (case.proof.evidence, counts, effect)))
+    return "; ".join(filter(None, (case.proof.evidence, counts, effect, *not_ours(case))))
 
 
 def effective(found: WhichFile, case: WhichCase) -> str:
-    """Return whether the mode was proven active, and what was seen of its effect."""
-    if case.proof is None:
-        return "simulated" if found.simulated else ""
-    return "; ".join(filter(None, ("proven", _effect(case.proof))))
+    """Return whether the mode was proven active, for whom not, and what was seen of its effect."""
+    if found.simulated and case.proof is None:
+        return "simulated"
+    seen = ("proven", _effect(case.proof)) if case.proof is not None else ()
+    return "; ".join(filter(None, (*seen, *not_ours(case))))
+
+
+def not_ours(case: WhichCase) -> list[str]:
+    """Return for each tenant whose server is not ours that the mode is not proven for it."""
+    return [
+        f"not proven for {tenant.name} ({NOT_OURS[tenant.origin]})"
+        for tenant in case.tenants
+        if tenant.origin is not None and tenant.origin in NOT_OURS
+    ]
 
 
 def _effect(proof: WhichProof) -> str:
@@ -198,6 +210,8 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
         sentences.append(f"But its priority is not proven: {proof.priority_evidence}.")
     elif proof is not None and proof.effective is False:
         sentences.append("But less urgent work was not seen held up under it.")
+    if unproven := not_ours(best):
+        sentences.append(f"But the mode is {listed(unproven)}.")
     return " ".join(sentences)
 
 

@@ -1,0 +1,207 @@
+"""What the kernel says of other processes: who descends from whom, who listens, who is contained.
+
+A port says nothing of who answers there: a server that could not bind it, or never tried, leaves
+its clients to a stranger. The kernel names each listening socket, and each process's sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from pytest_hwqueue.errors import NotProven, translated
+
+_PROC = Path("/proc")
+_LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp has it
+_SEE = "where it cannot be seen, no server is proven: mount /proc here, readable for this user"
+_NAMESPACES = ("pid", "net")
+
+Address = IPv4Address | IPv6Address
+
+
+def processes_under(pid: int) -> list[int]:
+    """Return a process's descendants, such as those of a service's guardian."""
+    import psutil
+
+    try:
+        return [each.pid for each in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_contained(pid: int) -> bool:
+    """Whether a process has process ids or a network of its own, as one in a container does.
+
+    False if it has ended.
+
+    Raises:
+        NotProven: if it may not be looked at.
+
+    """
+    said = f"whether process {pid} is in a container cannot be seen"
+    with (
+        suppress(FileNotFoundError, ProcessLookupError),
+        translated(NotProven, said, PermissionError, remedy=_SEE),
+    ):
+        return any(
+            os.readlink(_PROC / str(pid) / "ns" / each) != os.readlink(_PROC / "self" / "ns" / each)
+            for each in _NAMESPACES
+        )
+    return False
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who accepts connections at an address.
+
+    Attributes:
+        own: ids of the processes of a service that do.
+        others: all others, in words such as ``nginx (process 12)``.
+
+    """
+
+    own: frozenset[int]
+    others: tuple[str, ...]
+
+
+def listeners(host: str, port: int, root: int) -> Listeners:
+    """Find who accepts connections at an address of this machine.
+
+    Args:
+        host: its name or address.
+        port: its TCP port.
+        root: process id of the service's guardian; what descends from it is the service's own.
+
+    Raises:
+        NotProven: if the host is another machine, or the kernel's tables cannot be read.
+
+    """
+    addresses = _own_addresses(host, port)
+    owners = _listening(addresses, port)
+    own = _holders(owners, processes_under(root))
+    missing = owners.keys() - own.keys()
+    others = _holders(missing, _all_processes()) if missing else {}
+    if missing:
+        # Since the first look at them it may have started more, or stopped listening.
+        tree, still = {*processes_under(root)}, _listening(addresses, port)
+        own |= {inode: pids & tree for inode, pids in others.items() if pids & tree}
+        missing = (missing & still.keys()) - own.keys()
+    return Listeners(
+        frozenset(pid for pids in own.values() for pid in pids),
+        tuple(sorted(_described(others.get(inode, set()), owners[inode]) for inode in missing)),
+    )
+
+
+def _described(pids: Collection[int], owner: int) -> str:
+    """Return the program that holds a socket, or whose it is if no process with it is seen."""
+    if not pids:
+        user = f"user {owner}"
+        with suppress(KeyError):
+            user = pwd.getpwuid(owner).pw_name
+        return f"a process of {user} that cannot be seen from here"
+    name = "a program"
+    with suppress(OSError):
+        name = (_PROC / str(min(pids)) / "comm").read_text(errors="replace").strip()
+    return f"{name} (process {min(pids)})"
+
+
+def _own_addresses(host: str, port: int) -> set[Address]:
+    """Return the addresses of this machine that a client of a host connects to."""
+    with translated(NotProven, f"{host} has no address", OSError, UnicodeError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    own, foreign = set(), set()
+    for family, _, _, _, at in found:
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        address = _plain(ip_address(str(at[0]).partition("%")[0]))
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((at[0], 0, *at[2:]))
+            own.add(_reached(address))
+        except OSError:
+            # Loopback without IPv6: nobody connects there.
+            if not address.is_loopback:
+                foreign.add(address)
+    if foreign or not own:
+        raise NotProven(
+            f"{host} ({', '.join(sorted(map(str, foreign)))}) is not this machine, so that nothing "
+            "started here listens there"
+        )
+    return own
+
+
+def _plain(address: Address) -> Address:
+    """Return an address of IPv4 as such, also where IPv6 has mapped it."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _reached(address: Address) -> Address:
+    """Return where a connection to an address arrives: to none in particular, at loopback."""
+    if not address.is_unspecified:
+        return address
+    return ip_address("127.0.0.1" if address.version == 4 else "::1")
+
+
+def _listening(addresses: Collection[Address], port: int) -> dict[int, int]:
+    """Return the sockets that listen at a port of any of these addresses, and their users' ids."""
+    found: dict[int, int] = {}
+    said = f"who listens on port {port} cannot be seen"
+    for table in ("tcp", "tcp6"):
+        path = _PROC / "self" / "net" / table
+        with translated(NotProven, said, OSError, remedy=_SEE):
+            if table == "tcp6" and not path.exists():  # a kernel without IPv6
+                continue
+            lines = path.read_text("ascii").splitlines()[1:]
+        for line in lines:
+            fields = line.split()
+            local, _, number = fields[1].partition(":")
+            if fields[3] == _LISTENING and int(number, 16) == port:
+                at = _parsed(local)
+                if any(_accepts(at, address) for address in addresses):
+                    found[int(fields[9])] = int(fields[7])
+    return found
+
+
+def _parsed(text: str) -> Address:
+    """Return an address of the kernel's table: words of 32 bits in this machine's order."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+    return _plain(ip_address(packed))
+
+
+def _accepts(at: Address, address: Address) -> bool:
+    """Whether a socket that listens at one address gets connections to another."""
+    if at.is_unspecified:
+        # All of IPv6 has all of IPv4 too, unless it was told not to, which is not to be seen.
+        return at.version == 6 or address.version == 4
+    return at == address
+
+
+def _all_processes() -> list[int]:
+    with translated(NotProven, "which processes there are cannot be seen", OSError, remedy=_SEE):
+        return [int(each) for each in os.listdir(_PROC) if each.isdecimal()]
+
+
+def _holders(inodes: Collection[int], pids: Iterable[int]) -> dict[int, set[int]]:
+    """Return which of some processes hold each socket; those that none of them has are left out.
+
+    Processes of other users have none that could be seen.
+    """
+    links: Mapping[str, int] = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[int, set[int]] = {}
+    for pid in pids:
+        folder = _PROC / str(pid) / "fd"
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            for descriptor in os.listdir(folder):
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    if (inode := links.get(os.readlink(folder / descriptor))) is not None:
+                        found.setdefault(inode, set()).add(pid)
+    return found
