@@ -1,29 +1,138 @@
-"""What is left out of whatever is written or shown: the secrets of users' servers and commands."""
+"""What is left out of whatever is written or shown: the secrets of users' servers and commands.
+
+Two ways, since a name is not always near, and a value not always known: by value, where a process
+knows what is secret, and by the rules, which go by the name in front of a value.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 
 REDACTED = "<redacted>"
 
-# As headers, query parameters, options and JSON fields call them. `tokens` and `max_tokens`, which
-# count, are none: a name ends where its word does.
+REFERENCE = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A value that the environment has; `$${NAME}` is that text itself."""
+
+# As headers, query parameters, options, variables and JSON fields call them. `tokens` and
+# `max_tokens`, which count, are none: a name ends where its word does.
 _NAMES = (
-    r"(?:[\w-]*[_-])?(?:authorization|cookie|api[_-]?key|token|password|passwd|secret|signature"
-    r"|credentials?|private[_-]key)"
+    r"[\w-]*(?:authorization|cookie|(?:api|access|account|secret|private|signing)[_-]?key|token"
+    r"|password|passwd|passphrase|secret|signature|credentials?)"
 )
+# Those of headers, whose values may hold spaces.
+_HEADERS = rf"(?:[\w-]*(?:authorization|cookie)|(?=\w*-){_NAMES})"
+_SHELLS_QUOTE = "'\"'\"'"
+"""A quote within single quotes, as shlex.join writes it."""
+_IN_SINGLE = rf"(?:{_SHELLS_QUOTE}|[^'])*"
+_IN_DOUBLE = r"(?:\\.|[^\"\\])*"
+# A quote that nothing closes is a character.
+_WORD = rf"(?:'[^']*'|\"{_IN_DOUBLE}\"|\\.|[^\s'\"\\]|['\"\\](?=\S))+"
+# Of a URL in a text: what ends the text's sentence or quotation is none of its own.
+_OF_QUERY = rf"(?:{_SHELLS_QUOTE}|[^\s&#\"])+?(?=['\"]?[,;:.)\]]*(?:[\s&#]|\"(?!'\"')|$))"
+# `--token --port 1` is a switch and another option.
+_NO_OPTION = r"(?!--[a-z][a-z0-9-]*(?:[\s=]|$))"
+# What is known by value is out already, and the sentence around it says something.
+_NOT_YET = rf"(?!\s*(?:\w+\s+)?{REDACTED})"
+
+
+def _rule(before: str, secret: str) -> re.Pattern[str]:
+    return re.compile(rf"(?P<before>{before})(?P<secret>{secret})", re.IGNORECASE | re.DOTALL)
+
+
 _RULES = (
     # In a URL, up to the last @ before its path: a password may hold one itself.
-    (re.compile(r"(?<=://)[^\s/?#'\"]+(?=@)"), REDACTED),
-    (re.compile(r"\b(Bearer|Basic)\s+[^\s'\",;]+", re.IGNORECASE), rf"\1 {REDACTED}"),
-    (re.compile(rf"(?<![\w-])((?:--)?{_NAMES}=)[^\s&'\",;]+", re.IGNORECASE), rf"\1{REDACTED}"),
-    (re.compile(rf"(--{_NAMES}\s+)[^\s'\"-][^\s'\"]*", re.IGNORECASE), rf"\1{REDACTED}"),
-    (re.compile(rf"([\"']{_NAMES}[\"']\s*:\s*[\"'])[^\"']+", re.IGNORECASE), rf"\1{REDACTED}"),
-)
+    _rule(r"(?<=://)", rf"(?:{_SHELLS_QUOTE}|[^\s/?#\"])+(?=@)"),
+    # An argument, header or variable that was quoted as a whole.
+    _rule(rf"(?<=')(?:--?)?{_NAMES}(?:=|:\s*)", rf"{_NOT_YET}{_IN_SINGLE}"),
+    _rule(rf"(?<=\")(?:--?)?{_NAMES}(?:=|:\s*)", rf"{_NOT_YET}{_IN_DOUBLE}"),
+    # Fields of JSON, also within a text of JSON, and of Python.
+    _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*[:,=]\s*b?(?P<other>\\+[\"'])",
+          r"(?:(?!(?P=other)).)+"),
+    _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*[:,=]\s*b?(?P<other>[\"'])",
+          rf"(?:{_SHELLS_QUOTE}|\\.|(?!(?P=other)).)+"),
+    _rule(rf"[?&](?:{_NAMES}|key|sig)=", _OF_QUERY),
+    _rule(rf"(?<![\w?&'\"-])(?:--?)?{_NAMES}=", _WORD),
+    _rule(rf"(?<![\w-])--?{_NAMES}\s+", rf"{_NO_OPTION}{_WORD}"),
+    # To the end of the line: a scheme, a value and its parameters follow each other.
+    _rule(rf"(?<![\w'\"-]){_HEADERS}:[ \t]*", rf"{_NOT_YET}[^\r\n]+"),
+    _rule(rf"(?<![\w'\"-]){_NAMES}(?<!token):[ \t]*", rf"{_NOT_YET}{_WORD}"),
+    # A number behind `first token:` is one.
+    _rule(rf"(?<![\w'\"-]){_NAMES}(?<=token):[ \t]*",
+          rf"{_NOT_YET}(?![ \t]*[\d.]+(?!\w)){_WORD}"),
+    _rule(r"\b(?:Bearer|Basic)\s+", r"[^\s'\",;]+"),
+)  # fmt: skip
 
 
-def redacted(text: str) -> str:
-    """Return text without secrets: in URLs, headers, options, and fields that are named so."""
-    for pattern, shown in _RULES:
-        text = pattern.sub(shown, text)
+def redacted(text: str, known: Collection[str] = ()) -> str:
+    """Return text without secrets; a reference to the environment (`${NAME}`) is none, and stays.
+
+    Args:
+        text: to be written or shown.
+        known: what else must not be in it, each as it would stand there.
+
+    """
+    text = without_known(text, known)
+    for rule in _RULES:
+        text = rule.sub(lambda found: f"{found['before']}{hidden(found['secret'])}", text)
     return text
+
+
+def redacted_arguments(arguments: Sequence[str], known: Collection[str] = ()) -> list[str]:
+    """Return a command's arguments without secrets: an option's value may be the next argument."""
+    return [
+        redacted(argument, known) if secret is None else f"{before}{hidden(secret)}"
+        for argument, before, secret in _divided(arguments)
+    ]
+
+
+def redacted_command(arguments: Sequence[str], known: Collection[str] = ()) -> str:
+    """Return a command as a shell takes it, without secrets."""
+    return shlex.join(redacted_arguments(arguments, known))
+
+
+# What stands around a reference, and says nothing: quotes, a scheme, the colon before a password.
+_PLAIN = re.compile(r"[\s'\":]*(?:(?:Bearer|Basic|Token)\s+)?", re.IGNORECASE)
+
+
+def hidden(secret: str) -> str:
+    """Return what stands in place of a secret: the references in it, and what hides the rest."""
+    shown, end = "", 0
+    for reference in REFERENCE.finditer(secret):
+        shown += _covered(secret[end : reference.start()]) + reference[0]
+        end = reference.end()
+    return shown + _covered(secret[end:])
+
+
+def _covered(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else REDACTED
+
+
+_VALUE_OF_NAME = _rule(rf"(?:--?)?{_NAMES}=", ".*")
+_NAMED_OPTION = re.compile(rf"--?{_NAMES}", re.IGNORECASE)
+_ANY_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?", re.DOTALL)
+
+
+def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Return each argument, and the secret that it ends in, behind what; or None."""
+    secret_follows = False
+    for argument in arguments:
+        given = _VALUE_OF_NAME.fullmatch(argument)
+        if secret_follows and not _ANY_OPTION.fullmatch(argument):
+            yield argument, "", argument
+        elif given is not None:
+            yield argument, given["before"], given["secret"]
+        else:
+            yield argument, "", None
+        secret_follows = _NAMED_OPTION.fullmatch(argument) is not None
+
+
+def without_known(text: str, known: Collection[str]) -> str:
+    """Return text without values that are known to be secret."""
+    return re.sub(_any_of(known), REDACTED, text) if known else text
+
+
+def _any_of(known: Collection[str]) -> str:
+    # The longest first: a shorter one may be its beginning.
+    return "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
