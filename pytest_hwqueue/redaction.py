@@ -1,19 +1,29 @@
 """What is left out of whatever is written or shown: the secrets of users' servers and commands.
 
 Two ways, since a name is not always near, and a value not always known: by value, where a process
-knows what is secret, and by the rules, which go by the name in front of a value.
+knows what is secret (`known_forms`), and by the rules, which go by the name in front of a value.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote, quote_plus, unquote
 
 REDACTED = "<redacted>"
 
 REFERENCE = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """A value that the environment has; `$${NAME}` is that text itself."""
+
+SHORTEST = 4
+"""Characters of the shortest value that is looked for by itself.
+
+`1`, `on` or `GET` stand in every text: without them nothing could be read, and they keep no secret.
+"""
 
 # As headers, query parameters, options, variables and JSON fields call them. `tokens` and
 # `max_tokens`, which count, are none: a name ends where its word does.
@@ -70,7 +80,7 @@ def redacted(text: str, known: Collection[str] = ()) -> str:
 
     Args:
         text: to be written or shown.
-        known: what else must not be in it, each as it would stand there.
+        known: what else must not be in it, as `known_forms` returns it.
 
     """
     text = without_known(text, known)
@@ -109,6 +119,22 @@ def _covered(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else REDACTED
 
 
+def secrets_in(text: str) -> Iterator[str]:
+    """Return the values that the rules leave out of a text."""
+    for rule in _RULES:
+        for found in rule.finditer(text):
+            yield found["secret"]
+
+
+def secrets_among(arguments: Sequence[str]) -> Iterator[str]:
+    """Return the values that the rules leave out of a command's arguments."""
+    for argument, _, secret in _divided(arguments):
+        if secret is None:
+            yield from secrets_in(argument)
+        else:
+            yield secret
+
+
 _VALUE_OF_NAME = _rule(rf"(?:--?)?{_NAMES}=", ".*")
 _NAMED_OPTION = re.compile(rf"--?{_NAMES}", re.IGNORECASE)
 _ANY_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?", re.DOTALL)
@@ -128,9 +154,74 @@ def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
         secret_follows = _NAMED_OPTION.fullmatch(argument) is not None
 
 
+def known_forms(values: Iterable[str]) -> frozenset[str]:
+    """Return how secret values may stand in a text: as they are, quoted, or encoded.
+
+    Args:
+        values: each as a whole; those below `SHORTEST` characters are left to the rules.
+
+    """
+    forms: set[str] = set()
+    for value in values:
+        for plain in (value, value.strip(), unquote(value)):
+            quoted = {plain.replace("'", _SHELLS_QUOTE), json.dumps(plain)[1:-1]}
+            encoded = {quote(plain), quote(plain, safe=""), quote_plus(plain)}
+            # As a reason has it, which is one line.
+            forms |= {plain, " ".join(plain.split())} | quoted | encoded
+    return frozenset(form for form in forms if len(form) >= SHORTEST)
+
+
 def without_known(text: str, known: Collection[str]) -> str:
-    """Return text without values that are known to be secret."""
+    """Return text without values that are known to be secret, as `known_forms` returns them."""
     return re.sub(_any_of(known), REDACTED, text) if known else text
+
+
+def without_begun(text: str, known: Collection[str]) -> str:
+    """Return text that was cut off without a known value that it ends in the middle of."""
+    begun = (
+        length
+        for value in known
+        for length in range(SHORTEST, min(len(value), len(text) + 1))
+        if text.endswith(value[:length])
+    )
+    longest = max(begun, default=0)
+    return text[: len(text) - longest] + REDACTED if longest else text
+
+
+_BLOCK_BYTES = 1 << 20
+
+
+def remove_known(file: Path, known: Collection[str]) -> None:
+    """Remove known values from a file that nobody writes to any more.
+
+    Raises:
+        OSError: if it cannot be read or written; it then is as it was.
+
+    """
+    if not known:
+        return
+    pattern = re.compile(_any_of(known).encode())
+    # A block may end in the middle of one.
+    most = max(len(value.encode()) for value in known) - 1
+    temporary = file.with_name(f".{file.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        with open(file, "rb") as source, open(temporary, "xb") as target:
+            rest, block = b"", b"more"
+            while block:
+                block = source.read(_BLOCK_BYTES)
+                content = rest + block
+                settled, end = len(content) - most if block else len(content), 0
+                for found in pattern.finditer(content):
+                    if found.start() >= settled:
+                        break
+                    target.write(content[end : found.start()] + REDACTED.encode())
+                    end = found.end()
+                settled = max(end, settled)
+                target.write(content[end:settled])
+                rest = content[settled:]
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _any_of(known: Collection[str]) -> str:

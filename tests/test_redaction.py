@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from pytest_hwqueue import redaction
 from pytest_hwqueue.redaction import (
     REDACTED,
+    known_forms,
     redacted,
     redacted_arguments,
     redacted_command,
+    without_begun,
 )
 
 # As users and generators of passwords make them, for every reader of shells, URLs and JSON.
@@ -135,3 +140,39 @@ def test_no_url_shows_a_secret(secret: str, encoded: Callable[[str], str]) -> No
     shown = f"http://{REDACTED}@h:80/v1?key={REDACTED}&access_token={REDACTED}&n=1"
     assert redacted(url) == shown
     assert shlex.split(redacted(shlex.join(["serve", "--url", url]))) == ["serve", "--url", shown]
+
+
+@given(st.text(_PRINTABLE, min_size=4, max_size=20), SECRETS)
+def test_a_known_value_is_nowhere_in_any_form(secret: str, around: str) -> None:
+    assume(secret.strip() == secret and secret not in REDACTED)
+    known = known_forms([secret])
+    for form in (secret, quote(secret, safe=""), json.dumps(secret), shlex.join([secret, "x"])):
+        assert secret not in redacted(f"{around} {form} {around}", known).replace(REDACTED, "")
+
+
+def test_short_values_are_looked_for_by_name_alone() -> None:
+    known = known_forms(["abc", "abcd"])
+    assert redacted("abc, abcd, --token abc", known) == "abc, <redacted>, --token <redacted>"
+
+
+@given(st.lists(st.binary(max_size=12), max_size=8), st.integers(1, 12))
+@example([b"ab", b"cd"], 1)
+def test_a_file_is_rewritten_without_known_values(between: list[bytes], block: int) -> None:
+    known = ("secret", "secret-of-more", "et-of")
+    content = b"secret-of-more".join(between) + b"secret"
+    expected = b"<redacted>".join(between) + b"<redacted>"
+    assume(not any(value.encode() in each for value in known for each in between))
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(redaction, "_BLOCK_BYTES", block)
+        file = Path(folder) / "server.log"
+        file.write_bytes(content)
+        redaction.remove_known(file, known)
+        assert file.read_bytes() == expected
+        assert [*file.parent.iterdir()] == [file]
+
+
+def test_what_was_cut_off_has_no_beginning_of_a_known_value() -> None:
+    known = ("hidden-value",)
+    assert without_begun("it said hidden-va", known) == "it said <redacted>"
+    assert without_begun("it said hid", known) == "it said hid"
+    assert without_begun("it said", known) == "it said"

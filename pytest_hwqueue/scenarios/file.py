@@ -204,6 +204,11 @@ class Scenario(_Model):
         (), description="each runs under every scheduler; the scenario by itself then does not"
     )
 
+    def secrets(self) -> frozenset[str]:
+        """Return what must not be written or shown, as `ServerSpec.secrets` says."""
+        servers = [tenant.server for tenant in self.tenants if tenant.server is not None]
+        return frozenset(secret for server in servers for secret in server.spec().secrets())
+
     def warmup_s(self, device_kind: str) -> float:
         """Return for how long each tenant runs before the window, in seconds."""
         if self.warmup is not None:
