@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+
+from pytest_hwqueue.scenarios.planned_runs import Case
+from pytest_hwqueue.scenarios.runs import ScenarioRuns
 
 from .test_scenarios import HOST, Run, _own_leases, hwq, run, tenants_server
 
@@ -143,3 +147,21 @@ def test_a_variable_that_is_not_set_is_refused_before_anything_starts(
         assert session.records == []
         status, output = hwq("which", file, "--device=cpu")
         assert (status, f"{said}{how}" in re.sub(r"\s+", " ", output)) == (4, True), output
+
+
+def test_a_traceback_with_variables_has_no_secret(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: ScenarioRuns, wanted: Sequence[Case], **_: object) -> None:
+        plans = [tenant.server for case in wanted for tenant in case.tenants]
+        raise ZeroDivisionError(f"{len(plans)} plans")
+
+    monkeypatch.setattr(ScenarioRuns, "measure", broken)
+    monkeypatch.setenv("TOKEN", TOKEN)
+    file = tmp_path / "mine.hwq.yaml"
+    file.write_text(SCENARIO.format(name="mine", when="never"))
+    session = run(file, *HOST, "-l", "--junitxml=junit.xml")
+    for text in (session.output, (tmp_path / "junit.xml").read_text(encoding="utf-8")):
+        assert "ZeroDivisionError: 2 plans" in text
+        assert "wanted     = [" in text
+        assert not any(secret in text for secret in SECRETS.values())

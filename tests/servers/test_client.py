@@ -236,3 +236,38 @@ def test_a_variable_is_sent_and_what_repeats_it_is_not_shown(
         assert REDACTED in str(refused.value)
         assert "h1dden" not in str(refused.value)
         assert "literal" not in str(refused.value)
+
+
+def test_a_header_and_the_url_that_says_when_it_is_ready_have_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKEN", "h1dden-t&ken")
+    heads: list[bytes] = []
+
+    async def refuses(request: bytes, writer: asyncio.StreamWriter) -> None:
+        heads.append(request)
+        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def garbles(request: bytes, writer: asyncio.StreamWriter) -> None:
+        heads.append(request)
+        writer.write(b"h1dden-t&ken is no status\r\n\r\n")
+        writer.close()
+
+    spec = replace(_HTTP, ready="/up?n=${TOKEN}", ready_s=0.0, headers={"X-Mine": "T ${TOKEN}"})
+
+    async def wait(url: str) -> None:
+        async with Client(spec, url, 1) as client:
+            await client.wait_until_ready()
+
+    with pytest.raises(HwqError) as refused:
+        asyncio.run(answering(refuses, wait))
+    assert b"GET /up?n=h1dden-t%26ken " in heads[0]
+    assert str(refused.value).endswith(
+        f"/up?n={REDACTED} was not ready: it answered with status 403"
+    )
+    with pytest.raises(HwqError) as refused:
+        ask(spec, garbles)
+    assert b"X-Mine: T h1dden-t&ken\r\n" in heads[1]
+    assert f"{REDACTED} is no status" in str(refused.value)
+    assert "h1dden" not in str(refused.value)
