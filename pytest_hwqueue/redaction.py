@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import quote, quote_plus, unquote
+from urllib.parse import unquote
 
 REDACTED = "<redacted>"
 
@@ -155,7 +155,7 @@ def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
 
 
 def known_forms(values: Iterable[str]) -> frozenset[str]:
-    """Return how secret values may stand in a text: as they are, quoted, or encoded.
+    """Return how secret values may stand in a text, but for characters that a URL encodes.
 
     Args:
         values: each as a whole; those below `SHORTEST` characters are left to the rules.
@@ -165,9 +165,8 @@ def known_forms(values: Iterable[str]) -> frozenset[str]:
     for value in values:
         for plain in (value, value.strip(), unquote(value)):
             quoted = {plain.replace("'", _SHELLS_QUOTE), json.dumps(plain)[1:-1]}
-            encoded = {quote(plain), quote(plain, safe=""), quote_plus(plain)}
-            # As a reason has it, which is one line.
-            forms |= {plain, " ".join(plain.split())} | quoted | encoded
+            # A reason is one line.
+            forms |= {plain, " ".join(plain.split())} | quoted
     return frozenset(form for form in forms if len(form) >= SHORTEST)
 
 
@@ -200,9 +199,9 @@ def remove_known(file: Path, known: Collection[str]) -> None:
     """
     if not known:
         return
-    pattern = re.compile(_any_of(known).encode())
+    pattern = re.compile(_bytes(_any_of(known)))
     # A block may end in the middle of one.
-    most = max(len(value.encode()) for value in known) - 1
+    most = max(_LONGEST_CODE * len(_bytes(value)) for value in known) - 1
     temporary = file.with_name(f".{file.name}.{os.urandom(8).hex()}.tmp")
     try:
         with open(file, "rb") as source, open(temporary, "xb") as target:
@@ -225,5 +224,33 @@ def remove_known(file: Path, known: Collection[str]) -> None:
 
 
 def _any_of(known: Collection[str]) -> str:
+    """Return a pattern of known values, with their characters as they are or encoded.
+
+    Which ones are, is up to the writer: Python's URLs have `%27` and aiohttp's `'`, JSON of Go's
+    has `\\u0026`, and a page `&amp;`.
+    """
     # The longest first: a shorter one may be its beginning.
-    return "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    values = sorted(known, key=len, reverse=True)
+    return "|".join("".join(map(_in_any_code, value)) for value in values)
+
+
+_FURTHER_CODES = {
+    " ": ("+",), "&": ("&amp;",), "<": ("&lt;",), ">": ("&gt;",), '"': ("&quot;", "&#34;"),
+    "'": ("&#x27;", "&#39;"),
+}  # fmt: skip
+_LONGEST_CODE = len("&quot;")
+
+
+def _in_any_code(character: str) -> str:
+    if character.isascii() and character.isalnum():
+        return character
+    in_url = "".join(f"%{byte:02x}" for byte in _bytes(character))
+    # The character itself is the beginning of some of its codes.
+    codes = [re.escape(each) for each in _FURTHER_CODES.get(character, ())]
+    codes += [f"(?i:{in_url})", rf"(?i:\\u{ord(character):04x})", re.escape(character)]
+    return f"(?:{'|'.join(codes)})"
+
+
+def _bytes(text: str) -> bytes:
+    # As Python has variables of the environment that are no UTF-8.
+    return text.encode(errors="surrogateescape")

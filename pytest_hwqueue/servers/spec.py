@@ -104,8 +104,8 @@ class ServerSpec:
         for name, value in self.headers.items():
             if name.lower() not in _PLAIN_HEADERS:
                 sent = filled_in(value)
-                # Also without its scheme, such as Bearer, and each cookie by itself.
-                values += [sent, sent.partition(" ")[2], *re.findall(r"=([^;]+)", sent)]
+                # Also without its scheme, such as Bearer, and each cookie or parameter by itself.
+                values += [sent, sent.partition(" ")[2], *re.findall(r'=\s*"?([^";,]+)', sent)]
         for url in (self.url, self.ready or ""):
             for secret in secrets_in(filled_in_url(url)):
                 # User and password are sent as a header of their own.

@@ -58,7 +58,7 @@ def filled_in_url(url: str) -> str:
     """Return a URL likewise; values in user, password and query are percent-encoded."""
 
     def encoded(value: str) -> str:
-        return quote(value, safe="")
+        return quote(value, safe="", errors="surrogateescape")
 
     parts = _URL.fullmatch(url)
     assert parts is not None

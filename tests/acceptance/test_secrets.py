@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from yarl import URL
 
 from pytest_hwqueue.scenarios.planned_runs import Case
 from pytest_hwqueue.scenarios.runs import ScenarioRuns
@@ -18,7 +21,7 @@ from .test_scenarios import HOST, Run, _own_leases, hwq, run, tenants_server
 
 __all__ = ["_own_leases", "run", "tenants_server"]
 
-TOKEN = "env-t0k'n/of us"
+TOKEN = "env-t0k'n/of us&<co>"
 SECRETS = {
     "variable": TOKEN, "header": "l1teral-header", "user and password": "somebody:p4ssw0rd",
     "password": "p4ssw0rd", "parameter": "qu3ry-token", "argument": "arg-s3cret",
@@ -27,6 +30,8 @@ SECRETS = {
 
 # Repeats whatever it gets, in its answers and its output, and answers each second one with 500.
 SERVER = """
+import html
+import json
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         text += "password: s3cret-of-its-own"
         if bad:
             print(text, self.headers, repr(self.headers.items()), sys.argv, flush=True)
+            print(html.escape(text), json.dumps(text), flush=True)
         self.send_response(500 if bad else 200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -72,9 +78,15 @@ goals: [headers.p50 < 1 us, urls.p50 < 1 us]
 
 
 def forms(secret: str) -> set[bytes]:
-    """A secret as itself, as in a URL, and as a header of user and password."""
-    encoded = {quote(secret), quote(secret, safe=""), base64.b64encode(secret.encode()).decode()}
-    return {each.encode() for each in (secret, *encoded)}
+    """A secret as itself, as in URLs, pages and JSON, and as a header of user and password."""
+    encoded = {
+        quote(secret),
+        quote(secret, safe=""),
+        URL(f"http://h/?{quote(secret)}").raw_query_string,
+    }
+    quoted = {html.escape(secret), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
+    basic = base64.b64encode(secret.encode()).decode()
+    return {each.encode() for each in {secret, basic, *encoded, *quoted}}
 
 
 def test_no_file_and_no_output_of_a_session_has_a_secret(
