@@ -85,14 +85,14 @@ def redacted(text: str, known: Collection[str] = ()) -> str:
     """
     text = without_known(text, known)
     for rule in _RULES:
-        text = rule.sub(lambda found: f"{found['before']}{hidden(found['secret'])}", text)
+        text = rule.sub(lambda match: f"{match['before']}{mask(match['secret'])}", text)
     return text
 
 
 def redacted_arguments(arguments: Sequence[str], known: Collection[str] = ()) -> list[str]:
     """Return a command's arguments without secrets: an option's value may be the next argument."""
     return [
-        redacted(argument, known) if secret is None else f"{before}{hidden(secret)}"
+        redacted(argument, known) if secret is None else f"{before}{mask(secret)}"
         for argument, before, secret in _divided(arguments)
     ]
 
@@ -106,24 +106,24 @@ def redacted_command(arguments: Sequence[str], known: Collection[str] = ()) -> s
 _PLAIN = re.compile(r"[\s'\":]*(?:(?:Bearer|Basic|Token)\s+)?", re.IGNORECASE)
 
 
-def hidden(secret: str) -> str:
+def mask(secret: str) -> str:
     """Return what stands in place of a secret: the references in it, and what hides the rest."""
     shown, end = "", 0
     for reference in REFERENCE.finditer(secret):
-        shown += _covered(secret[end : reference.start()]) + reference[0]
+        shown += _mask_text(secret[end : reference.start()]) + reference[0]
         end = reference.end()
-    return shown + _covered(secret[end:])
+    return shown + _mask_text(secret[end:])
 
 
-def _covered(text: str) -> str:
+def _mask_text(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else REDACTED
 
 
 def secrets_in(text: str) -> Iterator[str]:
     """Return the values that the rules leave out of a text."""
     for rule in _RULES:
-        for found in rule.finditer(text):
-            yield found["secret"]
+        for match in rule.finditer(text):
+            yield match["secret"]
 
 
 def secrets_among(arguments: Sequence[str]) -> Iterator[str]:
@@ -144,11 +144,11 @@ def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
     """Return each argument, and the secret that it ends in, behind what; or None."""
     secret_follows = False
     for argument in arguments:
-        given = _VALUE_OF_NAME.fullmatch(argument)
+        match = _VALUE_OF_NAME.fullmatch(argument)
         if secret_follows and not _ANY_OPTION.fullmatch(argument):
             yield argument, "", argument
-        elif given is not None:
-            yield argument, given["before"], given["secret"]
+        elif match is not None:
+            yield argument, match["before"], match["secret"]
         else:
             yield argument, "", None
         secret_follows = _NAMED_OPTION.fullmatch(argument) is not None
@@ -210,11 +210,11 @@ def remove_known(file: Path, known: Collection[str]) -> None:
                 block = source.read(_BLOCK_BYTES)
                 content = rest + block
                 settled, end = len(content) - most if block else len(content), 0
-                for found in pattern.finditer(content):
-                    if found.start() >= settled:
+                for match in pattern.finditer(content):
+                    if match.start() >= settled:
                         break
-                    target.write(content[end : found.start()] + REDACTED.encode())
-                    end = found.end()
+                    target.write(content[end : match.start()] + REDACTED.encode())
+                    end = match.end()
                 settled = max(end, settled)
                 target.write(content[end:settled])
                 rest = content[settled:]

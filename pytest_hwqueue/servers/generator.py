@@ -31,7 +31,7 @@ from pytest_hwqueue.harness.open_loop import (
 from pytest_hwqueue.records.tenants import RequestFailure
 from pytest_hwqueue.redaction import redacted, without_begun
 from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.servers.variables import filled_in, filled_in_url
+from pytest_hwqueue.servers.variables import expand, expand_url
 
 _POLL_S = 0.05
 _ONE_POLL_S = 5.0
@@ -86,8 +86,8 @@ class Client:
         self._spec = spec
         self._connections = connections
         self._secrets = spec.secrets()
-        self._sent_to = filled_in_url(url)
-        self._headers = {name: filled_in(value) for name, value in spec.headers.items()}
+        self._sent_to = expand_url(url)
+        self._headers = {name: expand(value) for name, value in spec.headers.items()}
         self._body = None if spec.body is None else spec.body.encode()
         self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
 
@@ -142,7 +142,7 @@ class Client:
 
         """
         spec, ready = self._spec, self._spec.ready_url(self.url)
-        url = None if ready is None else filled_in_url(ready)
+        url = None if ready is None else expand_url(ready)
         waits_s = spec.ready_s if spec.ours or url is not None else 0.0
         deadline = time.monotonic() + waits_s
         while (problem := await self._problem(url)) is not None:

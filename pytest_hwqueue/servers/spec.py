@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import unquote, urljoin
 
 from pytest_hwqueue.redaction import known_forms, secrets_among, secrets_in
-from pytest_hwqueue.servers.variables import filled_in, filled_in_url, lacking, variables_in
+from pytest_hwqueue.servers.variables import expand, expand_url, unset_reason, variables_in
 
 ServerProtocol = Literal["http", "openai"]
 
@@ -86,7 +86,7 @@ class ServerSpec:
         """Return the first field whose variable is not set, and what to do; None if all are."""
         for place, text in self._with_variables():
             for name in variables_in([text]):
-                if (reason := lacking(name)) is not None:
+                if (reason := unset_reason(name)) is not None:
                     return f"{place}: {reason}"
         return None
 
@@ -103,16 +103,16 @@ class ServerSpec:
             return known_forms(values)
         for name, value in self.headers.items():
             if name.lower() not in _PLAIN_HEADERS:
-                sent = filled_in(value)
+                sent = expand(value)
                 # Also without its scheme, such as Bearer, and each cookie or parameter by itself.
                 values += [sent, sent.partition(" ")[2], *re.findall(r'=\s*"?([^";,]+)', sent)]
         for url in (self.url, self.ready or ""):
-            for secret in secrets_in(filled_in_url(url)):
+            for secret in secrets_in(expand_url(url)):
                 # User and password are sent as a header of their own.
                 encoded = base64.b64encode(unquote(secret).encode()).decode()
                 values += [secret, secret.partition(":")[2], encoded]
         values += secrets_in(self.body or "")
-        values += secrets_among([filled_in(part) for part in self.command])
+        values += secrets_among([expand(part) for part in self.command])
         return known_forms(values)
 
     def _with_variables(self) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ def variables_in(texts: Iterable[str]) -> list[str]:
     return [name for text in texts for name in REFERENCE.findall(text)]
 
 
-def lacking(name: str) -> str | None:
+def unset_reason(name: str) -> str | None:
     """Return why a variable cannot be filled in, and what to do; None if it can."""
     if os.environ.get(name):
         return None
@@ -32,7 +32,7 @@ def lacking(name: str) -> str | None:
     )
 
 
-def filled_in(text: str, encoded: Callable[[str], str] = str) -> str:
+def expand(text: str, encoded: Callable[[str], str] = str) -> str:
     """Return text with each `${NAME}` replaced by that variable of the environment.
 
     Args:
@@ -44,17 +44,17 @@ def filled_in(text: str, encoded: Callable[[str], str] = str) -> str:
 
     """
 
-    def value(found: re.Match[str]) -> str:
-        if found[0].startswith("$$"):
-            return found[0][1:]
-        if (reason := lacking(found[1])) is not None:
+    def value(match: re.Match[str]) -> str:
+        if match[0].startswith("$$"):
+            return match[0][1:]
+        if (reason := unset_reason(match[1])) is not None:
             raise HwqError(reason)
-        return encoded(os.environ[found[1]])
+        return encoded(os.environ[match[1]])
 
     return _ESCAPED_OR_NOT.sub(value, text)
 
 
-def filled_in_url(url: str) -> str:
+def expand_url(url: str) -> str:
     """Return a URL likewise; values in user, password and query are percent-encoded."""
 
     def encoded(value: str) -> str:
@@ -62,5 +62,5 @@ def filled_in_url(url: str) -> str:
 
     parts = _URL.fullmatch(url)
     assert parts is not None
-    user, query = (filled_in(parts[name] or "", encoded) for name in ("user", "query"))
-    return f"{user}{filled_in(parts['place'])}{query}"
+    user, query = (expand(parts[name] or "", encoded) for name in ("user", "query"))
+    return f"{user}{expand(parts['place'])}{query}"

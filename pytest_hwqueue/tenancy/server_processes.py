@@ -23,7 +23,7 @@ from pytest_hwqueue.redaction import redacted, redacted_command, remove_known
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
 from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec
-from pytest_hwqueue.servers.variables import filled_in
+from pytest_hwqueue.servers.variables import expand
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
 
 _KILLED = -signal.SIGKILL
@@ -97,7 +97,7 @@ class ServerProcesses:
         (request,) = (each for each in self._plan.requests() if each.name == name)
         service = run_service(
             f"the server of tenant {name}",
-            [filled_in(part) for part in command],
+            [expand(part) for part in command],
             folder / f"server-{name[:100]}.log",
             Stop(signal.SIGTERM, patience_s=spec.stop_s),
             tenant_environment(self._plan.device),

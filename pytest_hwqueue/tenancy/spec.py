@@ -26,7 +26,7 @@ from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.channel import ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
-from pytest_hwqueue.redaction import hidden, redacted, redacted_arguments
+from pytest_hwqueue.redaction import mask, redacted, redacted_arguments
 from pytest_hwqueue.schedulers.syntax import TenantRequest, tenant_requests
 from pytest_hwqueue.servers.spec import ServerSpec
 
@@ -180,7 +180,7 @@ class Colocation:
         plain: Json = json.loads(json.dumps(asdict(self)))
         secrets = self.secrets()
         for server in filter(None, (tenant["server"] for tenant in plain["tenants"])):
-            server["headers"] = {name: hidden(text) for name, text in server["headers"].items()}
+            server["headers"] = {name: mask(text) for name, text in server["headers"].items()}
             for name in ("url", "ready", "body"):
                 server[name] = None if server[name] is None else redacted(server[name], secrets)
             server["command"] = redacted_arguments(server["command"], secrets)

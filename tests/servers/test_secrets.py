@@ -16,7 +16,7 @@ from yarl import URL
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.redaction import REDACTED, redacted
 from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.servers.variables import filled_in, filled_in_url
+from pytest_hwqueue.servers.variables import expand, expand_url
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 
 SPEC = ServerSpec("http://h/")
@@ -31,22 +31,22 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reference_is_filled_in_and_two_dollars_are_one() -> None:
-    assert filled_in("Bearer ${TOKEN}.") == "Bearer h1dden/t&k n@."
-    assert filled_in("$${TOKEN} $TOKEN {TOKEN} ${TOKEN:-x} ${a b}") == (
+    assert expand("Bearer ${TOKEN}.") == "Bearer h1dden/t&k n@."
+    assert expand("$${TOKEN} $TOKEN {TOKEN} ${TOKEN:-x} ${a b}") == (
         "${TOKEN} $TOKEN {TOKEN} ${TOKEN:-x} ${a b}"
     )
     for name, how in (("UNSET", "UNSET is not set"), ("EMPTY", "EMPTY is empty")):
         with pytest.raises(HwqError, match=how):
-            filled_in(f"${{{name}}}")
+            expand(f"${{{name}}}")
 
 
 def test_in_a_url_a_value_is_what_its_part_is() -> None:
-    url = filled_in_url("http://${TOKEN}:${TOKEN}@${PLACE}/v1?token=${TOKEN}&n=1")
+    url = expand_url("http://${TOKEN}:${TOKEN}@${PLACE}/v1?token=${TOKEN}&n=1")
     parts = urlsplit(url)
     assert (parts.hostname, parts.port, parts.path) == ("10.0.0.1", 80, "/v1")
     assert unquote(parts.username or "") == unquote(parts.password or "") == "h1dden/t&k n@"
     assert parts.query == "token=h1dden%2Ft%26k%20n%40&n=1"
-    assert filled_in_url("/up?token=${TOKEN}") == "/up?token=h1dden%2Ft%26k%20n%40"
+    assert expand_url("/up?token=${TOKEN}") == "/up?token=h1dden%2Ft%26k%20n%40"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_whatever_a_variable_holds_is_known(value: str) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TOKEN", value)
         known = replace(SPEC, url="http://h/?token=${TOKEN}").secrets()
-        sent = URL(filled_in_url("http://${TOKEN}@h/?x=${TOKEN}"))
+        sent = URL(expand_url("http://${TOKEN}@h/?x=${TOKEN}"))
         texts = [value, sent.raw_query_string[2:], sent.raw_user or "", quote_plus(value)]
         as_go_does = json.dumps(value).replace("&", r"\u0026")[1:-1]
         for text in (*texts, html.escape(value), json.dumps(value)[1:-1], as_go_does):
