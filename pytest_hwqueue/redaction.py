@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -75,6 +76,14 @@ _RULES = (
 )  # fmt: skip
 
 
+# Most texts have none of this, and need none of the rules: thousands of requests may fail.
+_HINT = re.compile(
+    r"authorization|cookie|key|token|passw|passphrase|secret|signature|credential|sig=|://.*@"
+    r"|bearer|basic",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
 def redacted(text: str, known: Collection[str] = ()) -> str:
     """Return text without secrets; a reference to the environment (`${NAME}`) is none, and stays.
 
@@ -84,6 +93,8 @@ def redacted(text: str, known: Collection[str] = ()) -> str:
 
     """
     text = without_known(text, known)
+    if _HINT.search(text) is None:
+        return text
     for rule in _RULES:
         text = rule.sub(lambda match: f"{match['before']}{mask(match['secret'])}", text)
     return text
@@ -172,7 +183,7 @@ def known_forms(values: Iterable[str]) -> frozenset[str]:
 
 def without_known(text: str, known: Collection[str]) -> str:
     """Return text without values that are known to be secret, as `known_forms` returns them."""
-    return re.sub(_any_of(known), REDACTED, text) if known else text
+    return _pattern(frozenset(known)).sub(REDACTED, text) if known else text
 
 
 def without_begun(text: str, known: Collection[str]) -> str:
@@ -180,6 +191,7 @@ def without_begun(text: str, known: Collection[str]) -> str:
     begun = (
         length
         for value in known
+        if text[-SHORTEST:] in value
         for length in range(SHORTEST, min(len(value), len(text) + 1))
         if text.endswith(value[:length])
     )
@@ -199,7 +211,7 @@ def remove_known(file: Path, known: Collection[str]) -> None:
     """
     if not known:
         return
-    pattern = re.compile(_bytes(_any_of(known)))
+    pattern = re.compile(_bytes(_pattern(frozenset(known)).pattern))
     # A block may end in the middle of one.
     most = max(_LONGEST_CODE * len(_bytes(value)) for value in known) - 1
     temporary = file.with_name(f".{file.name}.{os.urandom(8).hex()}.tmp")
@@ -223,7 +235,8 @@ def remove_known(file: Path, known: Collection[str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _any_of(known: Collection[str]) -> str:
+@lru_cache
+def _pattern(known: frozenset[str]) -> re.Pattern[str]:
     """Return a pattern of known values, with their characters as they are or encoded.
 
     Which ones are, is up to the writer: Python's URLs have `%27` and aiohttp's `'`, JSON of Go's
@@ -231,7 +244,7 @@ def _any_of(known: Collection[str]) -> str:
     """
     # The longest first: a shorter one may be its beginning.
     values = sorted(known, key=len, reverse=True)
-    return "|".join("".join(map(_in_any_code, value)) for value in values)
+    return re.compile("|".join("".join(map(_in_any_code, value)) for value in values))
 
 
 _FURTHER_CODES = {

@@ -29,7 +29,7 @@ from pytest_hwqueue.harness.open_loop import (
     require_early,
 )
 from pytest_hwqueue.records.tenants import RequestFailure
-from pytest_hwqueue.redaction import redacted, without_begun
+from pytest_hwqueue.redaction import redacted, without_begun, without_known
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.servers.variables import expand, expand_url
 
@@ -44,7 +44,7 @@ def _failure(error: Exception, secrets: Collection[str] = ()) -> HwqError:
     """Return the failure that a request's error means: itself, or its kind and message."""
     if isinstance(error, HwqError):
         return error
-    return HwqError(f"{type(error).__name__}: {shortened(redacted(str(error), secrets))}")
+    return HwqError(f"{type(error).__name__}: {shortened(without_known(str(error), secrets))}")
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,12 @@ class Client:
 
 
 async def _start_of(response: aiohttp.ClientResponse, secrets: Collection[str]) -> str:
-    """Return the beginning of an answer's text, on one line and without secrets."""
+    """Return the beginning of an answer's text, on one line and without known secrets.
+
+    Requests go on meanwhile: what is secret by its name is left out where the record is made.
+    """
     text = " ".join((await response.content.read(_SHOWN)).decode(errors="replace").split())
-    return redacted(without_begun(text, secrets), secrets)
+    return without_known(without_begun(text, secrets), secrets)
 
 
 async def _read_all(response: aiohttp.ClientResponse, secrets: Collection[str]) -> None:
@@ -199,13 +202,13 @@ async def _read_tokens(response: aiohttp.ClientResponse, secrets: Collection[str
         try:
             event = json.loads(data)
             if event.get("error"):
-                error = shortened(redacted(str(event["error"]), secrets))
+                error = shortened(without_known(str(event["error"]), secrets))
                 raise HwqError(f"the stream ended with an error: {error}")
             if usage := event.get("usage"):
                 counted = _count(usage["completion_tokens"])
             has_text = any(_text(choice) for choice in event.get("choices", ()))
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            start = redacted(repr(data), secrets)[:_SHOWN]
+            start = without_known(repr(data), secrets)[:_SHOWN]
             raise HwqError(f"not an event of a completion: {start}") from None
         if has_text:
             first_ns, last_ns, events = first_ns or now_ns, now_ns, events + 1
