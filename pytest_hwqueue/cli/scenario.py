@@ -5,7 +5,6 @@ Exit status: 0; 1 if a file has errors; 4 for wrong usage.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -253,8 +252,8 @@ def which_settings(
     """Return how runs are measured; records go to this folder in --dir."""
     from pytest_hwqueue.plugin.cells import only_device, resolve_size
     from pytest_hwqueue.records.noise import provenance_of
-    from pytest_hwqueue.redaction import redacted
-    from pytest_hwqueue.scenarios.planned_runs import missing_weights
+    from pytest_hwqueue.redaction import redacted_command
+    from pytest_hwqueue.scenarios.planned_runs import missing_weights, unset_variable
     from pytest_hwqueue.which.session import WhichSettings
 
     asked, here = Asked(given), Path.cwd()
@@ -267,6 +266,9 @@ def which_settings(
         lacking = missing_weights(scenario.tenants, weights)
         if lacking is not None:
             raise HwqError(lacking)
+    unset = unset_variable(scenario.tenants, file)
+    if unset is not None:
+        raise HwqError(unset)
     with refused_as("--commit", asked.commit):
         provenance = provenance_of(file.absolute().parent, asked.commit)
     return WhichSettings(
@@ -279,7 +281,7 @@ def which_settings(
         folder=here / asked.dir / folder,
         scenario_folder=file.absolute().parent,
         weights=weights,
-        command=redacted(shlex.join(["hwq", *sys.argv[1:]])),
+        command=redacted_command(["hwq", *sys.argv[1:]], scenario.secrets()),
         provenance=provenance,
     )
 

@@ -27,6 +27,7 @@ from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import RunRecord, now, read_record
 from pytest_hwqueue.records.files import make_session_folder, session_name
+from pytest_hwqueue.redaction import redacted, redacted_arguments
 from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 
@@ -105,7 +106,7 @@ class ProcessRuns:
             other_code = _other_code(side, Path(reports), status)
         self._listed.append(
             {"number": number, "side": side.name, "started": began, "status": status,
-             "records": name, "command": command, "other_code": other_code}
+             "records": name, "command": redacted_arguments(command), "other_code": other_code}
         )  # fmt: skip
         return replace(_read(records, number, status, log), other_code=other_code)
 
@@ -124,8 +125,14 @@ class ProcessRuns:
         described = [
             {"name": side.name, "label": side.label, "commit": side.commit,
              "changed": side.changed, "folder": str(side.folder),
-             "options": {name: list(values) for name, values in side.variant.options.items()},
-             "environment": dict(side.variant.environment)}
+             "options": {
+                 name: [redacted(value) for value in values]
+                 for name, values in side.variant.options.items()
+             },
+             "environment": {
+                 name: redacted_arguments([f"{name}={value}"])[0].removeprefix(f"{name}=")
+                 for name, value in side.variant.environment.items()
+             }}
             for side in sides
         ]  # fmt: skip
         content = {"sides": described, "runs": self._listed, "interrupted": interrupted}

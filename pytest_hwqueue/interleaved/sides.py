@@ -45,6 +45,7 @@ from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.numbers import rise_of
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
 from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again
+from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.verdicts.judging import judged_once
 
@@ -95,8 +96,8 @@ class SideRequest:
 
     @property
     def label(self) -> str:
-        """The side as the user wrote it, such as ``main`` or ``--scheduler native``."""
-        return " ".join(part for part in (self.place, self.own) if part) or "."
+        """The side as the user wrote it, such as ``main`` or ``--scheduler native``; no secrets."""
+        return redacted(" ".join(part for part in (self.place, self.own) if part)) or "."
 
 
 @dataclass(frozen=True)

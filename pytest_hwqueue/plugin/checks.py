@@ -321,6 +321,12 @@ def _servers(test: ScenarioItem) -> str | None:
     return missing_client()
 
 
+def _variables(test: ScenarioItem) -> str | None:
+    from pytest_hwqueue.scenarios.planned_runs import unset_variable
+
+    return unset_variable(test.case.tenants, test.path)
+
+
 SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
     _only_device,
     _noise_of_scenario,
@@ -329,6 +335,7 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
     _weights,
     _models,
     _servers,
+    _variables,
 )
 
 

@@ -5,7 +5,6 @@ This is the gate's connection to pytest. Names and files are checked before anyt
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,8 @@ from pytest_hwqueue.errors import BadInput, RecordError
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, OTHER_CODE, GateSettings, Verdict
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
-from pytest_hwqueue.plugin.state import SETTINGS, wrong_usage
+from pytest_hwqueue.plugin.state import SETTINGS, session_secrets, wrong_usage
+from pytest_hwqueue.redaction import redacted_command
 from pytest_hwqueue.reports.verdicts import explain, properties_of
 from pytest_hwqueue.settings.options import OPTIONS, Settings
 from pytest_hwqueue.settings.values import VERDICTS
@@ -478,7 +478,8 @@ class Regression:
             elif value is not None:
                 values = value if isinstance(value, list) else [value]
                 given += [f"{option.command_line}={each}" for each in values]
-        return shlex.join([Path(sys.executable).name, "-m", "pytest", test, *given])
+        line = [Path(sys.executable).name, "-m", "pytest", test, *given]
+        return redacted_command(line, session_secrets(self._config))
 
 
 def _of_a_tail(judged: CellVerdict) -> bool:

@@ -14,8 +14,9 @@ from pytest_hwqueue.errors import BadScenario, HwqError
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, scenario_session
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
-from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS
+from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS, session_secrets
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.redaction import without_known
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
@@ -43,6 +44,7 @@ class ScenarioFile(pytest.File):
             scenario = read_scenario(self.path)
         except BadScenario as error:
             raise self.CollectError(str(error)) from None
+        session_secrets(self.config).update(scenario.secrets())
         session = scenario_session(self.config)
         folder = self.path.parent
         self._runs = runs = ScenarioRuns(partial(session.measure, scenario, folder))
@@ -164,7 +166,10 @@ class ScenarioItem(pytest.Item):
         """Show the result, without the code."""
         if isinstance(excinfo.value, HwqError):
             return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
+        shown = super().repr_failure(excinfo, style)
+        # With its variables (--showlocals), a traceback has whatever the plan has.
+        plain = without_known(str(shown), session_secrets(self.config))
+        return shown if plain == str(shown) else plain
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Return where the test is, for reports."""

@@ -7,7 +7,6 @@ process that prints the summary in the same way from a worker, from xdist's work
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ import pytest
 
 from pytest_hwqueue.errors import BadInput, HwqError, RecordError
 from pytest_hwqueue.extensions import load, origin
-from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, wrong_usage
+from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, session_secrets, wrong_usage
 from pytest_hwqueue.records.cell import (
     RunRecord,
     SessionInfo,
@@ -34,7 +33,7 @@ from pytest_hwqueue.records.files import make_session_folder, session_name
 from pytest_hwqueue.records.noise import Provenance, provenance_of
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation
-from pytest_hwqueue.redaction import redacted
+from pytest_hwqueue.redaction import redacted, redacted_command
 from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tenancy import TENANTS
 
@@ -104,7 +103,6 @@ class MeasuringSession:
         self.started = now()
         self.id = session_id(self.started)
         self.folder = (config.invocation_params.dir / settings.dir / self.id).resolve()
-        self.command = command_line(config)
         self.provenance = provenance(config)
         self.problems: list[str] = []
         self.records = StoredRecords(self.problems)
@@ -115,6 +113,11 @@ class MeasuringSession:
         self._shared = False
         self._left_out: list[str] = config.stash.setdefault(LEFT_OUT, [])
         self._json = settings.json and config.invocation_params.dir / settings.json
+
+    @property
+    def command(self) -> str:
+        """The command that repeats the session, as `command_line` has it."""
+        return command_line(self._config)
 
     def apart(self, folder: str) -> MeasuringSession:
         """Return a session like this one for runs that are not its own, such as traced ones.
@@ -209,7 +212,7 @@ class MeasuringSession:
     ) -> Iterator[tuple[str, Path, str]]:  # fmt: skip
         """Yield the session's files: the option that says where, the file, its text."""
         settings = {
-            name: str(value) if isinstance(value, Path) else value
+            name: redacted(str(value)) if isinstance(value, (Path, str)) else value
             for name, value in self.settings.as_dict().items()
         }
         info = SessionInfo(
@@ -381,7 +384,10 @@ def provenance(config: pytest.Config) -> Provenance:
 
 def command_line(config: pytest.Config) -> str:
     """Return the command that repeats this session."""
-    arguments = [str(argument) for argument in config.invocation_params.args]
-    line = shlex.join([Path(sys.executable).name, "-m", "pytest", *arguments])
     # Bytes of an argument that are no text stand as escapes: a record is UTF-8.
-    return redacted(line.encode(errors="backslashreplace").decode())
+    arguments = [
+        str(argument).encode(errors="backslashreplace").decode()
+        for argument in config.invocation_params.args
+    ]
+    line = [Path(sys.executable).name, "-m", "pytest", *arguments]
+    return redacted_command(line, session_secrets(config))

@@ -55,11 +55,18 @@ PARAMETERS = ("hwq_device", "hwq_streams", "hwq_scheduler", "hwq_dispatch")
 SCENARIO = "scenario"
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+_SECRETS: pytest.StashKey[set[str]] = pytest.StashKey()
 SINK: pytest.StashKey[RecordSink] = pytest.StashKey()
 # Of a test that asks for the fixture hwq_noise.
 NOISE: pytest.StashKey[HwqNoise] = pytest.StashKey()
 # Why a test cannot be measured with its parameters.
 REFUSED = pytest.StashKey[str]()
+
+
+def session_secrets(config: pytest.Config) -> set[str]:
+    """Return what the session's scenarios have that must not be written or shown, so far."""
+    return config.stash.setdefault(_SECRETS, set())
+
 
 # What --hwq-budget has left out, in words.
 LEFT_OUT = pytest.StashKey[list[str]]()

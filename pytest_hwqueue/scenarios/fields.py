@@ -25,6 +25,7 @@ from pydantic import (
 from pytest_hwqueue.errors import nearest, shortened, within
 from pytest_hwqueue.noise.names import NOISES, noise_file
 from pytest_hwqueue.noise.neighbours import described
+from pytest_hwqueue.redaction import REDACTED, REFERENCE, redacted
 from pytest_hwqueue.scenarios.goals import RESERVED, Goal, parse_goal
 from pytest_hwqueue.schedulers.syntax import parse_entry
 from pytest_hwqueue.servers.spec import PORT, ServerProtocol, ServerSpec
@@ -216,11 +217,19 @@ _SENT = "POST"
 
 def _is_url(url: str, reference: str = "") -> bool:
     """Whether a URL, or what is referred to from there, is one of HTTP's or HTTPS'."""
+    base, place = (REFERENCE.sub("1", each.replace(PORT, "1")) for each in (url, reference))
     try:
-        parts = urlsplit(urljoin(url.replace(PORT, "1"), reference.replace(PORT, "1")))
+        parts = urlsplit(urljoin(base, place))
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def _shown_url(url: str) -> str:
+    """Return a URL that is not valid without user, password and query, wherever these end."""
+    before, _, place = url.rpartition("@")
+    place = redacted(place.partition("?")[0])
+    return f"{REDACTED}@{place}" if before else place
 
 
 class Server(BaseModel):
@@ -254,7 +263,13 @@ class Server(BaseModel):
     method: str | None = Field(
         None, pattern="^[A-Z]+$", description="by default GET, with a body POST"
     )
-    headers: dict[str, str] = Field(default_factory=dict)
+    headers: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="of each request. In their values, and in url, ready and command, ${NAME} is a "
+        "variable of the environment, and stored as such; $${NAME} is that text",
+        examples=[{"Authorization": "Bearer ${TOKEN}"}],
+    )
     body: str | dict[str, Any] | list[Any] | None = Field(
         None,
         description="text; or a table or list, sent as JSON. For openai a table of further fields "
@@ -332,7 +347,7 @@ class Server(BaseModel):
         try:
             command = self._command()
         except ValueError as error:
-            yield f"the command {self.command!r} cannot be split into arguments: {error}"
+            yield f"the command cannot be split into arguments: {error}"
             return
         if self.command is not None and not command:
             yield "the command is empty"
@@ -345,9 +360,10 @@ class Server(BaseModel):
         if PORT in ready and PORT not in url:
             yield f"ready: {PORT} is the port of the url, which does not have it"
         if not _is_url(url):
-            yield f"url: {url!r} is not valid; give one such as http://127.0.0.1:8000/v1/completions"
+            yield f"url: {_shown_url(url)!r} is not valid; give one such as http://127.0.0.1:8000/v1/completions"
         elif not _is_url(url, ready):
-            yield f"ready: {ready!r} is not valid; give a path such as /health, or a URL"
+            shown = _shown_url(ready)
+            yield f"ready: {shown!r} is not valid; give a path such as /health, or a URL"
         given = [name for name in _OF_OPENAI if getattr(self, name) is not None]
         if self.protocol == "http" and given:
             yield f"{given[0]} is for protocol: openai"

@@ -41,7 +41,13 @@ from pytest_hwqueue.scenarios.fields import (
     expanded,
 )
 from pytest_hwqueue.scenarios.goals import Goal
-from pytest_hwqueue.scenarios.located_yaml import Located, Problem, field_name, read_yaml
+from pytest_hwqueue.scenarios.located_yaml import (
+    Located,
+    Problem,
+    field_name,
+    may_be_secret,
+    read_yaml,
+)
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
 _WARMUP_S = 3.0
@@ -204,6 +210,11 @@ class Scenario(_Model):
         (), description="each runs under every scheduler; the scenario by itself then does not"
     )
 
+    def secrets(self) -> frozenset[str]:
+        """Return what must not be written or shown, as `ServerSpec.secrets` says."""
+        servers = [tenant.server for tenant in self.tenants if tenant.server is not None]
+        return frozenset(secret for server in servers for secret in server.spec().secrets())
+
     def warmup_s(self, device_kind: str) -> float:
         """Return for how long each tenant runs before the window, in seconds."""
         if self.warmup is not None:
@@ -322,6 +333,8 @@ def _reason(found: dict[str, Any], path: tuple[str | int, ...]) -> str:
     if kind == "value_error":
         return str(found["ctx"]["error"])
     shown = f", not {value!r}" if isinstance(value, _Value) else ""
+    if may_be_secret(path):
+        shown = f", not {type(value).__name__}"
     if kind in _GIVE:
         return f"{_GIVE[kind]}{shown}"
     return f"{found['msg'][0].lower()}{found['msg'][1:]}{shown}"

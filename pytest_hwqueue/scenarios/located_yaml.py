@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,14 @@ def field_name(path: Path) -> str:
     return text.removeprefix(".")
 
 
+_OPEN = {"status", "method", "protocol", "timeout", "ready_timeout", "stop_timeout", "max_tokens"}
+
+
+def may_be_secret(path: Path) -> bool:
+    """Whether a value may be one that no message repeats: of a server, unless its field is open."""
+    return "server" in path and path[-1] not in _OPEN
+
+
 def read_yaml(text: str) -> Located:
     """Read one YAML document; nothing in it is ever executed."""
     loader = None
@@ -80,6 +89,10 @@ def read_yaml(text: str) -> Located:
 
 def _explained(error: yaml.MarkedYAMLError) -> str:
     reason = " ".join(part for part in (error.context, error.problem) if part)
+    # Its name may be a secret that begins with a star, a handle of a tag one with !.
+    if "undefined alias" in reason:
+        return "not YAML: aliases (*name) are not supported: quote text that begins with *"
+    reason = re.sub(r" (['\"])[^<'\"].+\1", "", reason)
     if "mapping values are not allowed" in reason:
         reason += '; quote text that holds a colon: "constant: 20/s"'
     return f"not YAML: {reason}"
@@ -117,6 +130,8 @@ class _Walk:
             return self._loader.construct_object(node)
         except ValueError as error:
             # Such as a date that no calendar has, or a number of thousands of digits.
+            if may_be_secret(path):
+                return self._refuse(node, path, "is not valid; quote it")
             return self._refuse(node, path, f"{node.value[:40]!r} is not valid: {error}")
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
@@ -138,7 +153,10 @@ class _Walk:
     def _check_tag(self, node: yaml.Node, path: Path, expected: str) -> bool:
         if node.tag == expected:
             return True
-        self._refuse(node, path, f"the tag {node.tag!r} is not supported: leave it out")
+        if may_be_secret(path):
+            self._refuse(node, path, "tags are not supported: quote text that begins with !")
+        else:
+            self._refuse(node, path, f"the tag {node.tag!r} is not supported: leave it out")
         return False
 
     def _refuse(self, node: yaml.Node, path: Path, reason: str) -> None:

@@ -286,6 +286,21 @@ def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | Non
     return None
 
 
+def unset_variable(tenants: Iterable[Tenant], file: Path) -> str | None:
+    """Return where a server's fields name a variable that is not set; None if all are.
+
+    Args:
+        tenants: of a scenario.
+        file: that has it.
+
+    """
+    for tenant in tenants:
+        reason = tenant.server and tenant.server.spec().unset_variable()
+        if reason:
+            return f"{file}: tenant {tenant.name}: server.{reason}"
+    return None
+
+
 def _weights(tenant: Tenant, folder: Path | None) -> str | None:
     return None if folder is None or tenant.model is None else str(folder / tenant.model)
 

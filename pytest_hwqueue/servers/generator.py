@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +28,9 @@ from pytest_hwqueue.harness.open_loop import (
     require_early,
 )
 from pytest_hwqueue.records.tenants import RequestFailure
-from pytest_hwqueue.redaction import redacted
+from pytest_hwqueue.redaction import redacted, without_begun, without_known
 from pytest_hwqueue.servers.spec import ServerSpec, host_and_port
+from pytest_hwqueue.servers.variables import expand, expand_url
 
 _POLL_S = 0.05
 _ONE_POLL_S = 5.0
@@ -38,11 +39,11 @@ _SHOWN = 200
 _MOST_TOKENS = 10**9
 
 
-def _failure(error: Exception) -> HwqError:
+def _failure(error: Exception, secrets: Collection[str] = ()) -> HwqError:
     """Return the failure that a request's error means: itself, or its kind and message."""
     if isinstance(error, HwqError):
         return error
-    return HwqError(f"{type(error).__name__}: {shortened(str(error))}")
+    return HwqError(f"{type(error).__name__}: {shortened(without_known(str(error), secrets))}")
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,15 @@ class Client:
 
     Args:
         spec: the server and its requests.
-        url: where they go.
+        url: where they go, as it is stored.
         connections: the greatest number open at once.
 
     Attributes:
-        url: where requests go.
+        url: where requests go, as it is stored.
         opened: connections made so far.
+
+    Raises:
+        HwqError: if a variable of the environment that they need is not set.
 
     """
 
@@ -80,6 +84,9 @@ class Client:
         self.opened = 0
         self._spec = spec
         self._connections = connections
+        self._secrets = spec.secrets()
+        self._sent_to = expand_url(url)
+        self._headers = {name: expand(value) for name, value in spec.headers.items()}
         self._body = None if spec.body is None else spec.body.encode()
         self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
 
@@ -114,18 +121,17 @@ class Client:
         spec = self._spec
         try:
             async with self._session.request(
-                spec.method, self.url, data=self._body, headers=spec.headers,
+                spec.method, self._sent_to, data=self._body, headers=self._headers,
                 allow_redirects=False,
             ) as response:  # fmt: skip
                 if response.status != spec.status:
-                    raise HwqError(
-                        f"status {response.status}, not {spec.status}: {await _start_of(response)}"
-                    )
-                return await self._read(response)
+                    start = await _start_of(response, self._secrets)
+                    raise HwqError(f"status {response.status}, not {spec.status}: {start}")
+                return await self._read(response, self._secrets)
         except asyncio.TimeoutError:
             raise HwqError(f"no whole answer within {spec.timeout_s:g} s") from None
         except Exception as error:  # also a bare ValueError: aiohttp's of a line that is too long
-            raise _failure(error) from None
+            raise _failure(error, self._secrets) from None
 
     async def wait_until_ready(self) -> None:
         """Wait until the server is ready; one that runs already and states no URL must be.
@@ -134,13 +140,15 @@ class Client:
             HwqError: if it is not within its time.
 
         """
-        spec, url = self._spec, self._spec.ready_url(self.url)
+        spec, ready = self._spec, self._spec.ready_url(self.url)
+        url = None if ready is None else expand_url(ready)
         waits_s = spec.ready_s if spec.ours or url is not None else 0.0
         deadline = time.monotonic() + waits_s
         while (problem := await self._problem(url)) is not None:
             if time.monotonic() >= deadline:
                 within = f" within {waits_s:g} s" if waits_s else ""
-                raise HwqError(redacted(f"{url or self.url} was not ready{within}: {problem}"))
+                text = f"{url or self._sent_to} was not ready{within}: {problem}"
+                raise HwqError(redacted(text, self._secrets))
             await asyncio.sleep(_POLL_S)
 
     async def _problem(self, url: str | None) -> str | None:
@@ -148,7 +156,7 @@ class Client:
         try:
             if url is None:
                 _, writer = await asyncio.wait_for(
-                    asyncio.open_connection(*host_and_port(self.url)), _ONE_POLL_S
+                    asyncio.open_connection(*host_and_port(self._sent_to)), _ONE_POLL_S
                 )
                 writer.close()
                 await writer.wait_closed()
@@ -162,18 +170,22 @@ class Client:
             return f"{type(error).__name__}: {error}"
 
 
-async def _start_of(response: aiohttp.ClientResponse) -> str:
-    """Return the beginning of an answer's text, on one line."""
-    return " ".join((await response.content.read(_SHOWN)).decode(errors="replace").split())
+async def _start_of(response: aiohttp.ClientResponse, secrets: Collection[str]) -> str:
+    """Return the beginning of an answer's text, on one line and without known secrets.
+
+    Requests go on meanwhile: what is secret by its name is left out where the record is made.
+    """
+    text = " ".join((await response.content.read(_SHOWN)).decode(errors="replace").split())
+    return without_known(without_begun(text, secrets), secrets)
 
 
-async def _read_all(response: aiohttp.ClientResponse) -> None:
+async def _read_all(response: aiohttp.ClientResponse, secrets: Collection[str]) -> None:
     """Read an answer to its end; nothing of it is kept."""
     async for _ in response.content.iter_any():
         pass
 
 
-async def _read_tokens(response: aiohttp.ClientResponse) -> Reply:
+async def _read_tokens(response: aiohttp.ClientResponse, secrets: Collection[str]) -> Reply:
     """Read the server-sent events of a streamed completion (OpenAI's API, `stream: true`)."""
     first_ns = last_ns = events = 0
     counted: int | None = None
@@ -187,13 +199,14 @@ async def _read_tokens(response: aiohttp.ClientResponse) -> Reply:
         try:
             event = json.loads(data)
             if event.get("error"):
-                error = shortened(str(event["error"]))
+                error = shortened(without_known(str(event["error"]), secrets))
                 raise HwqError(f"the stream ended with an error: {error}")
             if usage := event.get("usage"):
                 counted = _count(usage["completion_tokens"])
             has_text = any(_text(choice) for choice in event.get("choices", ()))
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            raise HwqError(f"not an event of a completion: {data[:_SHOWN]!r}") from None
+            start = without_known(repr(data), secrets)[:_SHOWN]
+            raise HwqError(f"not an event of a completion: {start}") from None
         if has_text:
             first_ns, last_ns, events = first_ns or now_ns, now_ns, events + 1
     if not events:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
+
+from pytest_hwqueue.redaction import known_forms, secrets_among, secrets_in
+from pytest_hwqueue.servers.variables import expand, expand_url, unset_reason, variables_in
 
 ServerProtocol = Literal["http", "openai"]
 
@@ -19,9 +25,21 @@ MISSING_AIOHTTP = (
 )
 
 
+# What their values are, every answer says.
+_PLAIN_HEADERS = frozenset(
+    {
+        "accept", "accept-charset", "accept-encoding", "accept-language", "cache-control",
+        "connection", "content-length", "content-type", "host", "user-agent",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ServerSpec:
     """A server and its requests.
+
+    In `url`, `command`, `ready` and the values of `headers`, `${NAME}` stands for a variable of the
+    environment. It is filled in where the command is started or a request sent, and never stored.
 
     Attributes:
         url: where each request goes; ``{port}`` in it is the port given to the command.
@@ -50,7 +68,7 @@ class ServerSpec:
     stop_s: float = 10.0
     protocol: ServerProtocol = "http"
     method: str = "GET"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: str | None = None
     status: int = 200
     ttft_ms: float | None = None
@@ -65,12 +83,54 @@ class ServerSpec:
         """Return the URL to ask whether it is ready, given that of the requests."""
         if self.ready is None:
             return None
-        _, port = host_and_port(url)
-        return urljoin(url, self.ready.replace(PORT, str(port)))
+        ready = self.ready
+        if PORT in ready:
+            ready = ready.replace(PORT, str(host_and_port(expand_url(url))[1]))
+        return urljoin(url, ready)
+
+    def unset_variable(self) -> str | None:
+        """Return the first field whose variable is not set, and what to do; None if all are."""
+        for place, text in self._with_variables():
+            for name in variables_in([text]):
+                if (reason := unset_reason(name)) is not None:
+                    return f"{place}: {reason}"
+        return None
+
+    def secrets(self) -> frozenset[str]:
+        """Return what must not be written or shown, in each form that it may have there.
+
+        These are the values of headers (not of those that every answer has, such as Content-Type),
+        of variables, and what `redaction` finds by name in URLs, body and command.
+        """
+        texts = [text for _, text in self._with_variables()]
+        values = [os.environ.get(name, "") for name in variables_in(texts)]
+        if self.unset_variable() is not None:
+            # Nothing can be started or sent.
+            return known_forms(values)
+        for name, value in self.headers.items():
+            if name.lower() not in _PLAIN_HEADERS:
+                sent = expand(value)
+                # Also without its scheme, such as Bearer, and each cookie or parameter by itself.
+                values += [sent, sent.partition(" ")[2], *re.findall(r'=\s*"?([^";,]+)', sent)]
+        for url in (self.url, self.ready or ""):
+            for secret in secrets_in(expand_url(url)):
+                # User and password are sent as a header of their own.
+                encoded = base64.b64encode(unquote(secret).encode()).decode()
+                values += [secret, secret.partition(":")[2], encoded]
+        values += secrets_in(self.body or "")
+        values += secrets_among([expand(part) for part in self.command])
+        return known_forms(values)
+
+    def _with_variables(self) -> Iterator[tuple[str, str]]:
+        """Return each text in which `${NAME}` stands for a variable, and the field it is in."""
+        yield "url", self.url
+        yield "ready", self.ready or ""
+        yield from (("command", part) for part in self.command)
+        yield from ((f"headers.{name}", value) for name, value in self.headers.items())
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Return where requests to a valid URL of HTTP or HTTPS go."""
+    """Return where requests to a valid URL of HTTP or HTTPS go, its variables filled in."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
@@ -18,6 +20,7 @@ from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, write_colocation
+from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.schedulers.syntax import Scheduler, parse_scheduler
 from pytest_hwqueue.tenancy.figures import Served, percentile
 from pytest_hwqueue.tenancy.looks import Look, Looks
@@ -71,7 +74,7 @@ def colocate(
     simulated = capabilities_of(plan.device).simulated
     nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
     found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
-    if any(tenant.server is not None for tenant in plan.tenants):
+    if _has_servers(plan):
         looks = None
     early = [] if looks is None else looks.planned[:-1]
     if looks is not None:
@@ -114,8 +117,10 @@ def colocate(
             _refuse_unanswered(found)
             _refuse_late(plan, found)
 
+    secrets = plan.secrets()
+
     def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
-        return ColocationRecord(
+        record = ColocationRecord(
             **done.fields(found, provenance),
             id=plan.id,
             run=run,
@@ -131,6 +136,7 @@ def colocate(
             traced=traced,
             faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
         )
+        return _without_secrets(record, secrets) if _has_servers(plan) else record
 
     # Errors of a mode or of a device speak for themselves.
     done = attempt(measure, NotProven, DeviceError)
@@ -139,6 +145,39 @@ def colocate(
     write_colocation(path, record)
     done.raise_interruption()
     return record
+
+
+def _has_servers(plan: Colocation) -> bool:
+    return any(tenant.server is not None for tenant in plan.tenants)
+
+
+def _without_secrets(record: ColocationRecord, secrets: Collection[str]) -> ColocationRecord:
+    """Return a record without secrets in what its servers, and who asked them, have said."""
+
+    # A server that fails mostly does so in the same words.
+    @cache
+    def shown(text: str) -> str:
+        return redacted(text, secrets)
+
+    tenants = [
+        tenant.model_copy(
+            update={
+                "failures": [
+                    failure.model_copy(update={"reason": shown(failure.reason)})
+                    for failure in tenant.failures
+                ],
+                "exit": shown(tenant.exit),
+                "last_output": shown(tenant.last_output),
+            }
+        )
+        for tenant in record.tenants
+    ]
+    proof = record.proof and record.proof.model_copy(
+        update={"evidence": shown(record.proof.evidence)}
+    )
+    texts = {"reason": shown(record.reason), "command": shown(record.command)}
+    notes = [shown(note) for note in record.notes]
+    return record.model_copy(update={**texts, "notes": notes, "tenants": tenants, "proof": proof})
 
 
 def _take_turns(plan: Colocation) -> bool | None:

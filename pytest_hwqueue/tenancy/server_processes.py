@@ -19,10 +19,11 @@ from pytest_hwqueue.processes.guardian import Contending, Stop
 from pytest_hwqueue.processes.process_table import is_contained, processes_under
 from pytest_hwqueue.processes.services import Service, ServiceFailed, free_port, run_service
 from pytest_hwqueue.records.tenants import NOT_OURS, ServerOrigin
-from pytest_hwqueue.redaction import redacted
+from pytest_hwqueue.redaction import redacted, redacted_command, remove_known
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
 from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec, host_and_port
+from pytest_hwqueue.servers.variables import expand, expand_url
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment
 
 _KILLED = -signal.SIGKILL
@@ -65,6 +66,8 @@ class ServerProcesses:
     def running(self, folder: Path) -> Iterator[None]:
         """Run the servers for the ``with`` block, with their output in ``folder``.
 
+        When they have ended, secrets are removed from it, and from that of other processes there.
+
         Raises:
             RunEnded: if one cannot be started.
 
@@ -83,15 +86,27 @@ class ServerProcesses:
                 for name, service in self._services.items()
                 if service.status == _KILLED
             ]
+            self._remove_secrets(folder)
+
+    def _remove_secrets(self, folder: Path) -> None:
+        secrets = self._plan.secrets()
+        for log in sorted(folder.glob("*.log")):
+            try:
+                remove_known(log, secrets)
+            except OSError as error:
+                self._found.notes.append(
+                    f"{log.name} may hold secrets of servers, since it cannot be rewritten "
+                    f"({error.strerror or error}): remove it"
+                )
 
     def _start(self, name: str, spec: ServerSpec, folder: Path, stack: ExitStack) -> None:
         port = str(free_port())
-        filled = [part.replace(PORT, port) for part in spec.command]
-        command = [part.replace(PYTHON, sys.executable) for part in filled]
+        ported = [part.replace(PORT, port) for part in spec.command]
+        command = [part.replace(PYTHON, sys.executable) for part in ported]
         (request,) = (each for each in self._plan.requests() if each.name == name)
         service = run_service(
             f"the server of tenant {name}",
-            command,
+            [expand(part) for part in command],
             folder / f"server-{name[:100]}.log",
             Stop(signal.SIGTERM, patience_s=spec.stop_s),
             tenant_environment(self._plan.device),
@@ -103,7 +118,7 @@ class ServerProcesses:
         try:
             self._services[name] = stack.enter_context(service)
         except ServiceFailed as failed:
-            shown = redacted(" ".join(command))
+            shown = redacted_command(command)
             raise RunEnded("failed", f"{failed} (its command: {shown})") from None
         self.urls[name] = spec.url.replace(PORT, port)
 
@@ -126,7 +141,7 @@ class ServerProcesses:
     def _look_at_ports(self, look: Callable[[Service, str, int], None]) -> None:
         for name, service in self._services.items():
             url = self.urls[name]
-            asked = (url, self._specs[name].ready_url(url) or url)
+            asked = map(expand_url, (url, self._specs[name].ready_url(url) or url))
             try:
                 for host, port in dict.fromkeys(map(host_and_port, asked)):
                     look(service, host, port)

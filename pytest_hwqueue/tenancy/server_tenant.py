@@ -83,7 +83,7 @@ def _served(
         work,
         lateness=lateness(load.log),
         server=ServerLoad(
-            url=redacted(client.url),
+            url=redacted(client.url, server.secrets()),
             connections=client.opened,
             most_at_once=load.most_at_once,
             tokens=tokens,

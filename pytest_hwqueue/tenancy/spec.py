@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import shlex
 import tempfile
 import time
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.channel import ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
-from pytest_hwqueue.redaction import REDACTED, redacted
+from pytest_hwqueue.redaction import mask, redacted, redacted_arguments
 from pytest_hwqueue.schedulers.syntax import TenantRequest, tenant_requests
 from pytest_hwqueue.servers.spec import ServerSpec
 
@@ -171,15 +170,20 @@ class Colocation:
         """Return each tenant's request to the scheduler."""
         return tenant_requests((t.name, t.priority, t.share) for t in self.tenants)
 
+    def secrets(self) -> frozenset[str]:
+        """Return what must not be written or shown, as `ServerSpec.secrets` says."""
+        servers = [tenant.server for tenant in self.tenants if tenant.server is not None]
+        return frozenset(secret for server in servers for secret in server.secrets())
+
     def to_json(self) -> Json:
         """Return the plan as JSON values for records, with lists for tuples and without secrets."""
         plain: Json = json.loads(json.dumps(asdict(self)))
+        secrets = self.secrets()
         for server in filter(None, (tenant["server"] for tenant in plain["tenants"])):
-            server["headers"] = dict.fromkeys(server["headers"], REDACTED)
+            server["headers"] = {name: mask(text) for name, text in server["headers"].items()}
             for name in ("url", "ready", "body"):
-                server[name] = None if server[name] is None else redacted(server[name])
-            # An option and its value stand in two arguments.
-            server["command"] = shlex.split(redacted(shlex.join(server["command"])))
+                server[name] = None if server[name] is None else redacted(server[name], secrets)
+            server["command"] = redacted_arguments(server["command"], secrets)
         return plain
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pytest_hwqueue.interleaved.session import ProcessRuns, session_folder
-from pytest_hwqueue.interleaved.sides import Side
+from pytest_hwqueue.interleaved.sides import Side, SideRequest
 from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.records.cell import write_record
 from tests.conftest import make_record
@@ -54,6 +54,27 @@ def test_a_run_keeps_its_records_and_says_what_it_was(tmp_path: Path) -> None:
     assert not described["interrupted"]
     assert [run["number"] for run in described["runs"]] == [1, 2]
     assert described["sides"][0]["label"] == "label A"
+
+
+def test_what_is_listed_of_the_sides_has_no_secrets(tmp_path: Path) -> None:
+    folder = session_folder(tmp_path)
+    mine = make_side(
+        folder=tmp_path, root=tmp_path, environment=dict(os.environ), tests=("tests",),
+        command=(sys.executable, "-S", "-c", "", "--token", "hidden", "HF_TOKEN=hidden"),
+        variant=SideVariant(
+            {"setup": ("pip install --token=hidden .",)}, {"HF_TOKEN": "hid hidden", "A": "1"}
+        ),
+    )  # fmt: skip
+    measure = ProcessRuns(folder)
+    measure(mine, 1, None)
+    with measure.described([mine]):
+        pass
+    text = (folder / "ab.json").read_text()
+    assert "hidden" not in text
+    (described,) = json.loads(text)["sides"]
+    assert described["environment"] == {"HF_TOKEN": "<redacted>", "A": "1"}
+    label = SideRequest("A", "main", SideVariant(), own="HF_TOKEN=hidden --streams 8").label
+    assert label == "main HF_TOKEN=<redacted> --streams 8"
 
 
 @pytest.mark.parametrize(

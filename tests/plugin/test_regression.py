@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,8 @@ import pytest
 from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.plugin.regression import Regression
+from pytest_hwqueue.plugin.session import command_line
+from pytest_hwqueue.plugin.state import session_secrets
 from pytest_hwqueue.reports.page import render
 
 if TYPE_CHECKING:
@@ -35,6 +40,26 @@ def test_a_session_that_fails_asks_for_no_more_runs_unless_they_confirm(
     assert gate.wanted() == ["test_mine.py::test_mine"] * asked
     # It was not run since.
     assert gate.wanted() == []
+
+
+def test_commands_that_repeat_a_session_or_a_test_have_no_secrets(tmp_path: Path) -> None:
+    """By name, and what a scenario of the session has by value."""
+    given = ("--token", "hid den", "API_KEY=hid den", "-k", "its-v4lue")
+    config: Any = SimpleNamespace(
+        invocation_params=SimpleNamespace(args=given, dir=tmp_path), stash=pytest.Stash(),
+        getoption={"hwq_setup": "its-v4lue --token hidden"}.get,
+    )  # fmt: skip
+    session_secrets(config).add("its-v4lue")
+    python = Path(sys.executable).name
+    assert shlex.split(command_line(config)) == [
+        python, "-m", "pytest", "--token", "<redacted>", "API_KEY=<redacted>", "-k", "<redacted>"
+    ]  # fmt: skip
+    gate: Any = object.__new__(Regression)
+    gate._config = config
+    assert shlex.split(gate._command("test_mine.py::test_mine", tmp_path / "test_mine.py")) == [
+        python, "-m", "pytest", "test_mine.py::test_mine",
+        "--hwq-setup=<redacted> --token <redacted>",
+    ]  # fmt: skip
 
 
 def test_a_page_draws_the_baseline_compared_with_and_none_of_the_runs_it_gains(

@@ -107,7 +107,8 @@ def test_record_survives_json_and_is_whole_in_a_session(record: RunRecord) -> No
 
 def test_record_survives_its_file_and_the_same_cell_keeps_every_record(tmp_path: Path) -> None:
     invocation = SimpleNamespace(args=("pytest", os.fsdecode(b"caf\xe9.py")))
-    command = command_line(cast(pytest.Config, SimpleNamespace(invocation_params=invocation)))
+    session = SimpleNamespace(invocation_params=invocation, stash=pytest.Stash())
+    command = command_line(cast(pytest.Config, session))
     assert "caf\\udce9.py" in command
     odd: dict[str, Any] = {"nodeid": "töst\u2028[\x01]", "notes": ["µs", "\n"], "command": command}
     records = [example(seed=seed, **odd) for seed in range(3)]

@@ -81,7 +81,7 @@ def test_all_that_is_wrong_is_said_in_the_order_of_its_lines(block: str) -> None
             f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)),
          "a1[0]: aliases (*name) are not supported"),
         *((f"{MINIMAL}{added}\n", "more characters)") for long in ["x" * 3000] for added in (
-            f"schedulers: *{long}", f"schedulers: [{long}]", f"a: !{long} 1", f"goals: ['{long}']",
+            f"schedulers: [{long}]", f"a: !{long} 1", f"goals: ['{long}']",
             f"goals: ['{long}.p99 < 8 ms']", f"warmup: {'9' * 3000}", f"noise: [{long}]",
             f"ci_duration: {'9' * 5000}s", f"variants: [{{name: a, only: [{long}]}}]")),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.redaction import REDACTED
 from pytest_hwqueue.servers.generator import Client, Reply
 from pytest_hwqueue.servers.spec import ServerSpec
 
@@ -196,3 +198,76 @@ def test_readiness_is_asked_for_until_it_is_there_or_what_was_last_said_is_told(
     with pytest.raises(HwqError, match=r"/health was not ready within 0\.1 s: .* status 503"):
         wait(replace(_HTTP, ready="/health", ready_s=0.1),
              saying(b"HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n"))  # fmt: skip
+
+
+def test_a_variable_is_sent_and_what_repeats_it_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKEN", "h1dden-t&ken")
+    heads: list[bytes] = []
+
+    async def repeats(request: bytes, writer: asyncio.StreamWriter) -> None:
+        heads.append(request)
+        text = b"x" * 150 + b" not h1dden-t&ken; X-Mine: literal-secret, literal-secret"
+        writer.write(b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+        await writer.drain()
+
+    headers = {"X-Mine": "literal-secret"}
+    asked: list[str] = []
+
+    async def use(url: str) -> None:
+        at = f"{url.replace('//', '//me:${TOKEN}@')}?token=${{TOKEN}}"
+        async with Client(replace(_HTTP, url=at, headers=headers), at, 1) as client:
+            assert client.url == at
+            with pytest.raises(HwqError) as refused:
+                await client.request()
+            asked.append(str(refused.value))
+
+    asyncio.run(answering(repeats, use))
+    assert b"GET /?token=h1dden-t%26ken " in heads[0]
+    assert b"Basic " + base64.b64encode(b"me:h1dden-t&ken") in heads[0]
+    # The last one is cut off within the 200 bytes that are shown.
+    assert asked == [
+        f"status 500, not 200: {'x' * 150} not {REDACTED}; X-Mine: {REDACTED}, {REDACTED}"
+    ]
+    for event in ({"error": "not h1dden-t&ken"}, "literal-secret"):
+        with pytest.raises(HwqError) as refused:
+            ask(replace(_OPENAI, headers={**headers, "X-Other": "${TOKEN}"}), saying(stream(event)))
+        assert REDACTED in str(refused.value)
+        assert "h1dden" not in str(refused.value)
+        assert "literal" not in str(refused.value)
+
+
+def test_a_header_and_the_url_that_says_when_it_is_ready_have_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKEN", "h1dden-t&ken")
+    heads: list[bytes] = []
+
+    async def refuses(request: bytes, writer: asyncio.StreamWriter) -> None:
+        heads.append(request)
+        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def garbles(request: bytes, writer: asyncio.StreamWriter) -> None:
+        heads.append(request)
+        writer.write(b"h1dden-t&ken is no status\r\n\r\n")
+        writer.close()
+
+    spec = replace(_HTTP, ready="/up?n=${TOKEN}", ready_s=0.0, headers={"X-Mine": "T ${TOKEN}"})
+
+    async def wait(url: str) -> None:
+        async with Client(spec, url, 1) as client:
+            await client.wait_until_ready()
+
+    with pytest.raises(HwqError) as refused:
+        asyncio.run(answering(refuses, wait))
+    assert b"GET /up?n=h1dden-t%26ken " in heads[0]
+    assert str(refused.value).endswith(
+        f"/up?n={REDACTED} was not ready: it answered with status 403"
+    )
+    with pytest.raises(HwqError) as refused:
+        ask(spec, garbles)
+    assert b"X-Mine: T h1dden-t&ken\r\n" in heads[1]
+    assert f"{REDACTED} is no status" in str(refused.value)
+    assert "h1dden" not in str(refused.value)

@@ -1,0 +1,178 @@
+"""Secrets of servers and commands, and what is left of them in what is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from pytest_hwqueue import redaction
+from pytest_hwqueue.redaction import (
+    REDACTED,
+    known_forms,
+    redacted,
+    redacted_arguments,
+    redacted_command,
+    without_begun,
+)
+
+# As users and generators of passwords make them, for every reader of shells, URLs and JSON.
+_PRINTABLE = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
+SECRETS = st.text(_PRINTABLE, min_size=1, max_size=20)
+NAMES = st.sampled_from(
+    ["token", "api-key", "HF_TOKEN", "client_secret", "password", "AWS_SECRET_ACCESS_KEY"]
+)
+HEADERS = st.sampled_from(
+    ["Authorization", "Proxy-Authorization", "X-Api-Key", "Cookie", "X-Auth-Token"]
+)
+
+
+def secret_alone(secret: str) -> bool:
+    """Whether a text is no reference, no long option, and not what hides it."""
+    option = secret.startswith("--")
+    return not (option or "${" in secret or secret.strip("'\": ") == "" or REDACTED in secret)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:hidden@h:8000/v1", "http://<redacted>@h:8000/v1"),
+        ("http://hidden@h/", "http://<redacted>@h/"),
+        ("https://h/v1?model=m&access_token=hidden&n=1", "https://h/v1?model=m&access_token=<redacted>&n=1"),
+        ("http://h/?sig=hidden&key=hidden#x", "http://h/?sig=<redacted>&key=<redacted>#x"),
+        ("http://h/?key=hidden: refused", "http://h/?key=<redacted>: refused"),
+        ('["http://h/?token=hidden", 1]', '["http://h/?token=<redacted>", 1]'),
+        ("Authorization: Bearer hidden", "Authorization: <redacted>"),
+        ("Authorization: hidden", "Authorization: <redacted>"),
+        ("Cookie: a=hidden; b=hidden\nHost: h", "Cookie: <redacted>\nHost: h"),
+        ("curl -H 'Authorization: token hidden' http://h/", "curl -H 'Authorization: <redacted>' http://h/"),
+        ('curl -H "X-Api-Key: hidden" http://h/', 'curl -H "X-Api-Key: <redacted>" http://h/'),
+        ("X-Api-Key: hidden", "X-Api-Key: <redacted>"),
+        ("sent Bearer hidden, and got 401", "sent Bearer <redacted>, and got 401"),
+        ("serve --api-key hidden --port 1", "serve --api-key <redacted> --port 1"),
+        ("serve --api-key=hidden", "serve --api-key=<redacted>"),
+        ("serve --token -hidden", "serve --token <redacted>"),
+        ("serve --token 'hidden' --port 1", "serve --token <redacted> --port 1"),
+        ("TOKEN='hidden hidden' serve", "TOKEN=<redacted> serve"),
+        ("env 'TOKEN=hidden hidden' serve", "env 'TOKEN=<redacted>' serve"),
+        ("password: hidden at line 3", "password: <redacted> at line 3"),
+        ("token: hidden", "token: <redacted>"),
+        ('{"api_key": "hidden", "n": 1}', '{"api_key": "<redacted>", "n": 1}'),
+        (r'{"text": "{\"api_key\": \"hidden\"}"}', r'{"text": "{\"api_key\": \"<redacted>\"}"}'),
+        ("{'Authorization': 'token hidden', 'n': 1}", "{'Authorization': '<redacted>', 'n': 1}"),
+        ("[(b'authorization', b'hidden')]", "[(b'authorization', b'<redacted>')]"),
+    ],
+)  # fmt: skip
+def test_a_secret_is_left_out_and_the_rest_stays(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:8000/v1?model=m&n=1",
+        "--tokens 512 --max-tokens 8",
+        "max_tokens=8",
+        '{"tokens": "8", "max_tokens": 8}',
+        "tiny_kernel_stress with key=value, rounds=2",
+        "serve --use-token --port 8000",
+        "first token: 12.3 ms",
+        "status 404, not 200: no such model",
+        "python -m pytest 'tests/test_mine.py::test_it[a-b]' --hwq-device=cpu -k 'not slow'",
+        "Bearer ${TOKEN}",
+        "http://${ME}:${PASSWORD}@h/?token=${TOKEN}&n=1",
+        "serve --token ${TOKEN} --api-key=${KEY}",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text) == text
+    assert redacted_command(shlex.split(text)) == shlex.join(shlex.split(text))
+
+
+def test_only_the_reference_stays_of_a_value_that_holds_one() -> None:
+    assert (
+        redacted("http://h/?token=hid${PART}den") == "http://h/?token=<redacted>${PART}<redacted>"
+    )
+
+
+@given(SECRETS, NAMES)
+@example("a'b c", "token")
+@example("-x", "token")
+def test_no_command_shows_a_secret(secret: str, name: str) -> None:
+    assume(secret_alone(secret))
+    arguments = [
+        "serve", f"--{name}", secret, f"--{name}={secret}", f"{name}={secret}", "--port", "8000",
+    ]  # fmt: skip
+    expected = ["serve", f"--{name}", REDACTED, f"--{name}={REDACTED}", f"{name}={REDACTED}"]
+    assert redacted_arguments(arguments) == [*expected, "--port", "8000"]
+    # A command that is a text already, such as one that a server prints.
+    line = redacted(shlex.join(arguments))
+    assert [each for each in shlex.split(line) if each not in ("--port", "8000")] == expected
+
+
+@given(SECRETS, HEADERS)
+@example("token a'b", "Authorization")
+def test_no_header_shows_a_secret(secret: str, name: str) -> None:
+    assume(secret_alone(secret))
+    assert redacted(f"{name}: {secret.strip()}\nHost: h") == f"{name}: {REDACTED}\nHost: h"
+    command = ["curl", "-H", f"{name}: {secret.strip()}", "http://h/"]
+    shown = ["curl", "-H", f"{name}: {REDACTED}", "http://h/"]
+    assert redacted_arguments(command) == shown
+    assert shlex.split(redacted(shlex.join(command))) == shown
+    for written in (json.dumps({name: secret, "n": 1}), json.dumps({"n": 1, name: secret})):
+        assert json.loads(redacted(written)) == {name: REDACTED, "n": 1}
+
+
+@given(SECRETS, st.sampled_from([str, lambda text: quote(text, safe="'")]))
+def test_no_url_shows_a_secret(secret: str, encoded: Callable[[str], str]) -> None:
+    # What stands unencoded in a URL is what may.
+    secret = quote(secret, safe="'!*(),;:.") if encoded is str else encoded(secret)
+    assume(secret_alone(secret) and secret[-1] not in "'),;:.")
+    url = f"http://me:{secret}@h:80/v1?key={secret}&access_token={secret}&n=1"
+    shown = f"http://{REDACTED}@h:80/v1?key={REDACTED}&access_token={REDACTED}&n=1"
+    assert redacted(url) == shown
+    assert shlex.split(redacted(shlex.join(["serve", "--url", url]))) == ["serve", "--url", shown]
+
+
+@given(st.text(_PRINTABLE, min_size=4, max_size=20), SECRETS)
+def test_a_known_value_is_nowhere_in_any_form(secret: str, around: str) -> None:
+    assume(secret.strip() == secret and secret not in REDACTED)
+    known = known_forms([secret])
+    for form in (secret, quote(secret, safe=""), json.dumps(secret), shlex.join([secret, "x"])):
+        assert secret not in redacted(f"{around} {form} {around}", known).replace(REDACTED, "")
+
+
+def test_short_values_are_looked_for_by_name_alone() -> None:
+    known = known_forms(["abc", "abcd"])
+    assert redacted("abc, abcd, --token abc", known) == "abc, <redacted>, --token <redacted>"
+
+
+@given(st.lists(st.binary(max_size=12), max_size=8), st.integers(1, 12))
+@example([b"ab", b"cd"], 1)
+def test_a_file_is_rewritten_without_known_values(between: list[bytes], block: int) -> None:
+    known = ("secret", "secret-of-more", "et-of")
+    content = b"secret-of-more".join(between) + b"secret"
+    expected = b"<redacted>".join(between) + b"<redacted>"
+    assume(not any(value.encode() in each for value in known for each in between))
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(redaction, "_BLOCK_BYTES", block)
+        file = Path(folder) / "server.log"
+        file.write_bytes(content)
+        redaction.remove_known(file, known)
+        assert file.read_bytes() == expected
+        assert [*file.parent.iterdir()] == [file]
+
+
+def test_what_was_cut_off_has_no_beginning_of_a_known_value() -> None:
+    known = ("hidden-value",)
+    assert without_begun("it said hidden-va", known) == "it said <redacted>"
+    assert without_begun("it said hid", known) == "it said hid"
+    assert without_begun("it said", known) == "it said"
