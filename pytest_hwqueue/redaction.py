@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
+from pytest_hwqueue.safe_files import open_output
+
 REDACTED = "<redacted>"
 
 REFERENCE = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -216,7 +218,7 @@ def remove_known(file: Path, known: Collection[str]) -> None:
     most = max(_LONGEST_CODE * len(_bytes(value)) for value in known) - 1
     temporary = file.with_name(f".{file.name}.{os.urandom(8).hex()}.tmp")
     try:
-        with open(file, "rb") as source, open(temporary, "xb") as target:
+        with open(file, "rb") as source, open_output(temporary) as target:
             rest, block = b"", b"more"
             while block:
                 block = source.read(_BLOCK_BYTES)
