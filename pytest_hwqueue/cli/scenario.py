@@ -254,6 +254,7 @@ def which_settings(
     from pytest_hwqueue.records.noise import provenance_of
     from pytest_hwqueue.redaction import redacted_command
     from pytest_hwqueue.scenarios.planned_runs import missing_weights, unset_variable
+    from pytest_hwqueue.servers.spec import missing_client
     from pytest_hwqueue.which.session import WhichSettings
 
     asked, here = Asked(given), Path.cwd()
@@ -266,6 +267,9 @@ def which_settings(
         lacking = missing_weights(scenario.tenants, weights)
         if lacking is not None:
             raise HwqError(lacking)
+    lacking = missing_client() if any(each.server for each in scenario.tenants) else None
+    if lacking is not None:
+        raise HwqError(lacking)
     unset = unset_variable(scenario.tenants, file)
     if unset is not None:
         raise HwqError(unset)

@@ -18,6 +18,7 @@ from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.interleaved.imports import SIDE, Tree
 from pytest_hwqueue.processes.reaper import last_lines, run
+from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.settings.options import OPTIONS
 
@@ -299,7 +300,8 @@ def set_up(
     status = run(["/bin/sh", "-c", setup], folder, environment, log)
     if status != 0:
         raise HwqError(
-            f"{name}: --setup ended with status {status} in {folder}:\n{last_lines(log)}\n"
+            f"{name}: --setup ended with status {status} in {folder}:\n"
+            f"{redacted(last_lines(log))}\n"
             f"all of it: {log}"
         )
     return str(venv / "bin" / "python")

@@ -82,3 +82,21 @@ def test_it_is_refused_with_the_reason_before_anything_starts(
     assert "Traceback" not in result.output
     assert not launched.commands
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("command", ["which", "capacity --tenant=api"])
+def test_servers_need_a_client_before_anything_starts(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: Launched
+) -> None:
+    file = tmp_path / "served.hwq.yaml"
+    file.write_text(
+        "name: served\nduration: 1 s\ntenants:\n- name: api\n  server: {url: 'http://127.0.0.1:9/'}\n"
+        "  arrival: 'poisson: 10/s'\n"
+        "goals: [api.p99 < 100 ms]\n"
+    )
+    lacking = "servers need aiohttp: install it"
+    monkeypatch.setattr("pytest_hwqueue.servers.spec.missing_client", lambda: lacking)
+    result = hwq(*command.split(), str(file), "--device=cpu", f"--dir={tmp_path / 'records'}")
+    assert lacking in result.output
+    assert result.exit_code == 4
+    assert not (tmp_path / "records").exists()

@@ -169,8 +169,10 @@ def test_its_own_virtual_environment_comes_before_the_callers_packages(tmp_path:
         check=False,
     )  # fmt: skip
     assert done.stdout == "True\n", done.stderr
-    with pytest.raises(HwqError, match=r"--setup ended with status 3 in .*:\nno compiler"):
-        set_up("A", tmp_path, tmp_path / "other", environment, "echo no compiler; exit 3", log)
+    failing = "echo no compiler, token=s3cr3t; exit 3"
+    with pytest.raises(HwqError, match=r"--setup ended with status 3 in .*:\nno comp") as failed:
+        set_up("A", tmp_path, tmp_path / "other", environment, failing, log)
+    assert "s3cr3t" not in str(failed.value)
 
 
 def test_a_sides_variables_source_folder_and_words(tmp_path: Path) -> None:
