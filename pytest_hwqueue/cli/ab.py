@@ -247,14 +247,8 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
         HwqError: if there is no commit between GOOD and BAD.
 
     """
-    from pytest_hwqueue.interleaved.bisection import (
-        SCHEMA,
-        BisectState,
-        commit_of,
-        commits_between,
-        is_ancestor,
-        shallow,
-    )
+    from pytest_hwqueue.interleaved.bisection import SCHEMA, BisectState
+    from pytest_hwqueue.processes.git import commit_of, commits_between, is_ancestor, shallow
 
     ends = []
     for which, text in (("GOOD", good), ("BAD", bad)):

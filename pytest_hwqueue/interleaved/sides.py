@@ -25,14 +25,6 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.errors import HwqError, RecordError, within
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
-from pytest_hwqueue.interleaved.bisection import (
-    commit_of,
-    is_changed,
-    shallow,
-    top_level,
-    worktree,
-    worktrees,
-)
 from pytest_hwqueue.interleaved.imports import (
     REPORTS,
     OtherCode,
@@ -43,6 +35,16 @@ from pytest_hwqueue.interleaved.imports import (
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.numbers import rise_of
+from pytest_hwqueue.processes.git import (
+    commit_of,
+    is_ancestor,
+    is_changed,
+    shallow,
+    top_level,
+    what_is_lacking,
+    worktree,
+    worktrees,
+)
 from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
 from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again
 from pytest_hwqueue.settings.options import OPTIONS
@@ -201,14 +203,23 @@ def open_sides(
     scratch = TemporaryDirectory(prefix="hwq-ab-")
     with ExitStack() as stack:
         stack.enter_context(_cleaned_up(scratch))
-        folders = []
+        _say_what_is_lacking(places, here, say)
+        folders: list[Path] = []
         for request, place in zip(requests, places, strict=True):
             if isinstance(place, Path):
                 folders.append(place)
                 continue
             say(f"checking out {request.place} ({place[:10]})")
+            top = top_level(here) or here
             tree = Path(scratch.name) / request.name
-            folders.append(_checked_out(stack, here, place, tree))
+            filters = stack.enter_context(worktree(top, place, tree))
+            if filters:
+                say(
+                    f"{request.name}: git could not run all its filters ({', '.join(filters)}), so "
+                    "files are as the repository has them; if a test needs their content, install "
+                    "what filters them"
+                )
+            folders.append(_counterpart(here, top, place, tree))
         chosen = [
             _split(request.variant.words, folder)
             if request.tests is None
@@ -253,6 +264,20 @@ def open_sides(
             say(f"collecting the tests of {side.name}")
             ready.append(replace(side, collected=tuple(_collect(side, logs))))
         yield ready[0], ready[1]
+
+
+def _say_what_is_lacking(
+    places: Sequence[Path | str], here: Path, say: Callable[[str], None]
+) -> None:
+    """Say if B lacks commits of A, so that the comparison is not of B's changes alone."""
+    commits = [commit_of(each) if isinstance(each, Path) else each for each in places]
+    # Folders may be of other repositories.
+    a, b = (commit and commit_of(here, commit) for commit in commits)
+    if not a or not b or (places[1] == b and is_ancestor(here, b, a)):
+        # Who names two commits, the later one first, means that order.
+        return
+    if lacking := what_is_lacking(here, a, b):
+        say(f"A and B: {lacking}")
 
 
 def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
@@ -301,11 +326,8 @@ def _find(request: SideRequest, here: Path) -> Path | str:
     )
 
 
-def _checked_out(stack: ExitStack, here: Path, commit: str, tree: Path) -> Path:
-    """Check a commit out; return the current folder's place in it."""
-    top = top_level(here)
-    assert top is not None
-    stack.enter_context(worktree(top, commit, tree))
+def _counterpart(here: Path, top: Path, commit: str, tree: Path) -> Path:
+    """Return the current folder's place in a tree that has a commit checked out."""
     inside = here.resolve().relative_to(top.resolve())
     if not (tree / inside).is_dir():
         raise HwqError(f"commit {commit[:10]} has no folder {inside}: start from one that it has")

@@ -24,9 +24,6 @@ from pytest_hwqueue.interleaved.bisection import (
     Outcome,
     bisect,
     bracket,
-    commit_of,
-    commits_between,
-    is_ancestor,
     next_place,
     read_state,
     write_state,
@@ -34,6 +31,7 @@ from pytest_hwqueue.interleaved.bisection import (
 from pytest_hwqueue.interleaved.session import CommitComparison, Measured
 from pytest_hwqueue.interleaved.sides import Side, SideRequest
 from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.processes.git import commit_of, commits_between, is_ancestor
 from pytest_hwqueue.records.cell import RunRecord
 from tests.interleaved.repositories import make_side, quick_record
 
