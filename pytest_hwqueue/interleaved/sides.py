@@ -32,6 +32,7 @@ from pytest_hwqueue.interleaved.imports import (
     read_reports,
     setup_for,
 )
+from pytest_hwqueue.interleaved.scratch import scratch_folder
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.numbers import rise_of
@@ -45,7 +46,7 @@ from pytest_hwqueue.processes.git import (
     worktree,
     worktrees,
 )
-from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
+from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.verdicts.judging import judged_once
@@ -200,9 +201,8 @@ def open_sides(
 
     """
     places = [_find(request, here) for request in requests]
-    scratch = TemporaryDirectory(prefix="hwq-ab-")
     with ExitStack() as stack:
-        stack.enter_context(_cleaned_up(scratch))
+        scratch = stack.enter_context(scratch_folder(say))
         _say_what_is_lacking(places, here, say)
         folders: list[Path] = []
         for request, place in zip(requests, places, strict=True):
@@ -211,7 +211,7 @@ def open_sides(
                 continue
             say(f"checking out {request.place} ({place[:10]})")
             top = top_level(here) or here
-            tree = Path(scratch.name) / request.name
+            tree = scratch / request.name
             filters = stack.enter_context(worktree(top, place, tree))
             if filters:
                 say(
@@ -235,7 +235,7 @@ def open_sides(
             if folder is not place:
                 _refuse_absolute(request, own)
             code = own_tree._replace(generated=str(logs), set_up=bool(setup))
-            venv = Path(scratch.name) / f"{request.name}-venv" if setup else None
+            venv = scratch / f"{request.name}-venv" if setup else None
             environment = side_environment(request.variant, folder, venv, code)
             python = sys.executable
             if setup and venv is not None:
@@ -291,15 +291,6 @@ def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
         return [Tree(str(each), str(working), (str(a), str(b))) for each in folders]
     others = tuple(map(str, dict.fromkeys([*tops, *worktrees(here)])))
     return [Tree(str(top), str(working), others) for top in tops]
-
-
-@contextmanager
-def _cleaned_up(scratch: TemporaryDirectory[str]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with undisturbed():
-            scratch.cleanup()
 
 
 def _find(request: SideRequest, here: Path) -> Path | str:

@@ -213,6 +213,14 @@ def worktree(repository: Path, commit: str, folder: Path) -> Iterator[tuple[str,
             _remove(repository, folder)
 
 
+def remove_worktree(folder: Path) -> None:
+    """Remove a folder that has some repository checked out, and that repository's note of it."""
+    with files("run git in", folder):
+        found = git(folder, "rev-parse", "--path-format=absolute", "--git-common-dir")
+    if found.status == 0:
+        _remove(Path(found.text), folder)
+
+
 def _remove(repository: Path, folder: Path) -> None:
     with files("run git in", repository):
         git(repository, "worktree", "remove", "--force", str(folder))
