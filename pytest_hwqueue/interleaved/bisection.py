@@ -9,6 +9,7 @@ is named which did not make the figure worse is at most the error rate of that o
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -18,7 +19,7 @@ from pydantic import Field
 from pytest_hwqueue.errors import within
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.estimate import PlainData
-from pytest_hwqueue.metrics.numbers import counted, rise_of
+from pytest_hwqueue.metrics.numbers import counted, duration, rise_of
 from pytest_hwqueue.processes.git import CommitLine
 from pytest_hwqueue.records.cell import read_model
 from pytest_hwqueue.records.files import write_text
@@ -132,6 +133,7 @@ def bisect(
     pairs: int,
     save: Callable[[BisectState], None],
     say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> Finding:
     """Search on from where a state left off, to the end.
 
@@ -140,12 +142,14 @@ def bisect(
         compare: compares two commits.
         pairs: runs of each side; twice as many where these do not decide.
         save: keeps the state; called after every comparison.
-        say: receives a line about every comparison.
+        say: receives a line about every comparison, and how long the others will take.
+        clock: returns seconds.
 
     """
 
     def step(old: str, new: str, purpose: Purpose, what: str) -> Compared:
         nonlocal state
+        began = clock()
         tracked = state.opening.tracked if state.opening else None
         # Of the confirmation there is one, whose error rate is that of one comparison.
         most = max([pairs, *(each.pairs for each in state.comparisons)])
@@ -160,6 +164,12 @@ def bisect(
         state = state.model_copy(update={"comparisons": [*state.comparisons, compared]})
         save(state)
         say(f"{what}: {compared.outcome or 'not decided'}: {compared.reason}")
+        took = clock() - began
+        if purpose != "confirmation" and (left := _left(state)):
+            say(
+                f"that took {duration(took)}; {counted(left, 'comparison')} more, if each takes as "
+                f"long, {duration(left * took)}"
+            )
         return compared
 
     count = len(state.commits)
@@ -184,6 +194,14 @@ def bisect(
         what = "confirmation against the commit before"
         known = step(parent, state.commits[bad].commit, "confirmation", what)
     return _finding(state, state.commits[good + 1 : bad + 1], opening.tracked, known)
+
+
+def _left(state: BisectState) -> int:
+    """Return how many comparisons are left with nothing skipped, the confirmation among them."""
+    if state.opening is None or state.opening.tracked is None:
+        return 0
+    good, bad = bracket(len(state.commits), state.outcomes())
+    return math.ceil(math.log2(bad - good)) + 1
 
 
 def read_state(path: Path) -> BisectState:

@@ -96,7 +96,9 @@ class Against:
             )
         return tests, theirs
 
-    def judge(self, nodeids: Sequence[str], among: int = 1) -> tuple[Judgement, dict[str, str]]:
+    def judge(
+        self, nodeids: Sequence[str], among: int = 1, *, whole: bool = False
+    ) -> tuple[Judgement, dict[str, str]]:
         """Measure tests on both sides and judge them; return also which test measures each cell.
 
         The runs may measure cells that the session's own run did not.
@@ -104,6 +106,7 @@ class Against:
         Args:
             nodeids: of this session's tests; those absent from the other commit are missing.
             among: see `InterleavedJudging`.
+            whole: these are all tests of this session, so the other commit's others are lost.
 
         Raises:
             pytest.UsageError: if a side cannot be measured.
@@ -128,7 +131,7 @@ class Against:
             with signals_interrupt(), open_sides(
                 requests, self._here, settings.setup, folder, self._say
             ) as sides, measure.described(sides):  # fmt: skip
-                judgement = interleave(sides, judging, measure, self._say, only=nodeids)
+                judgement = interleave(sides, judging, measure, self._say, only=nodeids, lost=whole)
         return judgement, judging.nodes("new")
 
     def _own_basetemp(self, folder: Path) -> list[str]:

@@ -153,7 +153,11 @@ class Measuring:
         self.session.prepare()
         result = yield
         if self._regression is not None:
-            reports = [*self._regression.undelivered, *self._regression.missing()]
+            reports = [
+                *self._regression.undelivered,
+                *self._regression.missing(),
+                *self._regression.not_measured(),
+            ]
             if not (reports or session.testsfailed):
                 # A session that fails says why already.
                 reports = self._regression.unjudged()

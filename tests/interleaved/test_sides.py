@@ -26,7 +26,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Where the worktrees are made, so that a test sees what stays.
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    monkeypatch.setattr(module, "_collect", lambda side, logs: [])
+    monkeypatch.setattr(module, "_collected", lambda side, logs: side)
     folder = tmp_path / "repository"
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")
