@@ -14,8 +14,9 @@ from typing import Annotated, Literal, overload
 from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError, translated
-from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
+from pytest_hwqueue.metrics.estimate import earlier_schemas
 from pytest_hwqueue.records.cell import Json, RunRecord, SessionInfo, SweepScaling, read_record
+from pytest_hwqueue.records.sealed import SealedData
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ SESSION_FILES = "pytest-hwqueue/session-files/"
 """How the schema of every version begins."""
 
 
-class SessionFiles(PlainData):
+class SessionFiles(SealedData):
     """``session.json``: a session, and the files in its folder that hold what it measured.
 
     ``--hwq-json`` writes the records themselves, as a `SessionFile`.
