@@ -160,9 +160,8 @@ class InterleavedJudging:
         needed = pairs_to_convict(self.settings, figures)
         if self._keep_pairs and needed > self.settings.pairs:
             raise BadInput(
-                f"--pairs: {self.settings.pairs} cannot show a regression in one of "
-                f"{counted(figures, 'figure')} at a rate of {100 * self.settings.rate:.3g} %; "
-                f"{needed} can"
+                f"--pairs: {self.settings.pairs} cannot show a regression at a rate of "
+                f"{100 * self.settings.rate:.3g} % among {counted(figures, 'figure')}; {needed} can"
             )
         pairs = max(self.settings.pairs, needed)
         self.settings = by_pairs(self.settings, pairs)

@@ -160,7 +160,7 @@ def test_against_another_commit_in_a_session(
         assert "is a regression against" in output
         assert f"::error file=test_{test}.py" in output
         assert f"FAILED test_{test}.py::test_{test}" in output
-    assert ("(measured by B only): test_new.py::test_new" in output) == bool(new)
+    assert ("(A has no such test): test_new.py::test_new" in output) == bool(new)
     assert left_behind(project) == []
 
 

@@ -235,7 +235,7 @@ def test_pairs_that_were_asked_for_are_kept_or_refused_before_a_run(
     repository: Path, tmp_path: Path
 ) -> None:
     kept = Toy(repository, tmp_path / "kept", 23, pairs=6, keep_pairs=True)
-    said = "--pairs: 6 cannot show a regression in one of 4 figures at a rate of 1 %; 11 can"
+    said = "--pairs: 6 cannot show a regression at a rate of 1 % among 4 figures; 11 can"
     with pytest.raises(HwqError, match=re.escape(said)):
         kept.run()
     assert kept.runs == 0
