@@ -5,10 +5,13 @@ Installed packages are searched only for a name that is not built in, or to list
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from pytest_hwqueue.errors import BadInput
 
@@ -83,13 +86,33 @@ def load(point: EntryPoint) -> Any:
 
     """
     try:
-        return point.load()
+        with _exit_raised():
+            return point.load()
     # Whatever another package's module raises is a reason why it cannot be used: sys.exit(), too.
     except (Exception, SystemExit) as error:
         raise BadInput(
             f"{origin(point)} cannot be loaded: {type(error).__name__}: {error}; repair that "
             "package, or uninstall it"
         ) from error
+
+
+@contextmanager
+def _exit_raised() -> Iterator[None]:
+    """Let ``os._exit`` raise SystemExit in this thread: nobody could say who had ended pytest."""
+    end, here = os._exit, (os.getpid(), threading.get_ident())
+    inside = True
+
+    def raising(status: int) -> NoReturn:
+        # A forked child must end; and who imports the function keeps it.
+        if inside and here == (os.getpid(), threading.get_ident()):
+            raise SystemExit(f"it called os._exit({status})")
+        end(status)
+
+    os._exit = raising
+    try:
+        yield
+    finally:
+        os._exit, inside = end, False
 
 
 def origin(point: EntryPoint) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -144,6 +145,35 @@ def test_a_package_that_ends_the_process_as_it_is_imported_is_named(install: Ins
     install("ends_it", WORKLOADS.group, "mine = ends_it:Mine", "import sys; sys.exit(3)")
     with pytest.raises(BadInput, match=r"ends_it .*cannot be loaded: SystemExit: 3; repair that"):
         anew(WORKLOADS)["mine"]
+
+
+# Its own child ends as it asks, and the function that it keeps is the real one.
+ENDS_HARD = """
+import os
+child = os.fork()
+if child == 0:
+    os._exit(7)
+ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+from os import _exit as kept
+if {last}:
+    os._exit(ended)
+Mine = int
+"""
+
+
+def test_a_package_that_ends_the_process_at_once_is_named_too(install: Install) -> None:
+    before = os._exit
+    install("ends_hard", WORKLOADS.group, "mine = ends_hard:Mine", ENDS_HARD.format(last=True))
+    said = r"ends_hard .*cannot be loaded: SystemExit: it called os._exit\(7\); repair that"
+    with pytest.raises(BadInput, match=said):
+        anew(WORKLOADS)["mine"]
+    assert os._exit is before
+    install("keeps_it", WORKLOADS.group, "other = keeps_it:kept", ENDS_HARD.format(last=False))
+    kept = extensions.load(anew(WORKLOADS).added["other"])
+    child = os.fork()
+    if child == 0:
+        kept(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 
 
 _DEVICE = """

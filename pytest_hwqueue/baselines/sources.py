@@ -14,8 +14,15 @@ from pydantic import Field, ValidationError
 from pytest_hwqueue.baselines.folders import cell_files, read_folder
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.errors import RecordError, complaint, nearest, within
-from pytest_hwqueue.records.cell import RunRecord, SessionFile, SessionInfo, read_model, read_record
+from pytest_hwqueue.records.cell import (
+    RunRecord,
+    SessionFile,
+    SessionInfo,
+    read_record,
+    require_own_figures,
+)
 from pytest_hwqueue.records.files import is_device, is_name
+from pytest_hwqueue.records.sealed import read_sealed
 from pytest_hwqueue.records.stored import SESSION_FILES, SessionFiles, read_files
 
 if TYPE_CHECKING:
@@ -32,16 +39,20 @@ def read_session_file(path: Path) -> tuple[SessionInfo, list[RunRecord]]:
         RecordError: naming the file, or the record, that cannot be read or is damaged.
 
     """
-    content = _read(path)
+    content, has_seal = _read(path)
     if isinstance(content, SessionFile):
-        return content.session, _records_within(path, content)
+        records = _records_within(path, content)
+        with within(str(path)):
+            for record in () if has_seal else records:
+                require_own_figures(record)
+        return content.session, records
     with within(remedy="measure again"):
         return content.session, read_files(path, content)
 
 
 def read_session_id(path: Path) -> str:
     """Return the id of a session by its file; raises as `read_session_file` does."""
-    return _read(path).session.id
+    return _read(path)[0].session.id
 
 
 def _records_within(path: Path, content: SessionFile) -> list[RunRecord]:
@@ -60,14 +71,15 @@ def _records_within(path: Path, content: SessionFile) -> list[RunRecord]:
     return records
 
 
-def _read(path: Path) -> SessionFile | SessionFiles:
+def _read(path: Path) -> tuple[SessionFile | SessionFiles, bool]:
+    """Return a session's file, and whether its seal vouches for it."""
     model: type[SessionFile | SessionFiles] = SessionFile
     # Whatever cannot be read is none of either kind, and what is wrong is said below.
     with contextlib.suppress(OSError, ValueError):
         data = json.loads(path.read_bytes())
         if isinstance(data, dict) and str(data.get("schema")).startswith(SESSION_FILES):
             model = SessionFiles
-    return read_model(path, model, "a session file (--hwq-json writes them)")
+    return read_sealed(path, model, "a session file (--hwq-json writes them)")
 
 
 _SESSION_FILE = "session.json"

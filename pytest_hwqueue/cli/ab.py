@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pytest_hwqueue.cli.options import (
     PASSED_ON,
@@ -219,8 +220,10 @@ def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
         write_state(file, state)
         say(f"{len(state.commits)} commits; what is measured is kept in {folder}")
     made = sum(each.is_dir() for each in folder.iterdir())
+    asked_for = click.get_current_context().get_parameter_source("pairs")
     compare = CommitComparison(
-        here, folder, variant, setup, figures, settings, allow, say, made=made,
+        here, folder, variant, setup, figures, settings, allow, say,
+        keep_pairs=asked_for is not ParameterSource.DEFAULT, made=made,
     )  # fmt: skip
     found = search(state, compare, pairs, lambda state: write_state(file, state), say)
     click.echo(found.sentence)
@@ -247,14 +250,9 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
         HwqError: if there is no commit between GOOD and BAD.
 
     """
-    from pytest_hwqueue.interleaved.bisection import (
-        SCHEMA,
-        BisectState,
-        commit_of,
-        commits_between,
-        is_ancestor,
-        shallow,
-    )
+    from pytest_hwqueue.interleaved.bisection import SCHEMA, BisectState
+    from pytest_hwqueue.processes.git import commit_of, commits_between, is_ancestor, is_in, shallow
+    from pytest_hwqueue.workloads.registry import WORKLOADS
 
     ends = []
     for which, text in (("GOOD", good), ("BAD", bad)):
@@ -264,6 +262,9 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
                 f"{which}: {text!r} is no commit, branch or tag of {here}{shallow(here)}"
             )
         ends.append(commit)
+        file = name.partition("::")[0]
+        if name not in WORKLOADS and not is_in(here, commit, file):
+            raise HwqError(f"{which}: {text} does not have {file}; name commits that have it")
     if not is_ancestor(here, ends[0], ends[1]):
         base = f"git merge-base {good} {bad}"
         raise HwqError(f"GOOD: {good} is no ancestor of {bad}: name one, such as `{base}`")

@@ -73,7 +73,7 @@ def init(what: str, folder: Path, force: bool) -> None:
 
     Exit status: 0; 4, and nothing is written, if a file is there already.
     """
-    from pytest_hwqueue.interleaved.bisection import top_level
+    from pytest_hwqueue.processes.git import top_level
     from pytest_hwqueue.safe_files import write_text
 
     named, needed = _WRITTEN[what]

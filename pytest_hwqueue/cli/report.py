@@ -19,7 +19,7 @@ from pytest_hwqueue.errors import HwqError
 if TYPE_CHECKING:
     from pytest_hwqueue.baselines.sources import Source
     from pytest_hwqueue.baselines.store import Store
-    from pytest_hwqueue.interleaved.bisection import CommitLine
+    from pytest_hwqueue.processes.git import CommitLine
     from pytest_hwqueue.reports.page.render import Page
 
 
@@ -215,6 +215,6 @@ def _refuse_unknown(
 
 def _lookup(repository: Path) -> Callable[[str, str], list[CommitLine] | None]:
     """Return what lists the commits between two in a repository; each pair is asked for once."""
-    from pytest_hwqueue.interleaved.bisection import commits_between
+    from pytest_hwqueue.processes.git import commits_between
 
     return cache(partial(commits_between, repository))

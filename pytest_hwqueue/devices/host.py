@@ -49,7 +49,13 @@ class HostDevice:
     clock_ns = staticmethod(_clock_ns)
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
+        try:
+            self._process = psutil.Process()
+        except psutil.NoSuchProcess:
+            raise DeviceError(
+                "/proc does not show this process, so nothing can be measured on the CPU: mount "
+                "/proc here (mount -t proc proc /proc; in a container, do not mask it)"
+            ) from None
         self._kernels: dict[int, Callable[[], None]] = {}
         # Whether the peak is that since `reset_memory`.
         self._peaks = False

@@ -17,7 +17,7 @@ from pytest_hwqueue.baselines.sources import read_session_file
 from pytest_hwqueue.devices.conditions import Value
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.fleet.check import AGAIN, CHECK_FILE, read_check
+from pytest_hwqueue.fleet.check import AGAIN, CHECK_FILE, CheckRecord, read_check
 from pytest_hwqueue.fleet.verdicts import Gpu
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
@@ -36,10 +36,10 @@ _OF_PROCESSES = frozenset({8, 13, 31, 43, 45, 68, 69})
 def collect(folders: Sequence[Path]) -> tuple[list[Gpu], list[Gpu]]:
     """Return the GPUs whose records are below these folders, and those measured again.
 
-    They are in order of node and device.
+    They are in order of node and device. One of which a file is damaged is unreachable.
 
     Raises:
-        RecordError: naming a folder without records, or a file that is damaged.
+        RecordError: naming a folder without records.
 
     """
     first: list[Path] = []
@@ -57,24 +57,38 @@ def _gpus(paths: Sequence[Path]) -> list[Gpu]:
     """Return the GPUs of these session files and checks."""
     measured: dict[str, list[RunRecord]] = {}
     places: dict[str, Path] = {}
-    missed: dict[Path, Gpu] = {}
+    checks: dict[Path, CheckRecord] = {}
+    lost: dict[Path, str] = {}
     for path in paths:
-        if path.name == _SESSION:
-            _, records = read_session_file(path)
-            for record in records:
+        place = path.parent.parent if path.name == _SESSION else path.parent
+        try:
+            if path.name == CHECK_FILE:
+                checks[place] = read_check(path)
+                continue
+            for record in read_session_file(path)[1]:
                 key = _identity(record, path)
                 measured.setdefault(key, []).append(record)
-                places[key] = path.parent.parent
-        elif (check := read_check(path)).status == "unreachable":
-            missed[path.parent] = Gpu(check.node, check.device, unreachable=check.reason)
-    gpus = [(_gpu(records, places[key]), places[key]) for key, records in measured.items()]
+                places[key] = place
+        except RecordError as error:
+            # It is its GPU's alone: the others are judged.
+            lost[place] = f"its records cannot be used: {error}"
+    lost |= {place: each.reason for place, each in checks.items() if each.status == "unreachable"}
+    missed = {}
+    for place, reason in lost.items():
+        check = checks.get(place)
+        node, device = (check.node, check.device) if check else (place.parent.name, place.name)
+        missed[place] = Gpu(node, device, unreachable=reason)
+    gpus = [
+        (_gpu(records, places[key], checks.get(places[key])), places[key])
+        for key, records in measured.items()
+    ]
     # What a session had measured before it failed tells which GPU that is.
     for gpu, place in gpus:
         if place in missed:
             missed[place] = replace(missed[place], uuid=gpu.uuid, pci=gpu.pci)
-    lost = [(gpu, place) for place, gpu in missed.items()]
+    unreachable = [(gpu, place) for place, gpu in missed.items()]
     kept = [(gpu, place) for gpu, place in gpus if place not in missed]
-    return sorted(_told_apart([*lost, *kept]), key=lambda gpu: (gpu.node, gpu.device))
+    return sorted(_told_apart([*unreachable, *kept]), key=lambda gpu: (gpu.node, gpu.device))
 
 
 def _told_apart(gpus: Sequence[tuple[Gpu, Path]]) -> list[Gpu]:
@@ -99,8 +113,7 @@ def _identity(record: RunRecord, path: Path) -> str:
     return str(uuid) if uuid else f"{path.parent.parent.resolve()} {record.cell.device}"
 
 
-def _gpu(records: Sequence[RunRecord], place: Path) -> Gpu:
-    check = read_check(place / CHECK_FILE) if (place / CHECK_FILE).exists() else None
+def _gpu(records: Sequence[RunRecord], place: Path, check: CheckRecord | None) -> Gpu:
     good = [each for each in records if each.status == "ok" and each.fingerprint is not None]
     fingerprint = good[-1].fingerprint if good else None
     host = fingerprint.soft.get("host_name") if fingerprint is not None else None

@@ -30,9 +30,9 @@ from pytest_hwqueue.history.series import (
     SeriesHistory,
     changed_fields,
 )
-from pytest_hwqueue.interleaved.bisection import CommitLine
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.numbers import ratio_of, rise_of
+from pytest_hwqueue.processes.git import CommitLine
 
 LEAST_SESSIONS = 10
 """With fewer sessions no change can be found at 1 %, however large: of the arrangements of nine

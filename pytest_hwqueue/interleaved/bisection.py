@@ -9,22 +9,19 @@ is named which did not make the figure worse is at most the error rate of that o
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Final, Literal
 
 from pydantic import Field
 
-from pytest_hwqueue.errors import HwqError, files, within
+from pytest_hwqueue.errors import within
 from pytest_hwqueue.gate.verdict import percent
 from pytest_hwqueue.metrics.estimate import PlainData
-from pytest_hwqueue.metrics.numbers import counted, rise_of
-from pytest_hwqueue.processes.reaper import undisturbed
+from pytest_hwqueue.metrics.numbers import counted, duration, rise_of
+from pytest_hwqueue.processes.git import CommitLine
 from pytest_hwqueue.records.cell import read_model
-from pytest_hwqueue.records.noise import git
 from pytest_hwqueue.safe_files import write_text
 
 SCHEMA: Final = "pytest-hwqueue/bisect/1"
@@ -33,20 +30,8 @@ STATE_FILE: Final = "bisect.json"
 Outcome = Literal["good", "bad", "skip"]
 Purpose = Literal["opening", "search", "confirmation"]
 Ending = Literal["found", "range", "not-worse", "not-confirmed"]
-_DIGITS = 10
 # An undecided comparison is made once more with this many times the pairs.
 _MORE_PAIRS = 2
-
-
-class CommitLine(PlainData):
-    """A commit, and the first line of its message."""
-
-    commit: str
-    subject: str
-
-    def __str__(self) -> str:
-        """Return the abbreviated hash, with the subject."""
-        return f"{self.commit[:_DIGITS]} ({self.subject})"
 
 
 class Tracked(PlainData):
@@ -148,6 +133,7 @@ def bisect(
     pairs: int,
     save: Callable[[BisectState], None],
     say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> Finding:
     """Search on from where a state left off, to the end.
 
@@ -156,12 +142,14 @@ def bisect(
         compare: compares two commits.
         pairs: runs of each side; twice as many where these do not decide.
         save: keeps the state; called after every comparison.
-        say: receives a line about every comparison.
+        say: receives a line about every comparison, and how long the others will take.
+        clock: returns seconds.
 
     """
 
     def step(old: str, new: str, purpose: Purpose, what: str) -> Compared:
         nonlocal state
+        began = clock()
         tracked = state.opening.tracked if state.opening else None
         # Of the confirmation there is one, whose error rate is that of one comparison.
         most = max([pairs, *(each.pairs for each in state.comparisons)])
@@ -176,6 +164,12 @@ def bisect(
         state = state.model_copy(update={"comparisons": [*state.comparisons, compared]})
         save(state)
         say(f"{what}: {compared.outcome or 'not decided'}: {compared.reason}")
+        took = clock() - began
+        if purpose != "confirmation" and (left := _left(state)):
+            say(
+                f"that took {duration(took)}; {counted(left, 'comparison')} more, if each takes as "
+                f"long, {duration(left * took)}"
+            )
         return compared
 
     count = len(state.commits)
@@ -200,6 +194,14 @@ def bisect(
         what = "confirmation against the commit before"
         known = step(parent, state.commits[bad].commit, "confirmation", what)
     return _finding(state, state.commits[good + 1 : bad + 1], opening.tracked, known)
+
+
+def _left(state: BisectState) -> int:
+    """Return how many comparisons are left with nothing skipped, the confirmation among them."""
+    if state.opening is None or state.opening.tracked is None:
+        return 0
+    good, bad = bracket(len(state.commits), state.outcomes())
+    return math.ceil(math.log2(bad - good)) + 1
 
 
 def read_state(path: Path) -> BisectState:
@@ -258,102 +260,3 @@ def _finding(
         sentence=f"One of {len(suspects)} commits, {suspects[0]} to {suspects[-1]}, made {what} "
         f"worse{change} ({effort}): those between could not be judged; {wrong}.",
     )
-
-
-def commit_of(folder: Path, name: str = "HEAD") -> str | None:
-    """Return the commit that a name refers to in a folder's repository, or None."""
-    done = _git(folder, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def is_in(folder: Path, commit: str, path: str) -> bool:
-    """Whether a commit has a path, which is relative to a folder of the repository."""
-    return _git(folder, "cat-file", "-e", f"{commit}:./{path}").returncode == 0
-
-
-def shallow(folder: Path) -> str:
-    """Return what to add where a commit is not found: that the clone is shallow, or nothing."""
-    done = _git(folder, "rev-parse", "--is-shallow-repository")
-    if done.stdout.strip() != "true":
-        return ""
-    return (
-        "; the clone is shallow, so most commits are missing: fetch them with `git fetch "
-        "--unshallow`, or in GitHub Actions give actions/checkout `fetch-depth: 0`"
-    )
-
-
-def top_level(folder: Path) -> Path | None:
-    """Return the top folder of a folder's repository, or None."""
-    done = _git(folder, "rev-parse", "--show-toplevel")
-    return Path(done.stdout.strip()) if done.returncode == 0 else None
-
-
-def worktrees(folder: Path) -> list[Path]:
-    """Return all folders in which a folder's repository is checked out; none without one."""
-    done = _git(folder, "worktree", "list", "--porcelain", "-z")
-    if done.returncode != 0:
-        # Without -z, which is of git 2.36, only a name with a line break would be cut.
-        done = _git(folder, "worktree", "list", "--porcelain")
-    fields = done.stdout.replace("\0", "\n").splitlines()
-    return [Path(each.partition(" ")[2]) for each in fields if each.startswith("worktree ")]
-
-
-def is_changed(folder: Path) -> bool:
-    """Whether tracked files differ from the checked-out commit."""
-    return bool(_git(folder, "status", "--porcelain", "--untracked-files=no").stdout.strip())
-
-
-def is_ancestor(folder: Path, old: str, new: str) -> bool:
-    """Whether one commit is another's ancestor, or the same."""
-    return _git(folder, "merge-base", "--is-ancestor", old, new).returncode == 0
-
-
-def commits_between(
-    folder: Path, old: str, new: str, *, first_parent: bool = False
-) -> list[CommitLine] | None:
-    """Return the commits that ``new`` has and ``old`` has not, oldest first.
-
-    Args:
-        folder: in the repository.
-        old: a commit.
-        new: a commit.
-        first_parent: of a merge, only the merge itself.
-
-    Returns:
-        None if the repository does not know both, or there is none.
-
-    """
-    parents = ["--first-parent"] if first_parent else []
-    done = _git(folder, "log", "--reverse", "--format=%H %s", *parents, f"{old}..{new}", "--")
-    if done.returncode != 0:
-        return None
-    lines = (line.partition(" ") for line in done.stdout.splitlines())
-    return [CommitLine(commit=commit, subject=subject) for commit, _, subject in lines]
-
-
-@contextmanager
-def worktree(repository: Path, commit: str, folder: Path) -> Iterator[None]:
-    """Check a commit out into a new folder for the length of the ``with`` block.
-
-    Raises:
-        HwqError: if it cannot be checked out.
-
-    """
-    try:
-        done = _git(repository, "worktree", "add", "--detach", "--quiet", str(folder), commit)
-        if done.returncode != 0:
-            raise HwqError(
-                f"git cannot check out {commit[:12]} of {repository}: {done.stderr.strip()}"
-            )
-        yield
-    finally:
-        with undisturbed():
-            _git(repository, "worktree", "remove", "--force", str(folder))
-            # After an interrupted `add`, git may not take the folder for a worktree yet.
-            shutil.rmtree(folder, ignore_errors=True)
-            _git(repository, "worktree", "prune")
-
-
-def _git(folder: Path, *arguments: str) -> CompletedProcess[str]:
-    with files("run git in", folder):
-        return git(folder, *arguments)

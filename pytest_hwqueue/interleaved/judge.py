@@ -10,7 +10,7 @@ acquit where the change that matters is excluded; what cannot exclude it is meas
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Literal
@@ -22,6 +22,7 @@ from pytest_hwqueue.baselines.runs import (
     soft_differences,
 )
 from pytest_hwqueue.baselines.sources import Unmatched
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.statistics import rejected
@@ -34,7 +35,7 @@ from pytest_hwqueue.gate.verdict import (
     Verdict,
 )
 from pytest_hwqueue.interleaved.sides import Pair, SideRuns, acquitted_early, by_pairs, match, reach
-from pytest_hwqueue.metrics.numbers import ratio_of
+from pytest_hwqueue.metrics.numbers import counted, ratio_of
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.verdicts.figures import (
     GatedFigure,
@@ -46,6 +47,9 @@ from pytest_hwqueue.verdicts.figures import (
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement, judged_once
 
 ABSide = Literal["old", "new"]
+_OTHER: dict[ABSide, ABSide] = {"old": "new", "new": "old"}
+# Says of a test's node id why it was not run, or nothing if it was.
+WhyAbsent = Callable[[str], str]
 # Simulated noise has a seed of its own in each run, and the commits are the comparison's sides.
 _DIFFERS_ALWAYS = ("noise_seed", "git_commit", "git_dirty")
 
@@ -66,6 +70,7 @@ class InterleavedJudging:
         allow_environment: compare over other drivers, frameworks and clock policies.
         among: at least how many figures share the error rate, where the cells were picked from
             a larger suite because they looked worse.
+        keep_pairs: refuse to plan more pairs than the settings have.
 
     Attributes:
         compared: how many figures share the error rate; known after the first look.
@@ -82,7 +87,9 @@ class InterleavedJudging:
         varied: frozenset[str] = frozenset(),
         allow_environment: bool = False,
         among: int = 1,
+        keep_pairs: bool = False,
     ) -> None:
+        self._keep_pairs = keep_pairs
         self._figures = tuple(dict.fromkeys(figures))
         self.settings = by_pairs(settings, settings.pairs)
         self._labels = dict(zip(("old", "new"), labels, strict=True))
@@ -144,9 +151,18 @@ class InterleavedJudging:
         convict.
 
         To be called before the first run, and again when the number of cells is known.
+
+        Raises:
+            BadInput: if these are more than there may be.
+
         """
         figures = max(self.compared, cells * len(self._figures))
         needed = pairs_to_convict(self.settings, figures)
+        if self._keep_pairs and needed > self.settings.pairs:
+            raise BadInput(
+                f"--pairs: {self.settings.pairs} cannot show a regression at a rate of "
+                f"{100 * self.settings.rate:.3g} % among {counted(figures, 'figure')}; {needed} can"
+            )
         pairs = max(self.settings.pairs, needed)
         self.settings = by_pairs(self.settings, pairs)
         return pairs
@@ -200,8 +216,13 @@ class InterleavedJudging:
         if changes:
             self._shift = SuiteShift(ratio_of(median(changes)), len(changes), None, False)
 
-    def judgement(self) -> Judgement:
-        """Return the judgement on the runs; every `look` must have been called."""
+    def judgement(self, why_absent: Mapping[ABSide, WhyAbsent] | None = None) -> Judgement:
+        """Return the judgement on the runs; every `look` must have been called.
+
+        Args:
+            why_absent: says of each side why a test of the other side was not run on it.
+
+        """
         verdicts = []
         for pair in sorted(self._pairs, key=lambda pair: pair.label):
             for name in self._figures:
@@ -209,9 +230,21 @@ class InterleavedJudging:
                 if verdict is not None:
                     verdicts.append(verdict)
         return Judgement(
-            self._labels["old"], tuple(verdicts), tuple(self._unmatched), self._shift,
+            self._labels["old"], tuple(verdicts), self._missing(why_absent or {}), self._shift,
             self.compared, self.settings, {},
         )  # fmt: skip
+
+    def _missing(self, why_absent: Mapping[ABSide, WhyAbsent]) -> tuple[Unmatched, ...]:
+        """Return the cells without a counterpart, with the reason if their test has none either."""
+        missing = []
+        for each in self._unmatched:
+            reason = each.reason
+            for side, why in why_absent.items():
+                node = self._sides[_OTHER[side]].nodes.get(each.cell_id)
+                if node is not None and each.cell_id not in self._sides[side].cells:
+                    reason = why(node) or reason
+            missing.append(replace(each, reason=reason))
+        return tuple(missing)
 
     def _match(self) -> tuple[list[Pair], list[Unmatched]]:
         return match(self._sides["old"].cells, self._sides["new"].cells, self._varied)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.errors import HwqError, RecordError, on_one_line
+from pytest_hwqueue.errors import HwqError, RecordError, abridged, on_one_line
 from pytest_hwqueue.gate.calibrate import MOST_RUNS
 from pytest_hwqueue.gate.statistics import turns
 from pytest_hwqueue.gate.verdict import ITERATION_TIME, OTHER_CODE, GateSettings
@@ -145,6 +145,7 @@ def interleave(
     measure: MeasureSide,
     say: Callable[[str], None],
     only: Sequence[str] | None = None,
+    lost: bool = False,
 ) -> Judgement:
     """Measure two sides in ABBA order and judge them; `InterleavedJudging.plan` says how often.
 
@@ -154,6 +155,8 @@ def interleave(
         measure: measures a side once.
         say: receives a line about every run.
         only: node ids of the tests to measure; None for all that were collected.
+        lost: measure once, too, what tests of the old side the new one does not have, so that
+            their cells are missing by name.
 
     Raises:
         HwqError: if a side's first run measures nothing, or both have no cell in common.
@@ -166,15 +169,22 @@ def interleave(
     }
     for name, chosen in nodes.items():
         if chosen == []:
-            raise HwqError(f"{by_name[name].label} has none of the tests to be measured")
+            why = dict.fromkeys(by_name[name].why_absent(node) for node in only or ())
+            raise HwqError(
+                f"{by_name[name].label} has none of the tests to be measured: "
+                f"{abridged('; '.join(why))}"
+            )
     # A test has a cell or more; how many is known after the first pair.
     tests = max(len(chosen or by_name[name].collected) for name, chosen in nodes.items())
     pairs = _planned(judging, tests, say)
     planned = 2 * looks(pairs)[0]
     for number, (_, name) in enumerate(turns(list(by_name), max(pairs, MOST_RUNS)), start=1):
-        side = by_name[name]
+        side, chosen = by_name[name], nodes[name]
+        if lost and number == 1 and chosen is not None:
+            kept = set(sides[1].collected)
+            chosen = [*chosen, *(node for node in side.collected if node not in kept)]
         began = time.monotonic()
-        measured = measure(side, number, nodes[name])
+        measured = measure(side, number, chosen)
         judging.add(name, measured.records, measured.problem, measured.other_code)
         seconds = time.monotonic() - began
         problem = f"; {measured.problem}" if measured.problem else ""
@@ -207,7 +217,7 @@ def interleave(
         nodes = {"old": still["old"], "new": still["new"]}
         planned = 2 * next(look for look in looks(pairs) if look > done)
         say(f"{_tests(len(still['old']))} not decided after {done} pairs, of {pairs} at most")
-    return judging.judgement()
+    return judging.judgement({name: side.why_absent for name, side in by_name.items()})
 
 
 def _planned(judging: InterleavedJudging, cells: int, say: Callable[[str], None]) -> int:
@@ -297,6 +307,7 @@ class CommitComparison:
         settings: of the gate.
         allow_environment: compare over other drivers, frameworks and clock policies.
         say: receives a line about every run.
+        keep_pairs: refuse what needs more pairs than each comparison is given.
         made: comparisons so far, whose simulated noise must not come again.
         open_sides: checks both commits out, and removes what it made.
         measuring: makes what measures a side, from a folder and the number of runs before.
@@ -311,6 +322,7 @@ class CommitComparison:
     settings: GateSettings
     allow_environment: bool
     say: Callable[[str], None]
+    keep_pairs: bool = False
     made: int = 0
     open_sides: Callable[..., AbstractContextManager[tuple[Side, Side]]] = open_sides
     measuring: Callable[[Path, int], ProcessRuns] = ProcessRuns
@@ -342,7 +354,9 @@ class CommitComparison:
         except HwqError as error:
             # Whose fault it is stands first. GOOD worked in the opening: if it no longer does,
             # neither would any other commit.
-            if tracked is None or str(error).startswith("A"):
+            if tracked is None:
+                raise _of_ends(error) from error
+            if str(error).startswith("A"):
                 raise
             reason = on_one_line(error)
             return Compared(
@@ -364,8 +378,15 @@ class CommitComparison:
             figures = [tracked.figure]
         return InterleavedJudging(
             figures, settings, (old[:10], new[:10]), session,
-            allow_environment=self.allow_environment,
+            allow_environment=self.allow_environment, keep_pairs=self.keep_pairs,
         )  # fmt: skip
+
+
+def _of_ends(error: HwqError) -> HwqError:
+    """Return an error of the opening, whose sides are the ends that the user has named."""
+    side, colon, text = str(error).partition(": ")
+    ends = {"A": "GOOD", "B": "BAD"}
+    return HwqError(f"{ends[side]}: {text}") if colon and side in ends else error
 
 
 def _refuse_other_code(judgement: Judgement) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from statistics import NormalDist
 from tempfile import TemporaryDirectory
@@ -22,17 +24,9 @@ from typing import Any
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.errors import HwqError, RecordError, within
+from pytest_hwqueue.errors import HwqError, RecordError, abridged, within
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
-from pytest_hwqueue.interleaved.bisection import (
-    commit_of,
-    is_changed,
-    shallow,
-    top_level,
-    worktree,
-    worktrees,
-)
 from pytest_hwqueue.interleaved.imports import (
     REPORTS,
     OtherCode,
@@ -40,10 +34,21 @@ from pytest_hwqueue.interleaved.imports import (
     read_reports,
     setup_for,
 )
+from pytest_hwqueue.interleaved.scratch import scratch_folder
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
 from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.numbers import rise_of
-from pytest_hwqueue.processes.reaper import last_lines, run, undisturbed
+from pytest_hwqueue.processes.git import (
+    commit_of,
+    is_ancestor,
+    is_changed,
+    shallow,
+    top_level,
+    what_is_lacking,
+    worktree,
+    worktrees,
+)
+from pytest_hwqueue.processes.reaper import last_lines, run
 from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again
 from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.settings.options import OPTIONS
@@ -70,6 +75,11 @@ _SWITCHED_OFF = tuple(
 )
 
 _NO_TESTS = 5
+# What pytest prints when it has collected, behind the node ids: a test that a file lacks, the title
+# of all tracebacks, and that of one.
+_NOT_FOUND = "ERROR: not found: "
+_ERRORS = re.compile(r"=+ ERRORS =+")
+_COLLECTING = re.compile(r"_+ ERROR collecting (?P<file>.+?)(?:::.*)? _+$")
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,8 @@ class Side:
         root: of its node ids.
         tests: which to run.
         collected: node ids of those.
+        broken: files of tests that cannot be imported, from the root, and why.
+        lacking: tests that were to be run and that it does not have.
         tree: where its code lies, and where it must not come from; None for no look at it.
 
     """
@@ -131,6 +143,8 @@ class Side:
     root: Path
     tests: tuple[str, ...]
     collected: tuple[str, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
+    lacking: tuple[str, ...] = ()
     tree: Tree | None = None
 
     def describe(self) -> str:
@@ -138,6 +152,13 @@ class Side:
         commit = "in no repository" if self.commit is None else f"commit {self.commit[:10]}"
         changed = ", with uncommitted changes" if self.changed else ""
         return f"{self.name}: {self.label} ({commit}{changed})"
+
+    def why_absent(self, node: str) -> str:
+        """Return why a test of the other side was not run on this one; empty if it was."""
+        file = node.partition("::")[0]
+        if file in self.broken:
+            return f"{file} does not import in {self.name}: {self.broken[file]}"
+        return "" if node in self.collected else f"{self.name} has no such test"
 
     def describe_other_code(self, found: Sequence[OtherCode]) -> str:
         """Return which code was not the side's, and the cure; empty if there was none."""
@@ -165,6 +186,9 @@ class Side:
             nodes: ids of the tests to run; None for all requested.
 
         """
+        if nodes is None and self.broken:
+            # A file that cannot be imported would cost the others their run.
+            nodes = self.collected
         tests = self.tests if nodes is None else [str(self.root / node) for node in nodes]
         off = [f"--hwq-{name}=" for name in _SWITCHED_OFF]
         return [*self.command, *self.variant.arguments(), *off, *options, *tests]
@@ -199,17 +223,25 @@ def open_sides(
 
     """
     places = [_find(request, here) for request in requests]
-    scratch = TemporaryDirectory(prefix="hwq-ab-")
     with ExitStack() as stack:
-        stack.enter_context(_cleaned_up(scratch))
-        folders = []
+        scratch = stack.enter_context(scratch_folder(say))
+        _say_what_is_lacking(places, here, say)
+        folders: list[Path] = []
         for request, place in zip(requests, places, strict=True):
             if isinstance(place, Path):
                 folders.append(place)
                 continue
             say(f"checking out {request.place} ({place[:10]})")
-            tree = Path(scratch.name) / request.name
-            folders.append(_checked_out(stack, here, place, tree))
+            top = top_level(here) or here
+            tree = scratch / request.name
+            filters = stack.enter_context(worktree(top, place, tree))
+            if filters:
+                say(
+                    f"{request.name}: git could not run all its filters ({', '.join(filters)}), so "
+                    "files are as the repository has them; if a test needs their content, install "
+                    "what filters them"
+                )
+            folders.append(_counterpart(here, top, place, tree))
         chosen = [
             _split(request.variant.words, folder)
             if request.tests is None
@@ -225,7 +257,7 @@ def open_sides(
             if folder is not place:
                 _refuse_absolute(request, own)
             code = own_tree._replace(generated=str(logs), set_up=bool(setup))
-            venv = Path(scratch.name) / f"{request.name}-venv" if setup else None
+            venv = scratch / f"{request.name}-venv" if setup else None
             environment = side_environment(request.variant, folder, venv, code)
             python = sys.executable
             if setup and venv is not None:
@@ -252,8 +284,24 @@ def open_sides(
         ready = []
         for side in sides:
             say(f"collecting the tests of {side.name}")
-            ready.append(replace(side, collected=tuple(_collect(side, logs))))
+            ready.append(_collected(side, logs))
+        if neither := [test for test in ready[0].lacking if test in ready[1].lacking]:
+            raise HwqError(f"neither side has {', '.join(neither)}")
         yield ready[0], ready[1]
+
+
+def _say_what_is_lacking(
+    places: Sequence[Path | str], here: Path, say: Callable[[str], None]
+) -> None:
+    """Say if B lacks commits of A, so that the comparison is not of B's changes alone."""
+    commits = [commit_of(each) if isinstance(each, Path) else each for each in places]
+    # Folders may be of other repositories.
+    a, b = (commit and commit_of(here, commit) for commit in commits)
+    if not a or not b or (places[1] == b and is_ancestor(here, b, a)):
+        # Who names two commits, the later one first, means that order.
+        return
+    if lacking := what_is_lacking(here, a, b):
+        say(f"A and B: {lacking}")
 
 
 def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
@@ -267,15 +315,6 @@ def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
         return [Tree(str(each), str(working), (str(a), str(b))) for each in folders]
     others = tuple(map(str, dict.fromkeys([*tops, *worktrees(here)])))
     return [Tree(str(top), str(working), others) for top in tops]
-
-
-@contextmanager
-def _cleaned_up(scratch: TemporaryDirectory[str]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with undisturbed():
-            scratch.cleanup()
 
 
 def _find(request: SideRequest, here: Path) -> Path | str:
@@ -302,11 +341,8 @@ def _find(request: SideRequest, here: Path) -> Path | str:
     )
 
 
-def _checked_out(stack: ExitStack, here: Path, commit: str, tree: Path) -> Path:
-    """Check a commit out; return the current folder's place in it."""
-    top = top_level(here)
-    assert top is not None
-    stack.enter_context(worktree(top, commit, tree))
+def _counterpart(here: Path, top: Path, commit: str, tree: Path) -> Path:
+    """Return the current folder's place in a tree that has a commit checked out."""
     inside = here.resolve().relative_to(top.resolve())
     if not (tree / inside).is_dir():
         raise HwqError(f"commit {commit[:10]} has no folder {inside}: start from one that it has")
@@ -371,25 +407,67 @@ def _probe(
     return found
 
 
-def _collect(side: Side, logs: Path) -> list[str]:
-    """Return the node ids of a side's tests."""
+def _collected(side: Side, logs: Path) -> Side:
+    """Return a side with the node ids of its tests, and with what of them it does not have.
+
+    Raises:
+        HwqError: if it has none of them, or none that can be imported.
+
+    """
     log = logs / f"collect-{side.name.lower()}.log"
-    # This verbosity lists node ids, whatever an ini file adds.
-    command = side.pytest_command(["--collect-only", "--verbosity=-1", f"--hwq-dir={logs}"], None)
+    # This verbosity lists node ids, and tracebacks say which file they are of, whatever an ini
+    # file adds.
+    options = ["--collect-only", "--verbosity=-1", "--tb=short", f"--hwq-dir={logs}"]
+    command = side.pytest_command(options, None)
     with TemporaryDirectory(prefix="hwq-imports-") as reports:
         status = run(command, side.folder, {**side.environment, REPORTS: reports}, log)
         found = read_reports(reports)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if lacking := _not_found(side, text):
+        tests = tuple(test for test in side.tests if test not in lacking)
+        if not tests:
+            raise HwqError(f"{side.name}: {side.label} does not have {', '.join(lacking)}")
+        return _collected(replace(side, tests=tests, lacking=lacking), logs)
     if status == _NO_TESTS:
         raise HwqError(
             f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
             f"{last_lines(log)}"
         )
-    if status != 0:
-        missing = found.other or found.lacking
-        because = "\n".join(filter(None, [last_lines(log, 30), side.describe_other_code(missing)]))
+    listed = takewhile(lambda line: not _ERRORS.fullmatch(line), text.splitlines())
+    nodes = tuple(line for line in listed if "::" in line)
+    cure = side.describe_other_code(found.other or found.lacking)
+    broken = {
+        file: f"{reason}; {cure}" if cure else reason for file, reason in _broken(text).items()
+    }
+    if status != 0 and not (nodes and broken):
+        because = "\n".join(filter(None, [last_lines(log, 30), cure]))
         raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{because}")
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line for line in lines if "::" in line]
+    return replace(side, collected=nodes, broken=broken)
+
+
+def _not_found(side: Side, output: str) -> tuple[str, ...]:
+    """Return the tests of which pytest says that their files do not have them."""
+    named = {line.partition(_NOT_FOUND)[2] for line in output.splitlines() if _NOT_FOUND in line}
+    return tuple(
+        test
+        for test in side.tests
+        if "::" in test and os.path.normpath(side.folder / test) in map(os.path.normpath, named)
+    )
+
+
+def _broken(output: str) -> dict[str, str]:
+    """Return the files that pytest could not import, each with the error's last line."""
+    broken: dict[str, str] = {}
+    file = ""
+    for line in output.splitlines():
+        if found := _COLLECTING.match(line):
+            file = found["file"]
+            broken[file] = "its collection failed"
+        elif file and line.startswith("E  "):
+            broken[file] = abridged(line[1:])
+        elif line.startswith(("====", "____")):
+            file = ""
+    return broken
 
 
 # The parts of a cell's id besides its name.

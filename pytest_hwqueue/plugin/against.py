@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.bisection import commit_of, is_in, shallow, top_level
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
 from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
 from pytest_hwqueue.interleaved.sides import SideRequest, open_sides, with_median
 from pytest_hwqueue.interleaved.variants import SideVariant
 from pytest_hwqueue.plugin.state import wrong_usage
+from pytest_hwqueue.processes.git import commit_of, is_in, shallow, top_level
 from pytest_hwqueue.processes.reaper import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -65,30 +66,39 @@ class Against:
         self._gate = gate
         self._say = say
         self._here = config.invocation_params.dir
+        with wrong_usage("--hwq-against"):
+            self._tests, self._theirs = self._chosen()
+
+    def _chosen(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the session's tests, and those that the other commit may have.
+
+        Raises:
+            HwqError: if there is no such commit, or it has none of them.
+
+        """
+        config, ref = self._config, self._ref
         top = top_level(self._here)
         if top is None or not config.rootpath.resolve().is_relative_to(top.resolve()):
-            raise pytest.UsageError(
-                f"--hwq-against: {config.rootpath}, where the tests are, is in no git repository"
-            )
+            raise HwqError(f"{config.rootpath}, where the tests are, is in no git repository")
         if commit_of(self._here, ref) is None:
-            raise pytest.UsageError(
-                f"--hwq-against: {ref!r} is no commit, branch or tag of {top}{shallow(top)}"
-            )
-        self._tests = tuple(_from(self._here, argument) for argument in config.args)
+            raise HwqError(f"{ref!r} is no commit, branch or tag of {top}{shallow(top)}")
+        tests = tuple(_from(self._here, argument) for argument in config.args)
         # A file that is new here has nothing to compare: its cells are missing there.
-        files = {test: test.partition("::")[0] for test in self._tests}
-        self._theirs = tuple(
+        files = {test: test.partition("::")[0] for test in tests}
+        theirs = tuple(
             test
             for test, file in files.items()
             if not (self._here / file).exists() or is_in(self._here, ref, file)
         )
-        if not self._theirs:
-            raise pytest.UsageError(
-                f"--hwq-against: {ref} does not have {', '.join(self._tests)}; name tests that "
-                "both versions have"
+        if not theirs:
+            raise HwqError(
+                f"{ref} does not have {', '.join(tests)}; name tests that both versions have"
             )
+        return tests, theirs
 
-    def judge(self, nodeids: Sequence[str], among: int = 1) -> tuple[Judgement, dict[str, str]]:
+    def judge(
+        self, nodeids: Sequence[str], among: int = 1, *, whole: bool = False
+    ) -> tuple[Judgement, dict[str, str]]:
         """Measure tests on both sides and judge them; return also which test measures each cell.
 
         The runs may measure cells that the session's own run did not.
@@ -96,6 +106,7 @@ class Against:
         Args:
             nodeids: of this session's tests; those absent from the other commit are missing.
             among: see `InterleavedJudging`.
+            whole: these are all tests of this session, so the other commit's others are lost.
 
         Raises:
             pytest.UsageError: if a side cannot be measured.
@@ -120,7 +131,7 @@ class Against:
             with signals_interrupt(), open_sides(
                 requests, self._here, settings.setup, folder, self._say
             ) as sides, measure.described(sides):  # fmt: skip
-                judgement = interleave(sides, judging, measure, self._say, only=nodeids)
+                judgement = interleave(sides, judging, measure, self._say, only=nodeids, lost=whole)
         return judgement, judging.nodes("new")
 
     def _own_basetemp(self, folder: Path) -> list[str]:

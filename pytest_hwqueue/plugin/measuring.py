@@ -45,7 +45,7 @@ class Replication:
 
     def __init__(
         self, runner: Runner, items: Sequence[pytest.Item], runs: int, judge: Measuring,
-        budget: Budget,
+        budget: Budget, most_failed: int,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._items = {item.nodeid: item for item in items}
@@ -54,6 +54,9 @@ class Replication:
         self._budget = budget
         budget.replicate(items, runs)
         self._held: dict[str, list[pytest.TestReport]] = {}
+        # Those that failed, after so many of which pytest is to stop (-x, --maxfail).
+        self._failed: set[str] = set()
+        self._most_failed = most_failed
         # Tests that have measured, whatever they called themselves then: skipped, or xfailed.
         self._measured: set[str] = set()
         self._done = False
@@ -76,15 +79,21 @@ class Replication:
             if not self._budget.round_fits(run, [item.nodeid for item in sound]):
                 return
             self._round(run, sound)
+            if self._stops():
+                return
         while wanted := self._judge.wanted():
             run += 1
             if not self._budget.round_fits(run, wanted):
                 return
             self._round(run, by_worker([self._items[nodeid] for nodeid in wanted]))
+            if self._stops():
+                return
 
     def _round(self, run: int, items: Sequence[pytest.Item]) -> None:
         self._runner.begin_round(run, items)
         for item in items:
+            if self._stops():
+                return
             held: list[pytest.TestReport] = []
             with self._budget.running(item.nodeid) as may_begin:
                 if not may_begin:
@@ -93,8 +102,15 @@ class Replication:
             for report in held:
                 if self._judge.taken(report):
                     self._measured.add(item.nodeid)
-            if item.nodeid not in self._held or any(report.failed for report in held):
+            failed = any(report.failed for report in held)
+            if item.nodeid not in self._held or failed:
                 self._held[item.nodeid] = held
+            if failed:
+                self._failed.add(item.nodeid)
+
+    def _stops(self) -> bool:
+        """Whether as many tests have failed as pytest is to stop after."""
+        return 0 < self._most_failed <= len(self._failed)
 
     def _is_sound(self, item: pytest.Item) -> bool:
         """Whether a test has measured in each run so far, or passed; others would do as before."""
@@ -146,7 +162,9 @@ class Measuring:
             from pytest_hwqueue.plugin.scenario_items import Runner
 
             runner = Runner(self._isolation, self._sink())
-            self._replication = Replication(runner, possible, runs, self, budget)
+            self._replication = Replication(
+                runner, possible, runs, self, budget, config.option.maxfail or 0
+            )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -154,7 +172,11 @@ class Measuring:
         self.session.prepare()
         result = yield
         if self._regression is not None:
-            reports = [*self._regression.undelivered, *self._regression.missing()]
+            reports = [
+                *self._regression.undelivered,
+                *self._regression.missing(),
+                *self._regression.not_measured(),
+            ]
             if not (reports or session.testsfailed):
                 # A session that fails says why already.
                 reports = self._regression.unjudged()

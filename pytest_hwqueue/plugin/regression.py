@@ -117,6 +117,8 @@ class Regression:
         self._runs: Counter[str] = Counter()
         self._asked: dict[str, int] = {}
         self._against: Against | None = None
+        # Why nothing could be measured against the other commit.
+        self._not_against = ""
         # What is known of the causes of slow requests, by cell; goes with verdicts that fail.
         self._causes: dict[str, str] = {}
         if settings.compare:
@@ -284,19 +286,26 @@ class Regression:
             self.undelivered.append(_failed_report(f"{label}::{nodeid}", (label, nodeid), said))
 
     def missing(self) -> list[pytest.TestReport]:
-        """Return a failed report for each cell of the baseline that should have been measured."""
+        """Return a failed report for each cell that only one side has."""
         if self._settings.on.get("missing") != "fail":
             return []
         return [
             _failed_report(
                 f"{judgement.baseline}::{cell.cell_id}",
                 (judgement.baseline, cell.cell_id),
-                f"{cell.cell_id} is in {judgement.baseline} and was not measured: {cell.reason} "
-                "(--hwq-on=missing:fail)",
+                f"{cell.cell_id} is missing in the comparison with {judgement.baseline}: "
+                f"{cell.reason} (--hwq-on=missing:fail)",
             )
             for judgement in self.judgements()
             for cell in judgement.missing
         ]
+
+    def not_measured(self) -> list[pytest.TestReport]:
+        """Return a failed report if the other commit could not be measured."""
+        if not self._not_against:
+            return []
+        ref = self._settings.against
+        return [_failed_report(f"--hwq-against={ref}", (ref, "is not measured"), self._not_against)]
 
     def unjudged(self) -> list[pytest.TestReport]:
         """Return a failed report if what was asked for judged or stored nothing at all."""
@@ -376,7 +385,8 @@ class Regression:
         """Measure against the other commit: what the baseline convicts, or all without one."""
         if not self._settings.compare:
             nodes = list(dict.fromkeys(self._nodes[cell] for cell in self._runs))
-            return [self._judged_against(against, nodes)] if nodes else []
+            found = self._judged_against(against, nodes, whole=True) if nodes else None
+            return [] if found is None else [found]
         return [self._confirm(against, judgement) for judgement in judgements]
 
     def _confirm(self, against: Against, judgement: Judgement) -> Judgement:
@@ -385,10 +395,21 @@ class Regression:
         if not nodes:
             return judgement
         found = self._judged_against(against, nodes, among=judgement.compared)
+        if found is None:
+            # What is not confirmed is not acquitted either.
+            return judgement
         return confirmed(judgement, {(each.cell_id, each.figure): each for each in found.verdicts})
 
-    def _judged_against(self, against: Against, nodes: Sequence[str], among: int = 1) -> Judgement:
-        judgement, measured_by = against.judge(nodes, among)
+    def _judged_against(
+        self, against: Against, nodes: Sequence[str], among: int = 1, *, whole: bool = False
+    ) -> Judgement | None:
+        """Return the judgement, or None if the other commit cannot be measured."""
+        try:
+            judgement, measured_by = against.judge(nodes, among, whole=whole)
+        except pytest.UsageError as error:
+            # The session has measured: it keeps its figures, and fails.
+            self._not_against = str(error)
+            return None
         self._nodes = {**measured_by, **self._nodes}
         return judgement
 

@@ -31,6 +31,7 @@ from pytest_hwqueue.records.cell import (
 )
 from pytest_hwqueue.records.files import make_session_folder, session_name
 from pytest_hwqueue.records.noise import Provenance, provenance_of
+from pytest_hwqueue.records.sealed import sealed
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation
 from pytest_hwqueue.redaction import redacted, redacted_command
@@ -147,7 +148,7 @@ class MeasuringSession:
             make_session_folder(self.folder)
         for place, path, text in self._texts(None, False):
             with wrong_usage(place, OSError):
-                write_text(path, text)
+                write_text(path, sealed(text))
 
     def claim(self, cell_id: str, nodeid: str) -> None:
         """Note that a test measures a cell.
@@ -185,7 +186,7 @@ class MeasuringSession:
         written = True
         for _, path, text in self._texts(now(), interrupted, self._scaled(), verdicts):
             try:
-                write_text(path, text)
+                write_text(path, sealed(text))
             except RecordError as error:
                 # The other may be on another disk.
                 self.problems.append(str(error))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
-from pytest_hwqueue.errors import RecordError, files, translated
+from pytest_hwqueue.errors import RecordError, files, translated, within
 from pytest_hwqueue.metrics.contention import Contention
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, PriorityEffect
@@ -28,6 +28,7 @@ from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.records.bounds import LatencyBounds
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, record_path
 from pytest_hwqueue.records.noise import Causes, NoiseRound
+from pytest_hwqueue.records.sealed import SealedData, contradictions, read_sealed, sealed
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
@@ -326,7 +327,7 @@ class RanksSummary(PlainData):
     parts: list[RankPart] = Field(default_factory=list)
 
 
-class RunRecord(LatencyBounds, PlainData):
+class RunRecord(LatencyBounds, SealedData):
     """What happened in one cell."""
 
     schema_version: Literal[3] = 3
@@ -464,7 +465,7 @@ class SweepScaling(PlainData):
     scaling: Scaling
 
 
-class SessionFile(PlainData):
+class SessionFile(SealedData):
     """All records of a session in one file."""
 
     schema_: Annotated[
@@ -496,13 +497,45 @@ def now() -> str:
 def write_record(folder: Path, record: RunRecord) -> Path:
     """Write a record into ``folder``; return its path. RecordError if it cannot be written."""
     path = record_path(folder, record.cell_id)
-    write_text(path, record.model_dump_json())
+    write_text(path, sealed(record.model_dump_json()))
     return path
 
 
 def read_record(path: Path) -> RunRecord:
     """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
-    return read_model(path, RunRecord, "a record")
+    record, has_seal = read_sealed(path, RunRecord, "a record")
+    if not has_seal:
+        with within(str(path)):
+            require_own_figures(record)
+    return record
+
+
+def require_own_figures(record: RunRecord) -> None:
+    """Refuse a record whose latencies are not those of its samples.
+
+    Raises:
+        RecordError: with the first that is not.
+
+    """
+    samples, metrics = record.samples, record.metrics
+    if samples is None:
+        return
+    judged = samples.host_ns
+    if record.primary.per != "iteration":
+        judged = samples.tags_ns.get(record.primary.name, [])
+    series = [
+        ("latency", metrics.latency, judged),
+        ("pace", metrics.pace, samples.pace_ns),
+        ("iteration", metrics.iteration, samples.host_ns),
+        ("device_time", metrics.device_time, samples.device_ns),
+        *(
+            (f"tags.{tag}", summary, samples.tags_ns.get(tag, []))
+            for tag, summary in metrics.tags.items()
+        ),
+    ]
+    for name, summary, own in series:
+        for wrong in () if summary is None else contradictions(name, summary, own):
+            raise RecordError(f"its figures are not its samples': {wrong}; measure again")
 
 
 def read_model(path: Path, model: type[Model], what: str) -> Model:

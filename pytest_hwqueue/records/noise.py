@@ -5,22 +5,20 @@ Plain data from what a traced pass saw; the same for a cell's record and a tenan
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.errors import BadInput, on_one_line
 from pytest_hwqueue.metrics.attribution import TailAttribution
 from pytest_hwqueue.metrics.cpu_events import InterruptTime, LaunchPairs
 from pytest_hwqueue.metrics.critical_path import in_words
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData
+from pytest_hwqueue.processes.git import git
 from pytest_hwqueue.tracing.perf_events import Level, Refusal
 
 if TYPE_CHECKING:
@@ -197,44 +195,15 @@ def provenance_of(folder: Path, stated: str = "") -> Provenance:
     return Provenance(git_commit=commit, git_dirty=described.endswith(_DIRTY), unknown="")
 
 
-@cache
-def _of_one_repository() -> frozenset[str]:
-    """Return the variables that name a repository, as a hook is run with: git itself lists them.
-
-    They would name the hook's wherever git is asked. Settings given by variables (whose folders are
-    safe, say) name none.
-    """
-    asked = subprocess.run(
-        ["git", "rev-parse", "--local-env-vars"], stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    return frozenset(n for n in asked.stdout.split() if not n.startswith("GIT_CONFIG"))
-
-
-def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git in a folder; OSError if it cannot be run there."""
-    environment = dict(os.environ)
-    if any(name.startswith("GIT_") for name in environment):
-        for name in _of_one_repository():
-            environment.pop(name, None)
-    # Refreshing the index must not take its lock from who works in the tree.
-    environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    return subprocess.run(
-        ["git", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
 def _describe(folder: Path) -> tuple[str | None, str]:
     """Return the commit, marked if it is dirty; or None, and what git says instead."""
     try:
         done = git(folder, "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*")
     except OSError as error:
         return None, f"git cannot be run: {error.strerror or error}"
-    text = done.stdout.strip()
-    if done.returncode == 0 and is_commit(text):
-        return text, ""
-    return None, " ".join(done.stderr.split()) or "git describes no commit"
+    if done.status == 0 and is_commit(done.text):
+        return done.text, ""
+    return None, on_one_line(done.words) or "git describes no commit"
 
 
 _NS_PER_MS = 1e6

@@ -15,9 +15,10 @@ from pydantic import Field, ValidationError
 
 from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.between_runs import RunSpread, median_run
-from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
+from pytest_hwqueue.metrics.estimate import earlier_schemas
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.records.cell import Json, RunRecord, SessionInfo, SweepScaling, read_record
+from pytest_hwqueue.records.sealed import SealedData
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ SESSION_FILES = "pytest-hwqueue/session-files/"
 """How the schema of every version begins."""
 
 
-class SessionFiles(PlainData):
+class SessionFiles(SealedData):
     """``session.json``: a session, and the files in its folder that hold what it measured.
 
     ``--hwq-json`` writes the records themselves, as a `SessionFile`.

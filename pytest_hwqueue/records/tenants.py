@@ -10,9 +10,10 @@ from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
-from pytest_hwqueue.records.cell import Json, SchedulerProof, Status, read_model
+from pytest_hwqueue.records.cell import Json, SchedulerProof, Status
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version
 from pytest_hwqueue.records.noise import Causes, NoiseRound
+from pytest_hwqueue.records.sealed import SealedData, read_sealed, sealed
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.tracing.cpu_counters import CpuCounters
@@ -136,7 +137,7 @@ LOOK_ERROR = 0.05
 """Of a goal: that it is called met or missed, and is not, at all looks at it together."""
 
 
-class ColocationRecord(PlainData):
+class ColocationRecord(SealedData):
     """What happened when tenants ran together once."""
 
     schema_version: Annotated[Literal[2], earlier_schemas(2, 1)] = 2
@@ -198,9 +199,9 @@ class ColocationRecord(PlainData):
 
 def write_colocation(path: Path, record: ColocationRecord) -> None:
     """Write a record; RecordError if it cannot be written."""
-    write_text(path, record.model_dump_json())
+    write_text(path, sealed(record.model_dump_json()))
 
 
 def read_colocation(path: Path) -> ColocationRecord:
     """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
-    return read_model(path, ColocationRecord, "a co-location's record")
+    return read_sealed(path, ColocationRecord, "a co-location's record")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
@@ -162,8 +163,13 @@ def by_severity(verdicts: Iterable[CellVerdict]) -> list[CellVerdict]:
 
 
 def _counts(judgement: Judgement) -> str:
-    """Return the number of verdicts in each state, such as ``2 regressions, 11 pass``."""
-    found = [(judgement.count(state), state) for state in SEVERITY]
+    """Return the number of cells in each state, such as ``2 regressions, 11 pass``.
+
+    A cell counts once, by its worst figure, as those do that are missing.
+    """
+    worst = {each.cell_id: each.verdict.state for each in reversed(by_severity(judgement.verdicts))}
+    by_state = Counter(worst.values())
+    found = [(by_state[state], state) for state in SEVERITY]
     parts = [
         counted(count, state) if state in _NOUNS else f"{count} {state}"
         for count, state in found

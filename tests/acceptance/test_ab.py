@@ -160,5 +160,66 @@ def test_against_another_commit_in_a_session(
         assert "is a regression against" in output
         assert f"::error file=test_{test}.py" in output
         assert f"FAILED test_{test}.py::test_{test}" in output
-    assert ("(measured by B only): test_new.py::test_new" in output) == bool(new)
+    assert ("(A has no such test): test_new.py::test_new" in output) == bool(new)
     assert left_behind(project) == []
+
+
+# Measures without a device that others may hold.
+SIMULATED = """
+def test_{}(hwq, hwq_device):
+    hwq.measure(hwq_device.kernel_of(200_000), streams=1)
+"""
+
+
+def against_the_one_before(project: Path, *arguments: str) -> tuple[int, str]:
+    process = started(
+        project, "pytest", "-p", plugin_name(), "-p", "no:cacheprovider", "--hwq-against=HEAD~1",
+        "--hwq-pairs=3", "--hwq-rate=20%", "--hwq-device=sim:h200", "--hwq-iterations=20",
+        "--hwq-warmup=1", "--hwq-fail-on=p50", *arguments, COLUMNS="200",
+        PYTHONPATH=f"{project}{os.pathsep}{ROOT}",
+    )  # fmt: skip
+    output, said = process.communicate(timeout=300)
+    assert left_behind(project) == []
+    return process.returncode, output + said
+
+
+@pytest.mark.slow
+def test_what_one_commit_cannot_run_is_missing_by_name_and_the_rest_stands(tmp_path: Path) -> None:
+    project = new_repository(tmp_path / "project")
+    commit(
+        project, "broken", test_common=SIMULATED.format("common"),
+        test_repaired=f"import gone\n{SIMULATED.format('repaired')}",
+        test_names=SIMULATED.format("old_name") + "\ndef test_plain(): pass\n",
+    )  # fmt: skip
+    commit(
+        project, "repaired", test_repaired=SIMULATED.format("repaired"),
+        test_names=SIMULATED.format("new_name"),
+    )  # fmt: skip
+    named = ("test_common.py", "test_repaired.py", "test_names.py::test_new_name")
+    for tests in (named, ("test_common.py", "test_repaired.py", "test_names.py")):
+        status, output = against_the_one_before(project, *tests)
+        assert status == 0, output
+        assert "missing (test_repaired.py does not import in A: ModuleNotFoundError" in output
+        assert "No module named 'gone'): test_repaired.py::test_repaired[" in output
+        assert "missing (A has no such test): test_names.py::test_new_name[" in output
+        renamed = "missing (B has no such test): test_names.py::test_old_name[" in output
+        assert renamed == (tests != named)
+        missing = 3 if renamed else 2
+        assert f"Against HEAD~1: 1 pass, {missing} missing" in output
+
+
+@pytest.mark.slow
+def test_where_the_other_commit_cannot_be_measured_the_session_keeps_its_figures(
+    tmp_path: Path,
+) -> None:
+    project = new_repository(tmp_path / "project")
+    good = SIMULATED.format("common")
+    commit(project, "broken", test_common=f"import gone\n{good}")
+    commit(project, "repaired", test_common=good)
+    status, output = against_the_one_before(project, "test_common.py")
+    assert status == 1, output
+    assert "1 failed, 1 passed" in output
+    assert "A: pytest cannot collect the tests" in output
+    assert "No module named 'gone'" in output
+    assert "hardware queues" in output
+    assert len(list(project.glob(".hwqueue/*/test_common*.json"))) == 1

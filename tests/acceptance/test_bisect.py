@@ -22,7 +22,16 @@ def test_the_slow_commit_is_named_and_a_broken_one_skipped(tmp_path: Path) -> No
         )
         for number in range(6)
     ]  # fmt: skip
-    command = ("pytest_hwqueue", "bisect", "test_product.py", "main~5", "main", *SHORT)
+    command = (
+        "pytest_hwqueue",
+        "bisect",
+        "test_product.py",
+        "main~5",
+        "main",
+        *SHORT,
+        "--pairs",
+        "5",
+    )
     process = started(folder, *command)
     output, said = process.communicate(timeout=300)
     assert process.returncode == 0, output + said

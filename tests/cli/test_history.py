@@ -99,7 +99,12 @@ def test_bisect_ends_in_one_sentence_and_goes_on_with_its_state(
 
     subprocess.run(["git", "init", "-q", "-b", "main"], check=True)
     Path("test_mine.py").write_text("")
+    empty = commit(9)
+    subprocess.run(["git", "add", "test_mine.py"], check=True)
     first, *_ = [commit(number) for number in range(3)]
+    result = hwq("bisect", "test_mine.py::test", empty, "main")
+    assert (result.exit_code, not Path(".hwqueue").exists()) == (2, True)
+    assert f"GOOD: {empty} does not have test_mine.py" in result.output
     seen = []
 
     def search(state: bisection.BisectState, *rest: Any) -> bisection.Finding:

@@ -9,12 +9,14 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from pytest_hwqueue.devices.host import HostDevice, HostEvent, HostPool, host_event
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.doctor.checks import describe_machine
 from pytest_hwqueue.errors import DeviceError
 
 from .marks import PATIENCE_S, within_patience
@@ -295,3 +297,16 @@ def test_memory_peaks_count_from_a_reset(
     monkeypatch.setattr(Path, "write_text", refused)
     assert "cannot be reset: [Errno 13]" in (device.reset_memory() or "")
     assert device.memory_bytes().keys() == {"process_resident"}
+
+
+def test_without_proc_the_cpu_says_to_mount_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def process() -> None:
+        raise psutil.NoSuchProcess(1)
+
+    monkeypatch.setattr(psutil, "Process", process)
+    with pytest.raises(
+        DeviceError, match=r"/proc does not show this process, .*: mount /proc here"
+    ):
+        HostDevice()
+    # What `hwq doctor` says of the devices does not end with it.
+    assert "mount /proc here" in describe_machine()["Device cpu"]["cannot be opened"]

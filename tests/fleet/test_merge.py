@@ -157,3 +157,26 @@ def test_a_page_that_cannot_be_written_is_refused_first(
     refused = hwq(*arguments, "--html", tmp_path / "fleet.html")
     assert (refused.exit_code, "the report needs jinja2" in refused.stderr) == (4, True)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damaged", ["check.json", "session.json", "record"])
+def test_a_gpu_with_a_damaged_file_is_refused_alone(
+    tmp_path: Path, measured: Path, damaged: str
+) -> None:
+    gpus = fleet_of(tmp_path, 8, measured)
+    for gpu in gpus:
+        write_check(gpu, Place("node", gpu.name, "sim:h200"), 1.0)
+    pattern = {"session.json": "*/session.json", "record": "*/large*.json"}.get(damaged, damaged)
+    path = sorted(gpus[2].glob(pattern))[0]
+    path.write_bytes(b"")
+    result = hwq("fleet", "merge", tmp_path, "--json", tmp_path / "fleet.json")
+    assert result.exit_code == 1, result.output
+    found = json.loads((tmp_path / "fleet.json").read_text())
+    verdicts = {gpu["device"]: gpu["verdict"] for gpu in found["gpus"]}
+    assert verdicts["gpu2"] == "unreachable"
+    assert {verdicts[f"gpu{number}"] for number in (0, 1, 3, 4, 5, 6, 7)} == {"ok"}
+    (reasons,) = (gpu["reasons"] for gpu in found["gpus"] if gpu["device"] == "gpu2")
+    assert str(path) in str(reasons)
+    again = set(check.checked_gpus(tmp_path))
+    assert ("node", "gpu0") in again
+    assert (("node", "gpu2") in again) == (damaged != "check.json")

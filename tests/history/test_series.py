@@ -14,7 +14,7 @@ from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.history.analysis import analyse
 from pytest_hwqueue.history.series import Series, SeriesHistory, arrange
-from pytest_hwqueue.interleaved.bisection import CommitLine
+from pytest_hwqueue.processes.git import CommitLine
 from pytest_hwqueue.records.cell import RunRecord
 
 MakeRecord = Callable[..., RunRecord]

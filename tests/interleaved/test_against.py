@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from pytest_hwqueue.gate.verdict import P99, GateSettings, State, Verdict
-from pytest_hwqueue.interleaved.bisection import commit_of, shallow
 from pytest_hwqueue.plugin.against import Against, confirmed
+from pytest_hwqueue.processes.git import commit_of, shallow
 from pytest_hwqueue.settings.reading import read_settings
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -55,6 +56,12 @@ def test_a_commit_must_exist_and_its_runs_get_the_sessions_options_and_not_its_t
     with pytest.raises(pytest.UsageError, match=r"--hwq-against: .*is in no git repository"):
         against("nowhere")
     git(pytester.path, "init", "-q", ".")
+    with monkeypatch.context() as patched:
+        # As in a job's container: git's words are passed on, and name the cure.
+        patched.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+        patched.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+        with pytest.raises(pytest.UsageError, match=r"(?s)--hwq-against: .*--add safe\.directory"):
+            against("HEAD")
     git(pytester.path, "commit", "-q", "--allow-empty", "-m", "one")
     with pytest.raises(pytest.UsageError, match="'nowhere' is no commit, branch or tag"):
         against("nowhere")

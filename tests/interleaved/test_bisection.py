@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,9 +25,6 @@ from pytest_hwqueue.interleaved.bisection import (
     Outcome,
     bisect,
     bracket,
-    commit_of,
-    commits_between,
-    is_ancestor,
     next_place,
     read_state,
     write_state,
@@ -34,6 +32,7 @@ from pytest_hwqueue.interleaved.bisection import (
 from pytest_hwqueue.interleaved.session import CommitComparison, Measured
 from pytest_hwqueue.interleaved.sides import Side, SideRequest
 from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.processes.git import commit_of, commits_between, is_ancestor
 from pytest_hwqueue.records.cell import RunRecord
 from tests.interleaved.repositories import make_side, quick_record
 
@@ -76,10 +75,14 @@ class Toy:
     def __init__(
         self, repository: Path, folder: Path, slow: int, *, seed: int = 0,
         broken: Sequence[int] = (), failing: Sequence[int] = (), pairs: int = 12,
+        keep_pairs: bool = False,
     ) -> None:  # fmt: skip
         self.start = new_state(repository)
         self.file = folder / "bisect.json"
         self.runs = 0
+        self.said: list[str] = []
+        # A minute passes between two looks at it.
+        self._clock = count(0, 60)
         self._numbers = {self.start.good: 0} | {
             each.commit: place for place, each in enumerate(self.start.commits, start=1)
         }
@@ -87,13 +90,14 @@ class Toy:
         self._noise, self._seeds = np.random.default_rng(seed), count()
         self._compare = CommitComparison(
             repository, folder, SideVariant(), "", ("p99", "p50"), GateSettings(pairs=pairs),
-            False, lambda _: None, open_sides=self._sides, measuring=lambda *_: cast("Any", self),
+            False, lambda _: None, keep_pairs, open_sides=self._sides,
+            measuring=lambda *_: cast("Any", self),
         )  # fmt: skip
 
     def run(self, state: BisectState | None = None) -> Finding:
         return bisect(
             state or self.start, self._compare, self._pairs,
-            lambda state: write_state(self.file, state), lambda _: None,
+            lambda state: write_state(self.file, state), self.said.append, self._clock.__next__,
         )  # fmt: skip
 
     @property
@@ -225,6 +229,38 @@ def test_an_interrupted_search_goes_on_where_it_was(repository: Path, tmp_path: 
     astray = Toy(repository, tmp_path / "led", 40)
     finding = astray.run(whole.state.model_copy(update={"comparisons": led}))
     assert finding.ending == "not-confirmed"
+
+
+def test_pairs_that_were_asked_for_are_kept_or_refused_before_a_run(
+    repository: Path, tmp_path: Path
+) -> None:
+    kept = Toy(repository, tmp_path / "kept", 23, pairs=6, keep_pairs=True)
+    said = "--pairs: 6 cannot show a regression at a rate of 1 % among 4 figures; 11 can"
+    with pytest.raises(HwqError, match=re.escape(said)):
+        kept.run()
+    assert kept.runs == 0
+    enough = Toy(repository, tmp_path / "enough", 23, pairs=11, keep_pairs=True)
+    assert named(enough.run()) == "commit 23"
+    assert {each.pairs for each in enough.state.comparisons} == {11}
+
+
+def test_how_long_the_rest_takes_is_said_after_each_comparison(
+    repository: Path, tmp_path: Path
+) -> None:
+    toy = Toy(repository, tmp_path, 23)
+    toy.run()
+    estimates = [each for each in toy.said if each.startswith("that took")]
+    assert estimates[0] == "that took 1 min; 7 comparisons more, if each takes as long, 7 min"
+    assert estimates[-1] == "that took 1 min; 1 comparison more, if each takes as long, 1 min"
+    assert len(estimates) == len(toy.state.comparisons) - 1 == 7
+
+
+def test_ends_that_cannot_be_measured_are_called_as_the_user_did(
+    repository: Path, tmp_path: Path
+) -> None:
+    for number, name in ((0, "GOOD"), (COMMITS, "BAD")):
+        with pytest.raises(HwqError, match=f"^{name}: --setup ended"):
+            Toy(repository, tmp_path / name, 23, broken=(number,)).run()
 
 
 def test_a_damaged_state_and_what_is_no_ancestor_are_refused(

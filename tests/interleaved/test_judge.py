@@ -191,14 +191,40 @@ def test_what_cannot_be_compared_at_all_ends_the_session_at_once(
     assert len(session.asked) == runs
 
 
-def test_cells_of_one_side_only_are_missing() -> None:
+def test_cells_of_one_side_only_are_missing_with_what_happened_to_their_tests() -> None:
     good = run_of()
-    judgement = Session(
-        lambda name, number: [*good(name, number), make_record(f"only {name}", number)]
-    ).judgement()
+    judging = InterleavedJudging(("p99",), GateSettings(), ("A", "B"), "one")
+    common = [f"file.py::test_{cell}" for cell in "abc"]
+    a = make_side(
+        "A", collected=(*common, "file.py::test_only A", "file.py::test_gone"),
+        broken={"new.py": "ModuleNotFoundError: No module named 'new'"},
+    )  # fmt: skip
+    b = make_side(
+        "B", collected=(*common, "file.py::test_only A", "file.py::test_later", "new.py::test")
+    )
+    asked: list[list[str]] = []
+
+    def measure(side: Side, number: int, nodes: Sequence[str] | None) -> Measured:
+        asked.append(list(nodes or ()))
+        mine = {"A": [("only A", "file.py::test_only A"), ("gone", "file.py::test_gone")],
+                "B": [("later", "file.py::test_later"), ("new", "new.py::test")]}  # fmt: skip
+        own = [make_record(cell, number, nodeid=node) for cell, node in mine[side.name]]
+        return Measured([*good(side.name, number), *own], "")
+
+    only = [*common, "file.py::test_later", "new.py::test"]
+    judgement = interleave((a, b), judging, measure, print, only, lost=True)
     assert [(each.cell_id.partition("[")[0], each.reason) for each in judgement.missing] == [
-        ("only A", "measured by A only"), ("only B", "measured by B only"),
+        ("gone", "B has no such test"), ("later", "A has no such test"),
+        ("new", "new.py does not import in A: ModuleNotFoundError: No module named 'new'"),
+        ("only A", "measured by A only"),
     ]  # fmt: skip
+    # What the new side has lost is measured once, and only where all tests are.
+    assert asked[0] == [*common, "file.py::test_gone"]
+    assert asked[3] == common
+    with pytest.raises(
+        HwqError, match=r"label A has none of .*: new\.py does not import in A: Mod"
+    ):
+        interleave((a, b), judging, measure, print, ["new.py::test"])
 
 
 def test_a_noisy_tail_is_no_pass_and_the_median_convicts() -> None:

@@ -14,9 +14,9 @@ import pytest
 from pytest_hwqueue import suite
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.interleaved import sides as module
-from pytest_hwqueue.interleaved.bisection import commit_of, is_changed, worktree
 from pytest_hwqueue.interleaved.sides import Side, SideRequest, is_same, open_sides
 from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
+from pytest_hwqueue.processes.git import commit_of, is_changed, worktree
 from tests.interleaved.repositories import git, make_side
 
 
@@ -26,7 +26,7 @@ def _repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Where the worktrees are made, so that a test sees what stays.
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    monkeypatch.setattr(module, "_collect", lambda side, logs: [])
+    monkeypatch.setattr(module, "_collected", lambda side, logs: side)
     folder = tmp_path / "repository"
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")
@@ -100,6 +100,28 @@ def test_no_code_may_come_from_another_tree_of_the_repository(repository: Path) 
     outside = repository.parent / "outside"
     outside.mkdir()
     assert module._trees(outside, [outside, repository])[0].working == str(outside)
+
+
+def test_filters_left_out_and_commits_lacking_are_said(repository: Path) -> None:
+    (repository / ".gitattributes").write_text("*.weights filter=lfs\n")
+    (repository / "a.weights").write_text("pointer")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "three")
+    git(repository, "config", "filter.lfs.process", "no-such-program")
+    git(repository, "config", "filter.lfs.required", "true")
+    with opened(repository, "main", None, "part/test_old.py") as (a, b):
+        assert (a.changed, b.changed) == (False, False)
+    assert any("A: git could not run all its filters (lfs)" in text for text in SAID)
+    assert not any("merge base" in text for text in SAID)
+    git(repository, "config", "--remove-section", "filter.lfs")
+    git(repository, "checkout", "-q", "-b", "side", "one")
+    with opened(repository, "main", ".", "part/test_old.py"):
+        pass
+    base = git(repository, "rev-parse", "one")[:10]
+    assert any("2 commits of A are not in B" in text and base in text for text in SAID)
+    # Of two commits, the later one may be meant to come first.
+    with opened(repository, "main", "one", "part/test_old.py"):
+        assert not any("not in B" in text for text in SAID)
 
 
 def test_without_tests_the_suite_is_measured(repository: Path) -> None:

@@ -74,7 +74,7 @@ def measured(
         kept = Budget(config, items)
         patch.setattr(kept, "_earlier_s", earlier_s)
         runner: Any = Measures(clock, took_s)
-        Replication(runner, items, runs, runner, kept).reports(items[0])
+        Replication(runner, items, runs, runner, kept, 0).reports(items[0])
     return runner, kept.left_out
 
 

@@ -9,8 +9,8 @@ import pytest
 from pytest_hwqueue import __version__
 from pytest_hwqueue.devices.fingerprint import Fingerprint, differences
 from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.processes.git import git as asked_git
 from pytest_hwqueue.records.noise import Provenance, is_commit, provenance_of
-from pytest_hwqueue.records.noise import git as asked_git
 from tests.interleaved.repositories import git
 
 SHA = "0" * 40
@@ -51,7 +51,7 @@ def test_only_a_change_of_what_git_tracks_makes_a_tree_dirty(
     for name, text in (("COUNT", "1"), ("KEY_0", "core.hooksPath"), ("VALUE_0", "given")):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", text)
     assert provenance_of(tree).git_commit == commit
-    assert asked_git(tree, "config", "core.hooksPath").stdout == "given\n"
+    assert asked_git(tree, "config", "core.hooksPath").output == "given\n"
     monkeypatch.setenv("PATH", "/nonexistent")
     found = provenance_of(tree)
     assert found.git_commit is None

@@ -144,7 +144,7 @@ def test_stored_figures_follow_from_the_samples(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "parts"),
     [
-        (CELL, ["metrics latency mean", "metrics throughput 0 value", "metrics device_time n"]),
+        (CELL, ["metrics latency mean", "metrics throughput 0 value", "metrics device_time max"]),
         (TRACED, ["tenants 0 completed", "tenants 0 latency_ns 3",
                   "tenants 0 causes tails p99 threshold_ms"]),
     ],

@@ -87,6 +87,10 @@ class SessionCalls:
         """A part of the test has ended; the data is pytest's, `packed`."""
 
     @one_way
+    def exits(self, reason: str, returncode: int | None) -> None:
+        """The test has called ``pytest.exit``, which ends the session."""
+
+    @one_way
     def warning(
         self, text: str, category: str, file: str, line: int, nodeid: str,
         location: tuple[str, int, str] | None,

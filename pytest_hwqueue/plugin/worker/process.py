@@ -27,7 +27,7 @@ from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.worker.calls import SessionCalls, WorkerStart
 from pytest_hwqueue.plugin.worker.services import Fitness
-from pytest_hwqueue.plugin.worker.test_run import packed
+from pytest_hwqueue.plugin.worker.test_run import LISTED, packed
 from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded, keep_output
 from pytest_hwqueue.processes.remote import remote
 from pytest_hwqueue.processes.unwatched import stop_coverage
@@ -43,6 +43,31 @@ _HALF_OF_OUTPUT = 500_000
 _TRACKED = pytest.StashKey[list[None]]()
 
 
+class _Listed:
+    """A worker's terminal: passes on to its log what is written, and keeps some for the session.
+
+    Attributes:
+        kept: what was written while ``keeps``.
+        keeps: whether a test runs, and not pytest's reporter, of which the session has its own.
+
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.kept = ""
+        self.keeps = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write to the log, and keep the text."""
+        if self.keeps:
+            self.kept += text
+        written: int = self._file.write(text)
+        return written
+
+
 class WorkerPlugin:
     """Runs the tests it is sent, one after the other."""
 
@@ -53,6 +78,7 @@ class WorkerPlugin:
         self._sink = RecordSink(start.records, start.command, session)
         self._start = start
         self._pid = os.getpid()
+        self._listed: _Listed | None = None
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="hwq-commands", daemon=True).start()
 
@@ -83,6 +109,9 @@ class WorkerPlugin:
         gc.freeze()
         # A conftest may have started it.
         stop_coverage()
+        self._list_for_session()
+        # pytest has put its own in place by now.
+        _refuse_debugger()
         self._channel.send("ready")
         self._fitness = Fitness()
         promised: pytest.Item | None = None
@@ -96,7 +125,11 @@ class WorkerPlugin:
                 session._setupstate.teardown_exact(item)
             promised = items.get(command["next"])
             self._sink.key = command["key"]
-            session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
+            try:
+                session.config.hook.pytest_runtest_protocol(item=item, nextitem=promised)
+            except pytest.exit.Exception as error:
+                self._sink.session.exits(error.msg, error.returncode)
+                raise
             self._forget_reports()
             report_now()
             unfit = self._sink.retire_process or not self._fitness.is_left()
@@ -144,6 +177,20 @@ class WorkerPlugin:
     # Likewise what its teardown leaves.
     pytest_runtest_teardown = pytest_runtest_call
 
+    def _list_for_session(self) -> None:
+        """Keep what pytest lists as a test runs: its fixtures (--setup-show), its log lines."""
+        config, reporter = self._config, self._reporter()
+        live = config.getoption("log_cli_level") is not None or config.getini("log_cli")
+        if reporter is not None and (live or config.option.setupshow):
+            self._listed = reporter._tw._file = _Listed(reporter._tw._file)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logstart(self) -> Generator[None, None, None]:
+        """Let the reporter write for the log alone."""
+        yield
+        if self._listed is not None:
+            self._listed.kept, self._listed.keeps = "", True
+
     def _forget_reports(self) -> None:
         """Drop what this process's reporter has kept: the session has it, and prints it."""
         if (reporter := self._reporter()) is not None:
@@ -152,10 +199,18 @@ class WorkerPlugin:
     def _reporter(self) -> Any:
         return self._config.pluginmanager.get_plugin("terminalreporter")
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, None, None]:
         """Send a report in pytest's serialised form."""
-        config = self._config
+        config, listed = self._config, self._listed
+        if listed is not None:
+            listed.keeps = False
+        # The reporter's look at it makes a test fail whose subtests do.
+        yield
         report.sections = [(name, _shortened(text)) for name, text in report.sections]
+        if listed is not None:
+            setattr(report, LISTED, _shortened(listed.kept))
+            listed.kept, listed.keeps = "", report.when != "teardown"
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         self._sink.session.report(packed(data))
 
@@ -183,6 +238,24 @@ class WorkerPlugin:
         config.stash[state.SINK] = self._sink
         config.stash[state.ASSIGNMENT] = self._start.assignment
         config.stash[state.PROVENANCE] = self._start.provenance
+
+
+def _refuse_debugger() -> None:
+    """Let ``breakpoint()`` and ``pdb.set_trace()`` say what lets them work: a worker has no input.
+
+    Another debugger, which PYTHONBREAKPOINT names, may need none.
+    """
+    import pdb
+
+    def refuse(*_: object, **__: object) -> None:
+        __tracebackhide__ = True
+        pytest.fail(
+            "a debugger cannot ask here, as the test is measured in a process of its own: give "
+            "--hwq-isolation=none, --pdb or --trace"
+        )
+
+    pdb.set_trace = refuse
+    pytest.set_trace = refuse
 
 
 def _shortened(text: str) -> str:

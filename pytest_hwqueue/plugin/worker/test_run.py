@@ -7,6 +7,7 @@ of xdist's workers keep these, so plugins rely on them.
 from __future__ import annotations
 
 import builtins
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from pytest_hwqueue.records.noise import NoiseRound
     from pytest_hwqueue.reports.progress import Progress
 
+
+LISTED = "hwq_listed"
+"""Attribute of a report with what pytest wrote to the worker's terminal, for the session's."""
 
 # Begins the only key of an object that stands for what JSON has no type for.
 _TAG = "\0hwq "
@@ -128,6 +132,7 @@ class ItemRun(SessionCalls):
     _reported: set[str] = field(default_factory=set)
     _began: float = field(default_factory=time.monotonic)
     _deadline: float | None = None
+    _exit: BaseException | None = None
 
     def follow(self, child: Worker, services: SchedulerServices) -> bool:
         """Pass on reports until the test ends; return True if the worker must be ended.
@@ -135,6 +140,7 @@ class ItemRun(SessionCalls):
         Raises:
             ProcessEnded: if the worker ended by itself.
             NotProven: if a service that its scheduler needs has ended.
+            pytest.exit.Exception: if the test ends the session.
 
         """
         self._child, self._services = child, services
@@ -156,6 +162,8 @@ class ItemRun(SessionCalls):
                     answer = answer_to(message, SessionCalls, self)
                     if answer is not None:
                         child.send("answer", **answer)
+                    if self._exit is not None:
+                        raise self._exit
                 elif message["kind"] == "missing":
                     why = "the worker process did not collect this test; see its log"
                     self._emit(self._failed_report(why, ""))
@@ -226,12 +234,17 @@ class ItemRun(SessionCalls):
             config=self._item.config, data=unpacked(data)
         )
         report.nodeid = self._item.nodeid
+        _show(report, self._item.config)
         if report.failed:
             self._failed(report.longreprtext, "")
         # A report brings all that was measured before it.
         self._measured = []
         self._reported.add(report.when)
         self._emit(report)
+
+    def exits(self, reason: str, returncode: int | None) -> None:
+        """End the session, as if the test had run here."""
+        self._exit = pytest.exit.Exception(reason, returncode)
 
     def warning(
         self, text: str, category: str, file: str, line: int, nodeid: str,
@@ -333,3 +346,30 @@ class ItemRun(SessionCalls):
             sections=[("worker", detail)] if detail else [],
             duration=time.monotonic() - self._began,
         )
+
+
+def _show(report: pytest.TestReport, config: pytest.Config) -> None:
+    """Write what a test would have written to the terminal if it had run here.
+
+    That is what pytest lists of its fixtures and of its log, and with ``-s`` all its output.
+    """
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    listed = vars(report).pop(LISTED, "")
+    if reporter is None:
+        return
+    if listed:
+        reporter.write(listed, flush=True)
+    how = config.getoption("capture")
+    if how not in ("no", "tee-sys"):
+        return
+    for stream in ("stdout", "stderr"):
+        # Those of a part that ended earlier were written with its report.
+        title = f"Captured {stream} {report.when}"
+        for text in (text for name, text in report.sections if name == title):
+            if how == "no" and stream == "stderr":
+                sys.stderr.write(text)
+            else:
+                reporter.write(text, flush=True)
+    if how == "no":
+        captured = ("Captured stdout", "Captured stderr")
+        report.sections = [each for each in report.sections if not each[0].startswith(captured)]

@@ -1,0 +1,109 @@
+"""A sealed file is as it was written or refused, and what has no seal is read by its content."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_hwqueue.baselines.sources import read_session_file
+from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.records.cell import (
+    RunRecord,
+    SessionInfo,
+    read_record,
+    session_text,
+    write_record,
+)
+from pytest_hwqueue.records.sealed import sealed
+from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation, write_colocation
+from tests.conftest import make_record
+
+RECORD = make_record(n=400)
+SESSION = SessionInfo(id="s", started=RECORD.started, command="pytest", version="0", settings={})
+
+
+def written(folder: Path, kind: str) -> tuple[Path, Callable[[Path], Any]]:
+    path = folder / f"{kind}.json"
+    if kind == "record":
+        return write_record(folder, RECORD), read_record
+    if kind == "session":
+        path.write_text(sealed(session_text(SESSION, [RECORD], [])), encoding="utf-8")
+        return path, read_session_file
+    record = ColocationRecord(
+        id="two", plan={"tenants": []}, status="ok", device="cuda", scheduler="native", seed=0,
+        placement="processes", duration_s=1.5, elapsed_s=2.0, started=RECORD.started,
+        command="hwq which", simulated=False,
+    )  # fmt: skip
+    write_colocation(path, record)
+    return path, read_colocation
+
+
+@pytest.mark.parametrize("kind", ["record", "session", "colocation"])
+def test_every_changed_bit_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    path, read = written(tmp_path, kind)
+    data = path.read_bytes()
+    whole = read(path)
+
+    # The end, which is the seal, is tried as often as all before it.
+    @settings(max_examples=400, deadline=None)
+    @given(
+        st.one_of(
+            st.integers(0, 8 * len(data) - 1), st.integers(8 * (len(data) - 90), 8 * len(data) - 1)
+        )
+    )
+    def flipped(bit: int) -> None:
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(RecordError, match=re.escape(path.name)):
+            read(path)
+
+    flipped()
+    path.write_bytes(data)
+    assert read(path) == whole
+
+
+def test_the_last_field_is_the_hash_of_the_bytes_before_it(tmp_path: Path) -> None:
+    path = write_record(tmp_path, RECORD)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert list(data)[-1] == "sha256"
+    assert RunRecord.model_validate(data) == read_record(path) == RECORD
+    # Of what other tools write again only the content counts.
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    assert read_record(path) == RECORD
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("latency n", 399, "latency.n is 399, and there are 400 samples"),
+        ("latency p99 value", 1.0, "latency.p99 is 1.0 ms, and its"),
+        ("iteration mean", 1.0, "iteration.mean is 1.0 ms, and its own samples have"),
+        ("iteration max", 9e9, "iteration.max is"),
+        ("latency p50 low", 1e9, "latency.p50 is .* and its interval is 1000000000.0 to"),
+    ],
+)
+def test_figures_that_contradict_their_samples_are_refused(
+    tmp_path: Path, place: str, value: float, says: str
+) -> None:
+    data = RECORD.model_dump(mode="json")
+    *above, last = place.split()
+    reduce(operator.getitem, above, data["metrics"])[last] = value
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(RecordError, match=f"{path}: its figures are not its samples': {says}"):
+        read_record(path)
+    session = json.loads(session_text(SESSION, [RECORD], []))
+    session["records"][0]["metrics"] = data["metrics"]
+    path.write_text(json.dumps(session), encoding="utf-8")
+    with pytest.raises(RecordError, match=f"{path}: its figures are not its samples': {says}"):
+        read_session_file(path)
