@@ -134,6 +134,7 @@ _REASONS = {
     "devices/kernel_trace.py": "torch's profiler, to a temporary folder of this process's",
     "devices/lease.py": "locks' notes, opened without following links, since all users share them",
     "interleaved/imports.py": "standard library alone in a side's process; a random, new name",
+    "interleaved/scratch.py": "locks in a folder of this user's alone, of a random name",
     "processes/channel.py": "a descriptor that is open already",
     "cli/baselines.py": "/dev/null, in place of a closed standard output",
     "reports/outcome.py": "GitHub's summary, a file of the runner's that steps add to",

@@ -262,13 +262,14 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
                 f"{which}: {text!r} is no commit, branch or tag of {here}{shallow(here)}"
             )
         ends.append(commit)
-        file = name.partition("::")[0]
-        if name not in WORKLOADS and not is_in(here, commit, file):
-            raise HwqError(f"{which}: {text} does not have {file}; name commits that have it")
     if not is_ancestor(here, ends[0], ends[1]):
         base = f"git merge-base {good} {bad}"
         raise HwqError(f"GOOD: {good} is no ancestor of {bad}: name one, such as `{base}`")
     between = commits_between(here, ends[0], ends[1], first_parent=True)
     if not between:
         raise HwqError(f"GOOD and BAD are the same commit, {ends[0][:10]}")
+    file = name.partition("::")[0]
+    for which, text, commit in (("GOOD", good, ends[0]), ("BAD", bad, ends[1])):
+        if name not in WORKLOADS and not is_in(here, commit, file):
+            raise HwqError(f"{which}: {text} does not have {file}; name commits that have it")
     return BisectState(schema=SCHEMA, name=name, good=ends[0], commits=between, rate=rate)
