@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         BadInput,
         BadOption,
         BoundMissed,
+        BoundUndecided,
         CheckFailed,
         DeviceError,
         HwqError,
@@ -74,7 +75,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
-    "BadInput", "BadOption", "BoundMissed", "Capabilities", "Cell", "CellVerdict", "CheckFailed",
+    "BadInput", "BadOption", "BoundMissed", "BoundUndecided", "Capabilities", "Cell", "CellVerdict",
+    "CheckFailed",
     "ColocationRecord", "Device", "DeviceError", "Estimate", "Event", "Fingerprint", "Hwq",
     "HwqError", "HwqNoise", "InsideEvidence", "InvalidMeasurement", "Judgement", "LatencyRatio",
     "LatencySummary", "LoadEvidence", "MakeStep", "Metrics", "Neighbour", "NeighbourOrder",

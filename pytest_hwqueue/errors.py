@@ -122,6 +122,10 @@ class BoundMissed(HwqError, AssertionError):
     """A latency is not below its bound; the text has the figure, its interval and the bound."""
 
 
+class BoundUndecided(UserWarning):
+    """A latency is below its bound, but its interval is not, or its tails are not to be trusted."""
+
+
 class RefusedFigure(HwqError, AssertionError):
     """A refused figure was used in a comparison; the text says what it lacks and how to get it."""
 

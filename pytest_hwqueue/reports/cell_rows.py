@@ -26,6 +26,7 @@ from pytest_hwqueue.metrics.numbers import (
     times,
 )
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
+from pytest_hwqueue.records.bounds import cpu_contention
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
 from pytest_hwqueue.reports.document import Column, Line, Row, Table
 from pytest_hwqueue.reports.notes import NO_REASON, Notes
@@ -54,10 +55,6 @@ COLUMNS = (
 _NS_PER_MS = 1e6
 # Of memory, the best first: a device offers one of them.
 _MEMORY = ("peak_allocated", "process_peak")
-# Of its pass; a machine that is left alone stays far below.
-_WAITED_SHARE = 0.01
-# From here on a tail says more of the CPU than of the device.
-_CONTENDED_SHARE = 0.1
 # Of an iteration's time; from here on what a device could do besides is not known.
 _LAUNCHING_SHARE = 0.9
 Show = Callable[[float, Interval | None], PrintedFigure]
@@ -274,11 +271,9 @@ def record_remarks(record: RunRecord) -> list[str]:
     noted = any("throttled" in note for note in record.notes)
     if telemetry is not None and telemetry.throttled and not noted:
         remarks.append(f"{counted(telemetry.throttled_samples, 'sample')} taken while throttled")
-    waited = record.counters.waited_most() if record.counters is not None else None
-    if waited is not None and waited[1] > _WAITED_SHARE:
-        of = f"{percent(waited[1])} of its time waiting, thread {waited[0]}"
-        trust = ": do not trust these tails" if waited[1] > _CONTENDED_SHARE else ""
-        remarks.append(f"the CPU was contended ({of}){trust}")
+    contended = cpu_contention(record)
+    if contended is not None:
+        remarks.append(str(contended))
     if record.failed_for:
         came = failures(record.failed_requests or 0, record.failed_for)
         remarks.append(f"of its requests {came}")

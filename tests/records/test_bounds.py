@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadInput, BoundMissed, RefusedFigure
+from pytest_hwqueue.errors import BadInput, BoundMissed, BoundUndecided, RefusedFigure
 from pytest_hwqueue.metrics.latency import summarise_latency
 from pytest_hwqueue.records.bounds import parse_bound
 from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord
+from tests.reports.test_tables import waited
 
 CELL = Cell(
     name="mine", device="cpu", streams=1, scheduler="native", dispatch="eager",
@@ -65,6 +66,37 @@ def test_what_is_not_fails_with_its_figure_interval_and_samples(
         getattr(record(samples), f"assert_{percentile}")(bound, tag=tag)
     assert isinstance(raised.value, AssertionError)
     assert ("chance" in str(raised.value)) == ("chance" in said)
+
+
+@pytest.mark.parametrize(
+    ("samples", "bound", "said"),
+    [
+        (WIDE, "51 ms", "(n = 1000), below 51 ms; the 95% interval contains the bound, so chance"),
+        # P99 of 400 samples is printed without an upper end.
+        (STEADY[:400], "12 ms", "below 12 ms; it has no interval: needs at least 368 independent"),
+    ],
+)
+def test_what_chance_lets_pass_warns(samples: list[int], bound: str, said: str) -> None:
+    measured = record(samples)
+    check = measured.assert_p50 if samples is WIDE else measured.assert_p99
+    with pytest.warns(BoundUndecided, match=re.escape(said)) as warned:
+        check(bound)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("bound", ["12 ms", "1 ms"])
+def test_a_contended_cpu_is_said_of_every_bound(bound: str) -> None:
+    said = "the CPU was contended (20.0 % of its time waiting, thread hwq-stream-3): do not trust"
+    contended = record(STEADY).model_copy(update={"counters": waited(0.2)})
+    expected = (
+        pytest.warns(BoundUndecided, match=re.escape(said))
+        if bound == "12 ms"
+        else pytest.raises(BoundMissed, match=re.escape(said))
+    )
+    with expected:
+        contended.assert_p99(bound)
+    record(STEADY).model_copy(update={"counters": waited(0.05)}).assert_p99("12 ms")
 
 
 @pytest.mark.parametrize(
