@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pytest_hwqueue.devices.host import HostDevice, HostEvent, HostPool, host_event
+from pytest_hwqueue.devices.kinds import open_device
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.doctor import checks
@@ -310,5 +311,5 @@ def test_without_proc_the_cpu_says_to_mount_it(monkeypatch: pytest.MonkeyPatch) 
     ):
         HostDevice()
     # What `hwq doctor` says of the devices does not end with it; one that is open would be kept.
-    monkeypatch.setattr(checks, "open_device", checks.open_device.__wrapped__)
+    monkeypatch.setattr(checks, "open_device", open_device.__wrapped__)
     assert "mount /proc here" in describe_machine()["Device cpu"]["cannot be opened"]
