@@ -61,10 +61,10 @@ def test_a_clean_simulated_run_is_not_attributed_and_says_what_is_not_seen() -> 
     device = SimulatedDevice("h200", NoiseModel(seed=1, jitter=0.1))
     found = trace(device, 2, sines)
     causes = [one.cause for one in found.found().values()]
-    # How requests fall into chunks depends on this machine, and so which are in the tail: now and
-    # then one whose own kernels varied most.
+    # How requests fall into chunks depends on this machine, and so the draws of their kernels. Of a
+    # slow one whose kernels are all the longer half, that may explain just half of its excess.
     assert {*causes} <= {None, "own work"}
-    assert sum(cause is None for cause in causes) >= 0.8 * len(causes) > 0
+    assert sum(cause is None for cause in causes) >= 0.5 * len(causes) > 0
     # Its kernels vary, and that lies on the device.
     tail = found.causes.tails["p95"]
     assert " % unexplained (" in tail.words
