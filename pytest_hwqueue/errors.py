@@ -123,7 +123,7 @@ class BoundMissed(HwqError, AssertionError):
 
 
 class BoundUndecided(UserWarning):
-    """A latency is below its bound, but its interval is not, or its tails are not to be trusted."""
+    """A latency is below its bound, but its interval contains it, or has no upper end."""
 
 
 class RefusedFigure(HwqError, AssertionError):

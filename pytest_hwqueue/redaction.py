@@ -29,9 +29,14 @@ SHORTEST = 4
 """
 
 # As headers, query parameters, options, variables and JSON fields call them. `tokens` and
-# `max_tokens`, which count, are none: a name ends where its word does.
+# `max_tokens`, which count, are none: a name ends where its word does. Nor are the tokens of a
+# model's vocabulary, and those that are timed.
+_OF_A_MODEL = (
+    r"(?!(?:[\w-]*[_-])?(?:eos|bos|pad|unk|sep|cls|mask|stop|first|last|next|inter|per|max|min|new)"
+    r"[_-]token(?![\w-]))"
+)
 _NAMES = (
-    r"[\w-]*(?:authorization|cookie|(?:api|access|account|secret|private|signing)[_-]?key|token"
+    rf"{_OF_A_MODEL}[\w-]*(?:authorization|cookie|(?:api|access|account|secret|private|signing)[_-]?key|token"
     r"|password|passwd|passphrase|secret|signature|credentials?)"
 )
 # Those of headers, whose values may hold spaces.
@@ -46,6 +51,10 @@ _WORD = rf"(?:'[^']*'|\"{_IN_DOUBLE}\"|\\.|[^\s'\"\\]|['\"\\](?=\S))+"
 _OF_QUERY = rf"(?:{_SHELLS_QUOTE}|[^\s&#\"])+?(?=['\"]?[,;:.)\]]*(?:[\s&#]|\"(?!'\"')|$))"
 # `--token --port 1` is a switch and another option.
 _NO_OPTION = r"(?!--[a-z][a-z0-9-]*(?:[\s=]|$))"
+# What says that there is no secret is none.
+NOTHING = ("none", "null", "true", "false")
+_NO_WORD = rf"(?!(?:{'|'.join(NOTHING)})(?:[,;]?(?:\s|$)|['\")\]}}]))"
+_SCHEME = r"(?:(?:Bearer|Basic|Digest|Token)\s+)?"
 # What is known by value is out already, and the sentence around it says something.
 _NOT_YET = rf"(?!\s*(?:\w+\s+)?{REDACTED})"
 
@@ -66,14 +75,14 @@ _RULES = (
     _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*[:,=]\s*b?(?P<other>[\"'])",
           rf"(?:{_SHELLS_QUOTE}|\\.|(?!(?P=other)).)+"),
     _rule(rf"[?&](?:{_NAMES}|key|sig)=", _OF_QUERY),
-    _rule(rf"(?<![\w?&'\"-])(?:--?)?{_NAMES}=", _WORD),
-    _rule(rf"(?<![\w-])--?{_NAMES}\s+", rf"{_NO_OPTION}{_WORD}"),
+    _rule(rf"(?<![\w?&'\"-])(?:--?)?{_NAMES}=", rf"{_NO_WORD}{_SCHEME}{_WORD}"),
+    _rule(rf"(?<![\w-])--?{_NAMES}\s+", rf"{_NO_OPTION}{_NO_WORD}{_SCHEME}{_WORD}"),
     # To the end of the line: a scheme, a value and its parameters follow each other.
-    _rule(rf"(?<![\w'\"-]){_HEADERS}:[ \t]*", rf"{_NOT_YET}[^\r\n]+"),
-    _rule(rf"(?<![\w'\"-]){_NAMES}(?<!token):[ \t]*", rf"{_NOT_YET}{_WORD}"),
+    _rule(rf"(?<![\w'\"-]){_HEADERS}:[ \t]*(?![ \t])", rf"{_NOT_YET}[^\r\n]+"),
+    _rule(rf"(?<![\w'\"-]){_NAMES}(?<!token):[ \t]*(?![ \t])", rf"{_NOT_YET}{_WORD}"),
     # A number behind `first token:` is one.
-    _rule(rf"(?<![\w'\"-]){_NAMES}(?<=token):[ \t]*",
-          rf"{_NOT_YET}(?![ \t]*[\d.]+(?!\w)){_WORD}"),
+    _rule(rf"(?<![\w'\"-]){_NAMES}(?<=token):[ \t]*(?![ \t])",
+          rf"{_NOT_YET}(?![\d.]+(?!\w)){_WORD}"),
     _rule(r"\b(?:Bearer|Basic)\s+", r"[^\s'\",;]+"),
 )  # fmt: skip
 
@@ -158,13 +167,17 @@ def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
     secret_follows = False
     for argument in arguments:
         match = _VALUE_OF_NAME.fullmatch(argument)
-        if secret_follows and not _ANY_OPTION.fullmatch(argument):
+        if secret_follows and not _ANY_OPTION.fullmatch(argument) and _may_be_one(argument):
             yield argument, "", argument
-        elif match is not None:
+        elif match is not None and _may_be_one(match["secret"]):
             yield argument, match["before"], match["secret"]
         else:
             yield argument, "", None
         secret_follows = _NAMED_OPTION.fullmatch(argument) is not None
+
+
+def _may_be_one(value: str) -> bool:
+    return value.lower() not in NOTHING
 
 
 def known_forms(values: Iterable[str]) -> frozenset[str]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue import redaction
 from pytest_hwqueue.redaction import (
+    NOTHING,
     REDACTED,
     known_forms,
     redacted,
@@ -35,9 +36,10 @@ HEADERS = st.sampled_from(
 
 
 def secret_alone(secret: str) -> bool:
-    """Whether a text is no reference, no long option, and not what hides it."""
+    """Whether a text is no reference, no long option, no word for none, and not what hides it."""
     option = secret.startswith("--")
-    return not (option or "${" in secret or secret.strip("'\": ") == "" or REDACTED in secret)
+    bare = secret.strip("'\": ,;)]}").lower()
+    return not (option or "${" in secret or bare in ("", *NOTHING) or REDACTED in secret)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,10 @@ def test_a_secret_is_left_out_and_the_rest_stays(text: str, shown: str) -> None:
         "tiny_kernel_stress with key=value, rounds=2",
         "serve --use-token --port 8000",
         "first token: 12.3 ms",
+        "time_to_first_token=12.5 ms, inter_token=3.1 ms",
+        "--max-token 512 --hwq-param=eos_token=2",
+        '{"eos_token": "stop", "pad_token": "<pad>"}',
+        "serve --token none --api-key=null",
         "status 404, not 200: no such model",
         "python -m pytest 'tests/test_mine.py::test_it[a-b]' --hwq-device=cpu -k 'not slow'",
         "Bearer ${TOKEN}",
@@ -95,6 +101,15 @@ def test_a_secret_is_left_out_and_the_rest_stays(text: str, shown: str) -> None:
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
     assert redacted_command(shlex.split(text)) == shlex.join(shlex.split(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["authorization=Bearer s3cr3t-1", "--authorization Bearer s3cr3t-1",
+     "proxy_authorization=Basic s3cr3t-1", "hf_token=s3cr3t-1"],
+)  # fmt: skip
+def test_a_scheme_in_front_hides_no_secret(text: str) -> None:
+    assert "s3cr3t" not in redacted(text)
 
 
 def test_only_the_reference_stays_of_a_value_that_holds_one() -> None:

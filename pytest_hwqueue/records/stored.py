@@ -95,13 +95,15 @@ class CellRuns:
         found = median_run(self.values_ms, CONFIDENCE, spreads.get(record.cell_id))
         if found is None:
             return record, ""
-        low, high = found.interval
+        # Of two runs the lower is shown, which may lie farther from their mean than the ends do.
+        low, high = min(found.interval[0], float(own)), max(found.interval[1], float(own))
         if own.interval is not None and own.high - own.low >= high - low:
             return record, ""
         p99 = own.model_copy(update={"low": low, "high": high, "refused": ""})
         judged = metrics.judged.model_copy(update={"p99": p99})
         name = "pace" if metrics.latency is None else "latency"
-        changed = metrics.model_copy(update={name: judged})
+        tags = {tag: judged if of == metrics.judged else of for tag, of in metrics.tags.items()}
+        changed = metrics.model_copy(update={name: judged, "tags": tags})
         return record.model_copy(update={"metrics": changed}), found.by
 
 

@@ -79,7 +79,7 @@ _TIMES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 _MEANING = (
     "sd: standard deviation between runs, of the logarithm, so that 3 % is 3 % of the figure. "
-    "Intervals above are of one run and do not contain it."
+    "An interval from the samples of one run does not contain it."
 )
 
 
@@ -287,7 +287,10 @@ def _legend(records: Sequence[RunRecord]) -> list[Part]:
     lines = []
     if any(record.metrics.judged is not None for record in records):
         share = f"{CONFIDENCE * 100:.0f} %"
-        lines.append(f"[low, high]: {share} confidence interval, from the samples of this run")
+        lines.append(
+            f"[low, high]: {share} confidence interval, from the samples of this run unless a note "
+            "says otherwise"
+        )
     lines += [f"queue switch: {text}" for text in queue_switches(records)]
     if any(record.metrics.ready_to_start is not None for record in records):
         lines.append(

@@ -7,11 +7,12 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import unquote, urljoin, urlsplit
 
-from pytest_hwqueue.redaction import known_forms, secrets_among, secrets_in
+from pytest_hwqueue.redaction import NOTHING, known_forms, secrets_among, secrets_in
 from pytest_hwqueue.servers.variables import expand, expand_url, unset_reason, variables_in
 
 ServerProtocol = Literal["http", "openai"]
@@ -103,10 +104,11 @@ class ServerSpec:
         of variables, and what `redaction` finds by name in URLs, body and command.
         """
         texts = [text for _, text in self._with_variables()]
-        values = [os.environ.get(name, "") for name in variables_in(texts)]
+        stated = [os.environ.get(name, "") for name in variables_in(texts)]
         if self.unset_variable() is not None:
             # Nothing can be started or sent.
-            return known_forms(values)
+            return known_forms(stated)
+        values: list[str] = []
         for name, value in self.headers.items():
             if name.lower() not in _PLAIN_HEADERS:
                 sent = expand(value)
@@ -114,12 +116,10 @@ class ServerSpec:
                 values += [sent, sent.partition(" ")[2], *re.findall(r'=\s*"?([^";,]+)', sent)]
         for url in (self.url, self.ready or ""):
             for secret in secrets_in(expand_url(url)):
-                # User and password are sent as a header of their own.
-                encoded = base64.b64encode(unquote(secret).encode()).decode()
-                values += [secret, secret.partition(":")[2], encoded]
+                values += [secret, secret.partition(":")[2], *_as_header(secret)]
         values += secrets_in(self.body or "")
         values += secrets_among([expand(part) for part in self.command])
-        return known_forms(values)
+        return known_forms([*stated, *(v for v in values if v.lower() not in NOTHING)])
 
     def _with_variables(self) -> Iterator[tuple[str, str]]:
         """Return each text in which `${NAME}` stands for a variable, and the field it is in."""
@@ -127,6 +127,14 @@ class ServerSpec:
         yield "ready", self.ready or ""
         yield from (("command", part) for part in self.command)
         yield from ((f"headers.{name}", value) for name, value in self.headers.items())
+
+
+def _as_header(user: str) -> Iterator[str]:
+    """Return how a URL's user and password are sent as a header: aiohttp takes Latin-1."""
+    name, _, password = unquote(user).partition(":")
+    for encoding in ("latin-1", "utf-8"):
+        with suppress(UnicodeEncodeError):
+            yield base64.b64encode(f"{name}:{password}".encode(encoding)).decode()
 
 
 def host_and_port(url: str) -> tuple[str, int]:

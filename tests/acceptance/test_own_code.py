@@ -32,7 +32,7 @@ class Finder:
 sys.meta_path.insert(0, Finder)
 """
 # A comparison of 5 pairs.
-SHORT = ("--pairs=3", "--rate=20%", "--device=sim:h200", "--iterations=320", "--warmup=1",
+SHORT = ("--pairs=5", "--rate=20%", "--device=sim:h200", "--iterations=320", "--warmup=1",
          "--fail-on=p50")  # fmt: skip
 HWQ_SHORT = tuple(option.replace("--", "--hwq-", 1) for option in SHORT)
 # Of `hwq ab` and `hwq bisect`; the runs of --hwq-against measure in workers.

@@ -321,6 +321,26 @@ def test_a_baselines_spread_bounds_the_p99_of_one_run() -> None:
         ) in text
 
 
+def test_the_figure_of_two_runs_lies_within_their_interval() -> None:
+    # Half of the interval is 0.8 %, half of their difference 1.5.
+    (cell,) = gather(three_runs(1e6, 1.03e6))
+    record, by = cell.shown({cell.middle.cell_id: RunSpread(0.005, 8)})
+    assert by.startswith("2 runs")
+    assert record.metrics.latency is not None
+    p99 = record.metrics.latency.p99
+    assert p99.low <= float(p99) <= p99.high
+
+
+def test_a_tag_that_is_judged_has_the_interval_of_the_cell() -> None:
+    runs = [
+        changed(run, "metrics", tags={"burst": run.metrics.latency})
+        for run in three_runs(1e6, 1.1e6, 1.05e6)
+    ]
+    (cell,) = gather(runs)
+    shown, _ = cell.shown({})
+    assert shown.metrics.tags["burst"] == shown.metrics.latency
+
+
 def test_an_interval_of_samples_stays_where_runs_differ_by_less() -> None:
     runs = [make(n=4000, run=number, traced=False) for number in (1, 2, 3)]
     text = joined(render(runs, width=160, colour=False))

@@ -78,6 +78,12 @@ def test_the_field_whose_variable_is_not_set_is_named(spec: ServerSpec, said: st
         (replace(SPEC, url="http://me:hid%3Aden@h/?sig=h1dden"), ["h1dden", "hid:den"]),
         (replace(SPEC, headers={"X-A": 'Digest a="hidden", b=h1dden'}), ["hidden", "h1dden"]),
         (replace(SPEC, ready="http://me:hidden@h/up"), [base64.b64encode(b"me:hidden").decode()]),
+        # As aiohttp sends a user without a password, and one in Latin-1.
+        (replace(SPEC, url="http://hidden@h/"), [base64.b64encode(b"hidden:").decode()]),
+        (
+            replace(SPEC, url="http://me:hidd%C3%A4n@h/"),
+            [base64.b64encode("me:hiddän".encode("latin-1")).decode()],
+        ),
         (replace(SPEC, body='{"password": "hidden"}'), ["hidden"]),
     ],
 )  # fmt: skip

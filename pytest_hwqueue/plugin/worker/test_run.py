@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue import errors
 from pytest_hwqueue.devices.lease import keep
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.noise.neighbours import open_noise
@@ -251,8 +252,9 @@ class ItemRun(SessionCalls):
         location: tuple[str, int, str] | None,
     ) -> None:  # fmt: skip
         """Record it as pytest does a warning of a test that ran here."""
-        # Python's own categories keep their meaning; a plugin's is not imported here for its name.
-        kind = getattr(builtins, category, UserWarning)
+        # Python's own categories keep their meaning, and ours; another plugin's is not imported
+        # here for its name.
+        kind = getattr(builtins, category, getattr(errors, category, UserWarning))
         recorded = warnings.WarningMessage(text, kind, file, line)
         self._item.ihook.pytest_warning_recorded.call_historic(
             kwargs={

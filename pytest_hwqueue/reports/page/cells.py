@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.reports.judgement_file import judgement_of
+from pytest_hwqueue.reports.terminal import shown as shown_run
 from pytest_hwqueue.reports.verdicts import by_severity
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
@@ -203,6 +205,11 @@ class PageCell:
     def shown(self) -> RunRecord:
         """The run whose figures stand for the cell."""
         return self.runs.middle
+
+    @cached_property
+    def summary(self) -> RunRecord:
+        """That run as tables have it, whose P99 may have its interval by several runs."""
+        return shown_run(self.runs, {})
 
     @property
     def state(self) -> str:

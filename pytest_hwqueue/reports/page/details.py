@@ -77,7 +77,7 @@ def details_of(
         page: where the report will be; traces are linked relative to it.
 
     """
-    record = cell.shown
+    record = cell.summary
     named = (record, record.cell_id, {"workload": record.cell.name})
     table = figures_table([named], [Column("workload", "sample")])
     row = table.rows[0]
@@ -107,7 +107,7 @@ def details_of(
 
 def _sorts(cell: PageCell, row: Row) -> dict[str, float]:
     """Return the numbers that a row is sorted by, and put the change into the row."""
-    metrics, judged = cell.shown.metrics, cell.worst
+    metrics, judged = cell.summary.metrics, cell.worst
     sorts = {key.lower(): value for key, value in percentiles_ns(cell.shown).items()}
     if metrics.throughput:
         sorts["throughput"] = float(metrics.throughput[0])
