@@ -33,7 +33,7 @@ ABOVE_MEDIAN = 0.9
 (`spread_interval`)."""
 
 _MEDIAN = 0.5
-_PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _NS_PER_MS = 1e6
 # Share of samples at each end that says nothing of a median: outliers.
 _OUTERMOST = 0.005
@@ -205,7 +205,7 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
         raise ValueError("latency samples must be finite and not negative")
     n = int(samples.size)
     percentiles = {}
-    for name, quantile in _PERCENTILES.items():
+    for name, quantile in PERCENTILES.items():
         needed = minimum_samples(quantile, CONFIDENCE)
         if n < needed:
             percentiles[name] = Estimate(n=n, unit="ms", refused=shortfall(needed, n))

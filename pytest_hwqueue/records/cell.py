@@ -520,11 +520,8 @@ def require_own_figures(record: RunRecord) -> None:
     samples, metrics = record.samples, record.metrics
     if samples is None:
         return
-    judged = samples.host_ns
-    if record.primary.per != "iteration":
-        judged = samples.tags_ns.get(record.primary.name, [])
     series = [
-        ("latency", metrics.latency, judged),
+        ("latency", metrics.latency, record.judged_ns()),
         ("pace", metrics.pace, samples.pace_ns),
         ("iteration", metrics.iteration, samples.host_ns),
         ("device_time", metrics.device_time, samples.device_ns),

@@ -11,15 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, model_validator
 
 from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.metrics.estimate import PlainData
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.latency import PERCENTILES, LatencySummary
 
 _FIELD = "sha256"
 _BEGINS = f',"{_FIELD}":"'.encode()
@@ -87,7 +85,6 @@ def read_sealed(path: Path, model: type[Model], what: str) -> tuple[Model, bool]
 # another way.
 _ROUNDING = 1e-9
 _NS_PER_MS = 1e6
-_PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
 def contradictions(name: str, summary: LatencySummary, samples_ns: Sequence[int]) -> Iterator[str]:
@@ -107,7 +104,7 @@ def contradictions(name: str, summary: LatencySummary, samples_ns: Sequence[int]
     ordered = sorted(samples_ns)
     expected = {"mean": math.fsum(ordered) / summary.n, "max": float(ordered[-1])}
     shown = {"mean": summary.mean, "max": summary.max}
-    for each, quantile in _PERCENTILES.items():
+    for each, quantile in PERCENTILES.items():
         estimate = getattr(summary, each)
         if estimate.value is None:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated
@@ -198,12 +198,16 @@ class Judging:
             self._settings, self._spreads(),
         )  # fmt: skip
 
-    def _spreads(self) -> dict[str, RunSpread]:
-        found = {}
+    def _comparable(self) -> Iterator[tuple[str, CellBaseline]]:
+        """Return the cells measured that the baseline has under the same conditions."""
         for cell_id in self._new:
             stored = self._baseline.cells.get(cell_id)
-            if stored is None or self._blocking[cell_id]:
-                continue
+            if stored is not None and not self._blocking[cell_id]:
+                yield cell_id, stored
+
+    def _spreads(self) -> dict[str, RunSpread]:
+        found = {}
+        for cell_id, stored in self._comparable():
             sessions = grouped((run.session, run.p99_ns) for run in stored.runs if run.p99_ns)
             if spread := spread_within([*sessions.values()]):
                 found[cell_id] = spread
@@ -268,10 +272,8 @@ class Judging:
         if self._gate is not None:
             return self._gate
         self._prepared = {}
-        for cell_id, new in self._new.items():
-            stored = self._baseline.cells.get(cell_id)
-            if stored is None or self._blocking[cell_id]:
-                continue
+        for cell_id, stored in self._comparable():
+            new = self._new[cell_id]
             for name in self._figures:
                 prepared = prepare(name, stored.runs, new.runs, pace=new.header.has_pace)
                 if prepared is not None:
