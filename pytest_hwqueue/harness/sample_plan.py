@@ -32,8 +32,8 @@ _ENOUGH_WINDOWS = 1000
 _MOST_SAMPLES = 20_000
 # Iterations that follow each other are worth a quarter of as many, or more.
 _ENOUGH_SAMPLES = 4000
-# For what is not needed for a figure. On an H200 more time gave no more intervals: where 50 windows
-# are too few, clocks wander, and 900 windows of 1.1 ms are worth 22 independent ones at the median.
+# For what is not needed for a figure. On an H200 twice the time gave one interval more in 16 cells:
+# where 50 windows are too few, clocks wander, and 900 of 1.1 ms are worth 22 at the median.
 _BUDGET_NS = 1_000_000_000
 
 
