@@ -34,6 +34,7 @@ from pytest_hwqueue.devices.held import (
 from pytest_hwqueue.devices.kinds import KINDS, DeviceKind, Runtime
 from pytest_hwqueue.devices.launches import NAMED_RANGES, LaunchTrace, TagLog
 from pytest_hwqueue.devices.protocol import Event, Marks
+from pytest_hwqueue.devices.spins import FillingSpin, OneBlockSpin
 from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable, open_reader
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.contention import HeldWindow
@@ -331,7 +332,7 @@ class Accelerator:
         with torch.cuda.device(index):
             self._runtime = Runtime(self.kind == "hip")
         self.profiled = False
-        self._cycles_per_ns: float | None = None
+        self._spins: dict[type[OneBlockSpin | FillingSpin], OneBlockSpin | FillingSpin] = {}
         self._green_contexts: dict[tuple[int, ...], GreenContexts] = {}
 
     @property
@@ -470,16 +471,19 @@ class Accelerator:
         """Return the device time between two completed events, in nanoseconds."""
         return round(float(event_of(start).elapsed_time(event_of(end))) * 1e6)
 
-    def kernel_of(self, duration_ns: int) -> Callable[[], None]:
-        """Return a spinning kernel of one block that lasts about ``duration_ns``."""
-        if self._cycles_per_ns is None:
-            self._cycles_per_ns = self._measure_cycles_per_ns()
-        cycles = max(1, round(duration_ns * self._cycles_per_ns))
+    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+        """Return a spinning kernel that lasts about ``duration_ns``.
 
-        def kernel() -> None:
-            torch.cuda._sleep(cycles)
+        It has one block, or, ``filling``, as many threads as the device holds.
 
-        return kernel
+        Raises:
+            DeviceError: if torch cannot compile one that fills the device.
+
+        """
+        kind = FillingSpin if filling else OneBlockSpin
+        if kind not in self._spins:
+            self._spins[kind] = kind(torch.device("cuda", self.index))
+        return self._spins[kind].kernel_of(duration_ns)
 
     def memory_bytes(self) -> dict[str, int]:
         """Return the allocator's peak, its current use and reserve, and the device's total use."""
@@ -511,16 +515,3 @@ class Accelerator:
                 self._runtime.greatest_priority,
             ),
         }
-
-    def _measure_cycles_per_ns(self) -> float:
-        cycles = 2_000_000
-        start, end = self.new_event(), self.new_event()
-        times = []
-        with torch.cuda.device(self.index):
-            for _ in range(5):
-                start.record()
-                torch.cuda._sleep(cycles)
-                end.record()
-                end.synchronize()
-                times.append(self.elapsed_ns(start, end))
-        return cycles / sorted(times)[2]

@@ -79,9 +79,11 @@ class Gate:
 
         """
         self.device = device
-        self.ns_per_tick = _ns_per_tick(device)
+        self.ns_per_tick = ns_per_tick(device)
+        most = str(round(_LONGEST_HOLD_NS / self.ns_per_tick))
         try:
-            self.stamp, self._gate = self._compiled(_STAMP), self._compiled(_GATE)
+            self.stamp = compiled(_STAMP, device)
+            self._gate = compiled(_GATE.replace("MOST", most), device)
             # A stream of its own, since the default one may hold others back.
             self.stream = torch.cuda.Stream(device)
             self.flags = torch.zeros(3, dtype=torch.int64, pin_memory=True)
@@ -92,8 +94,8 @@ class Gate:
             log = torch.zeros(2, dtype=torch.int64, device=device)
             self.stamp(address_of(log, device))
             torch.cuda.synchronize(device)
-        except (AttributeError, RuntimeError) as error:
-            raise DeviceError(f"torch cannot compile a kernel for {device}: {error}") from error
+        except RuntimeError as error:
+            raise _no_kernel(device, error) from error
 
     def close(self, *, open_already: bool) -> None:
         """Launch the gate; streams that wait for `opened` are held until `open`."""
@@ -111,14 +113,6 @@ class Gate:
     def was_opened(self) -> bool:
         """Whether the host has opened it, and not time."""
         return bool(self.flags[2])
-
-    def _compiled(self, source: str) -> Callable[..., Any]:
-        now = _HIP_NOW if torch.version.hip else _CUDA_NOW
-        most = str(round(_LONGEST_HOLD_NS / self.ns_per_tick))
-        made: Callable[..., Any] = torch.cuda.jiterator._create_jit_fn(
-            source.replace("NOW", now).replace("MOST", most)
-        )
-        return made
 
 
 @cache
@@ -326,7 +320,31 @@ def address_of(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.tensor([values.data_ptr()], dtype=torch.int64, device=device)
 
 
-def _ns_per_tick(device: torch.device) -> float:
+def compiled(source: str, device: torch.device) -> Callable[..., Any]:
+    """Return a kernel of torch's jiterator, compiled when it is first launched.
+
+    Args:
+        source: C++ of it, in which ``NOW`` stands for reading the device's clock into ``now``.
+        device: that it is for.
+
+    Raises:
+        DeviceError: if this torch has no jiterator.
+
+    """
+    now = _HIP_NOW if torch.version.hip else _CUDA_NOW
+    try:
+        made: Callable[..., Any] = torch.cuda.jiterator._create_jit_fn(source.replace("NOW", now))
+    except (AttributeError, RuntimeError) as error:
+        raise _no_kernel(device, error) from error
+    return made
+
+
+def _no_kernel(device: torch.device, error: Exception) -> DeviceError:
+    return DeviceError(f"torch cannot compile a kernel for {device}: {error}")
+
+
+def ns_per_tick(device: torch.device) -> float:
+    """Return what a tick of the clock that `compiled` kernels read is in ns."""
     if not torch.version.hip:
         return 1.0
     khz = ctypes.c_int()

@@ -260,8 +260,13 @@ class Device(Protocol):
     def elapsed_ns(self, start: Event, end: Event) -> int:
         """Return the device time between two completed events, in nanoseconds."""
 
-    def kernel_of(self, duration_ns: int) -> Callable[[], None]:
-        """Return a function that occupies one execution unit for about this long."""
+    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+        """Return a function that occupies one execution unit, or all, for about ``duration_ns``.
+
+        Raises:
+            DeviceError: if none can be made that occupies all of this device.
+
+        """
 
     def memory_bytes(self) -> dict[str, int]:
         """Return memory in use by kind, as far as the device tells (peak since `reset_memory`)."""

@@ -31,8 +31,10 @@ from pytest_hwqueue.metrics.contention import (
     Contention,
     HeldWindow,
     Instrument,
+    MarkCost,
     in_flight,
     launch_rate,
+    mark_cost,
 )
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.workloads.workload import PrimaryLatency
@@ -40,9 +42,10 @@ from pytest_hwqueue.workloads.workload import PrimaryLatency
 # Of each stream in a window, at least. Five keep 32 streams of 48 eager launches within what 8
 # connections hold (some 1,020 each on an H200).
 _LAUNCHES = 5
-# One window in so many is followed by one without marks, whose time says what marks cost; of many
+# One window in four is followed by one without marks, whose time says what marks cost; of many
 # windows, so many in all.
-_MARKED = 10
+_ONE_IN = 4
+_COMPARED = 10
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,7 @@ def contended_pass(
         too_long = wall_cap(device, plan.wall_ns)
         for number in range(planned):
             rank_sync.barrier()
-            windows.add(number % max(_MARKED, planned // _MARKED) == 0)
+            windows.add(number % max(_ONE_IN, planned // _COMPARED) == 0)
             if rank_sync.agreed(too_long()):
                 break
             pause(number + 1)
@@ -240,7 +243,8 @@ class _Windows:
         self._hold, self._alone = True, True
         self._timed_by = _timed_by(device, program.judged)
         self._marked: list[HeldWindow] = []
-        self._unmarked: list[HeldWindow] = []
+        # Without marks, each behind the marked one before it.
+        self._compared: list[tuple[HeldWindow, HeldWindow]] = []
         self._paired: list[HeldWindow] = []
 
     def begin(self, rank_sync: RankSynchronisation) -> None:
@@ -285,19 +289,16 @@ class _Windows:
         """Add a window, and with ``compare`` others that tell what marks cost, right behind it."""
         self._marked.append(self.take(1))
         if compare and self._timed_by != "activity":
-            self._unmarked.append(self.take(0))
+            self._compared.append((self._marked[-1], self.take(0)))
             if self._timed_by == "stamps":
                 self._paired.append(self.take(2))
 
     def results(self, needed: int) -> Contended:
         """Return the latencies, and how they were taken."""
-        pairs = [ns for window in self._paired for ns in window.pairs_ns]
-        # Most pairs follow each other at once; where a stamp waits for other work, so does what it
-        # is behind, and the mean would take that off.
-        stamp_ns = round(median(pairs)) if pairs else None
         latencies = [ns for window in self._marked for ns in window.latencies(self._judged)]
-        rate = launch_rate(self._unmarked or self._marked, self._judged)
-        share = launch_rate(self._marked, self._judged)
+        unmarked = [bare for _, bare in self._compared]
+        cost = mark_cost(self._compared, self._judged)
+        stamp_ns = self._stamp_ns(cost)
         return Contended(
             [max(1, ns - (stamp_ns or 0)) for ns in latencies],
             Contention(
@@ -308,8 +309,22 @@ class _Windows:
                 held=self._hold,
                 timed_by=self._timed_by,
                 instrument_ns=stamp_ns,
-                instrument_share=rate / share - 1 if self._unmarked else None,
-                launches_per_s=rate,
+                mark_cost=cost,
+                launches_per_s=launch_rate(unmarked or self._marked, self._judged),
             ),
             needed,
         )
+
+    def _stamp_ns(self, cost: MarkCost | None) -> int | None:
+        """Return what a stamp adds to a launch; None if nothing is stamped.
+
+        Of two stamps in a row the second takes that long, unless it overlaps with other work, or
+        launching it is what takes long: whole windows tell where their interval leaves it out.
+        """
+        pairs = [ns for window in self._paired for ns in window.pairs_ns]
+        if not pairs:
+            return None
+        # Most pairs follow each other at once; where a stamp waits for other work, so does what it
+        # is behind, and the mean would take that off.
+        apart_ns = median(pairs)
+        return round(apart_ns if cost is None else cost.nearest_ns(apart_ns))

@@ -387,16 +387,27 @@ class _TimedLaunches:
 class SlowedLaunches:
     """An iteration each of whose launches is followed by a spin, within the launch and its events.
 
-    If iterations launch different numbers of functions, those that were not timed spin like the
-    mean of those that were.
+    ``filling`` spins keep all of the device busy. If iterations launch different numbers of
+    functions, those that were not timed spin like the mean of those that were.
     """
 
-    def __init__(self, device: Device, enqueue: Enqueue, spins_ns: Mapping[Place, float]) -> None:
+    def __init__(
+        self, device: Device, enqueue: Enqueue, spins_ns: Mapping[Place, float],
+        *, filling: bool = False,
+    ) -> None:  # fmt: skip
+        def spin(ns: float) -> Callable[[], None]:
+            steps = round(math.log(max(1.0, ns)) / _STEP)
+            rounded_ns = max(1, round(math.exp(steps * _STEP)))
+            if rounded_ns not in kernels:
+                kernels[rounded_ns] = device.kernel_of(rounded_ns, filling=filling)
+            return kernels[rounded_ns]
+
+        kernels: dict[int, Callable[[], None]] = {}
         self._enqueue = enqueue
-        self._spins = {place: _spin(device, ns) for place, ns in spins_ns.items()}
+        self._spins = {place: spin(ns) for place, ns in spins_ns.items()}
         self._usual: Callable[[], None] | None = None
         if spins_ns:
-            self._usual = _spin(device, sum(spins_ns.values()) / len(spins_ns))
+            self._usual = spin(sum(spins_ns.values()) / len(spins_ns))
 
     def __call__(self, streams: Sequence[Stream]) -> None:
         """Enqueue one iteration."""
@@ -420,11 +431,6 @@ class SlowedLaunches:
                 spin()
 
         stream.launch(slowed, tag=tag)
-
-
-def _spin(device: Device, ns: float) -> Callable[[], None]:
-    steps = round(math.log(max(1.0, ns)) / _STEP)
-    return device.kernel_of(max(1, round(math.exp(steps * _STEP))))
 
 
 class _WrappedStream:

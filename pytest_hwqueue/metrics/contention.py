@@ -8,16 +8,22 @@ is the number of streams times the time by definition (Little's law), whatever r
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Literal
 
 from pydantic import Field
 
+from pytest_hwqueue.metrics.dependence import student_quantile
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.metrics.timeline import Timeline
+
+# With two, Student's t has one degree of freedom, and 20 windows in a row are no independent ones.
+_PAIRS = 5
 
 Instrument = Literal["stamps", "events", "activity"]
 
@@ -141,6 +147,27 @@ def window_of(timeline: Timeline, opened_ns: int | None = None) -> HeldWindow:
     return HeldWindow(tuple(launches[index] for index in sorted(launches)), ended)
 
 
+class MarkCost(PlainData):
+    """What the mark behind a launch adds to its latency, as whole windows tell.
+
+    Windows with a mark behind each launch are held against the next one without.
+    """
+
+    added_ns: float = Field(description="mean over pairs of windows")
+    low_ns: float = Field(description="lower end of its interval, Student's t over pairs, 95 %")
+    high_ns: float = Field(description="upper end")
+    launch_ns: float = Field(description="a launch's mean latency without marks")
+
+    def nearest_ns(self, added_ns: float) -> float:
+        """Return what lies in the interval and is nearest to ``added_ns``, which is above 0.
+
+        An interval below 0 says what windows differ by and nothing of marks, which take time.
+        """
+        if self.high_ns <= 0:
+            return added_ns
+        return min(max(added_ns, self.low_ns), self.high_ns)
+
+
 class Contention(PlainData):
     """How a cell's judged latency was taken while its streams were at work together."""
 
@@ -162,13 +189,14 @@ class Contention(PlainData):
     instrument_ns: int | None = Field(
         None, description="what a stamp adds to a launch, which is taken off its latency"
     )
-    instrument_share: float | None = Field(
+    mark_cost: MarkCost | None = Field(
         None,
-        description="how much longer a launch takes with its stamp or event than without, by the "
-        "time of whole windows, as a share",
+        description="what stamps or events add, by whole windows with and without; null where a "
+        "stream's only launch has its mark in both",
     )
     launches_per_s: float = Field(
-        description="rate of judged launches, of windows without stamps or events"
+        description="rate of judged launches, of windows without stamps or events but for one at "
+        "each stream's end"
     )
 
     @property
@@ -218,3 +246,49 @@ def launch_rate(windows: Sequence[HeldWindow], judged: Callable[[str | None], bo
     if not launches or total_ns <= 0:
         raise ValueError("no judged launch was enqueued")
     return launches * 1e9 / total_ns
+
+
+def mark_cost(
+    pairs: Sequence[tuple[HeldWindow, HeldWindow]], judged: Callable[[str | None], bool]
+) -> MarkCost | None:
+    """Return what the marks behind launches add, or None where nothing can tell.
+
+    From the opening until a stream's end it always has a launch under way, so a launch's mean
+    latency needs no mark between them.
+
+    Args:
+        pairs: of windows, with marks behind all launches and without; nothing can tell from fewer
+            than 5, or where each stream has one launch, which has its mark in either window.
+        judged: of their launches: only streams that have some count.
+
+    """
+    marked_ns, bare_ns, streams, launches = [], [], 0, 0
+    for marked, bare in pairs:
+        streams = len({each.stream for each in bare.launches if judged(each.tag)})
+        launches = _launches(bare, judged)
+        marked_ns.append(_streams_ns(marked, judged) / launches)
+        bare_ns.append(_streams_ns(bare, judged) / launches)
+    if len(pairs) < _PAIRS or launches <= streams:
+        return None
+    # Each stream's last launch has its mark in both.
+    both = streams / launches
+    added_ns = [(one - other) / (1 - both) for one, other in zip(marked_ns, bare_ns, strict=True)]
+    mean_ns = fmean(added_ns)
+    launch_ns = fmean(bare_ns) - mean_ns * both
+    error_ns = stdev(added_ns) / math.sqrt(len(pairs))
+    half_ns = student_quantile(0.975, len(pairs) - 1) * error_ns
+    return MarkCost(
+        added_ns=mean_ns, low_ns=mean_ns - half_ns, high_ns=mean_ns + half_ns, launch_ns=launch_ns
+    )
+
+
+def _launches(window: HeldWindow, judged: Callable[[str | None], bool]) -> int:
+    """Return the number of launches on streams that have judged ones."""
+    streams = {each.stream for each in window.launches if judged(each.tag)}
+    return sum(each.stream in streams for each in window.launches)
+
+
+def _streams_ns(window: HeldWindow, judged: Callable[[str | None], bool]) -> int:
+    """Return how long streams that have judged launches took, summed."""
+    streams = {each.stream for each in window.launches if judged(each.tag)}
+    return sum(window.ended_ns[stream] for stream in streams)

@@ -294,11 +294,13 @@ def _contended(found: Contention) -> list[str]:
     parts = [str(found), f"{counted(found.windows, 'window')} of {found.launches} launches each"]
     if found.timed_by == "activity":
         return parts
-    share = "" if found.instrument_share is None else f" ({percent(found.instrument_share)} more)"
-    by = f"timed by {found.timed_by}{share}"
+    by = f"timed by {found.timed_by}"
     if found.instrument_ns is not None:
-        taken_off = milliseconds(found.instrument_ns / _NS_PER_MS)
-        by += f", of which {taken_off} each are taken off"
+        by += f", of which {milliseconds(found.instrument_ns / _NS_PER_MS)} each are taken off"
+    cost = found.mark_cost
+    if cost is not None:
+        low, high = (percent(each / cost.launch_ns) for each in (cost.low_ns, cost.high_ns))
+        by += f" (windows without: {low} to {high} less)"
     return [*parts, by]
 
 

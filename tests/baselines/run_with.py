@@ -29,7 +29,7 @@ def contention(in_flight: float = 8.0) -> Contention:
     """Return how launches were timed with so many of 8 streams at work."""
     return Contention(
         in_flight=in_flight, streams=8, windows=50, launches=5, held=True, timed_by="stamps",
-        instrument_ns=1664, instrument_share=0.02, launches_per_s=1e5,
+        instrument_ns=1664, launches_per_s=1e5,
     )  # fmt: skip
 
 

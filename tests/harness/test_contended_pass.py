@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -238,7 +240,7 @@ def test_threads_of_the_host_are_released_together() -> None:
     # More than the samples need: intervals need windows that are independent.
     assert found.contention.windows == 50
     assert found.contention.in_flight == pytest.approx(3)
-    assert (found.contention.instrument_ns, found.contention.instrument_share) == (None, None)
+    assert (found.contention.instrument_ns, found.contention.mark_cost) == (None, None)
 
 
 def test_any_tagged_launch_of_a_reference_is_timed() -> None:
@@ -259,3 +261,48 @@ def test_an_iteration_without_judged_launches_is_no_measurement() -> None:
         judged = Judged(taped(pool.streams, burst_on_each(lambda: None)), replace(BURST, name="x"))
         with pytest.raises(InvalidMeasurement, match="no launch of an iteration is tagged x"):
             contended_program(device, pool, burst_on_each(lambda: None), judged, replayed=True)
+
+
+class Stamping:
+    """A pool whose stamps take 300 ns of their launch's time, though two in a row are 900 apart."""
+
+    def __init__(self, pool: StreamPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._pool, name)
+
+    def held_window(
+        self, enqueue: Callable[[], None], marks: Marks, *, hold: bool = True
+    ) -> HeldWindow:
+        plain = self._pool.held_window(enqueue, marks, hold=hold)
+        counts: Counter[int] = Counter()
+        launches = []
+        for launch in plain.launches:
+            counts[launch.stream] += 1
+            done_ns = (launch.done_ns or 0) + marks.each * counts[launch.stream] * 300
+            launches.append(replace(launch, done_ns=done_ns))
+        ended = {
+            stream: ns + 300 * (marks.each * counts[stream] or 1)
+            for stream, ns in plain.ended_ns.items()
+        }
+        pairs = (900,) * len(launches) if marks.each == 2 else ()
+        return HeldWindow(tuple(launches), ended, pairs)
+
+
+def test_of_a_stamp_so_much_is_taken_off_as_windows_without_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Less than 1 % of a latency is what its instrument left in it."""
+    device = SimulatedDevice("h200")
+    real = device.capabilities._replace(virtual_time=False)
+    with device.open_streams(4) as pool:
+        enqueue = burst_on_each(device.kernel_of(50_000))
+        plain = measured(device, pool, enqueue, replayed=False, plan=BRIEF)
+        monkeypatch.setattr(type(device), "capabilities", real)
+        stamping = cast("StreamPool", Stamping(pool))
+        brief = replace(PLAN, most_windows=20)
+        found = measured(device, stamping, enqueue, replayed=False, plan=brief)
+    assert found.contention.timed_by == "stamps"
+    assert found.contention.instrument_ns == pytest.approx(300, abs=10)
+    assert np.mean(found.latencies_ns) == pytest.approx(np.mean(plain.latencies_ns), rel=0.001)

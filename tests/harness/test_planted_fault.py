@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.devices.kinds import KINDS
+from pytest_hwqueue.harness.cell import FoundOfCell, OpenCell
 from pytest_hwqueue.harness.planted_fault import Planted, weighed
 from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.workloads.workload import parameters_for
 
 
 @given(
@@ -50,3 +58,28 @@ def test_a_record_says_what_the_fault_did_to_its_own_figures() -> None:
     assert Planted(0.1, None).words(many) == "planted to be +10% of whole iterations"
     for nothing in (None, summarise_latency([1])):
         assert "too few samples to say" in Planted(0.1, plain).words(nothing)
+
+
+class Accelerator:
+    """Notes which spins are asked for."""
+
+    capabilities = KINDS["cuda"]
+
+    def __init__(self) -> None:
+        self.filling: list[bool] = []
+
+    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+        self.filling.append(filling)
+        return lambda: None
+
+
+@pytest.mark.parametrize("name", ["large_gemm_only", "tiny_kernel_stress"])
+def test_work_that_fills_the_device_is_followed_by_a_spin_that_does(name: str) -> None:
+    """Beside products a spin of one block runs unseen, until it outlasts all other streams'."""
+    device = Accelerator()
+    workload_type = workload_class(name)
+    workload = workload_type(parameters_for(workload_type, "tiny", {}))
+    open_cell = cast("Callable[..., OpenCell]", OpenCell)
+    cell = open_cell(device, None, None, FoundOfCell("spins"), None, {(0, 0): 100.0})
+    cell.iteration(workload)
+    assert set(device.filling) == {name == "large_gemm_only"}

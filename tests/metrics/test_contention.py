@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from pytest_hwqueue.metrics.contention import (
     HeldLaunch,
     HeldWindow,
+    MarkCost,
     in_flight,
     kept_full,
     launch_rate,
+    mark_cost,
     window_of,
 )
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
@@ -118,3 +120,50 @@ def test_windows_without_work_or_judged_launches_say_so() -> None:
         in_flight([HeldWindow((), {})])
     with pytest.raises(ValueError, match="no judged launch"):
         launch_rate([held([[5]])], lambda tag: tag == "other")
+
+
+def stamped(window: HeldWindow, stamp_ns: int, *, each: int) -> HeldWindow:
+    """The same with stamps: behind each launch, or at a stream's end alone."""
+    counts = [0] * (1 + max(launch.stream for launch in window.launches))
+    launches = []
+    for launch in window.launches:
+        counts[launch.stream] += 1
+        done = (launch.done_ns or 0) + each * counts[launch.stream] * stamp_ns
+        launches.append(HeldLaunch(launch.stream, launch.tag, launch.enqueued_ns, done))
+    ended = {
+        stream: ns + stamp_ns * (counts[stream] if each else 1)
+        for stream, ns in window.ended_ns.items()
+    }
+    return HeldWindow(tuple(launches), ended)
+
+
+@given(bursts, st.integers(0, 10**5))
+def test_windows_with_and_without_stamps_tell_what_one_takes(
+    durations: list[list[int]], stamp_ns: int
+) -> None:
+    window = held(durations)
+    pair = stamped(window, stamp_ns, each=1), stamped(window, stamp_ns, each=0)
+    cost = mark_cost([pair] * 5, judged)
+    if all(len(each) == 1 for each in durations):
+        assert cost is None
+        return
+    assert cost is not None
+    assert cost.added_ns == cost.low_ns == cost.high_ns == pytest.approx(stamp_ns, abs=1e-3)
+    assert cost.launch_ns == pytest.approx(sum(map(sum, durations)) / sum(map(len, durations)))
+
+
+def test_few_pairs_of_windows_tell_nothing() -> None:
+    window = held([[5, 5]])
+    pair = stamped(window, 1, each=1), stamped(window, 1, each=0)
+    assert mark_cost([pair] * 4, judged) is None
+    assert mark_cost([], judged) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "nearest"),
+    [(100, 300, 300), (1200, 1300, 1200), (-50, 2000, 900), (-9, -1, 900)],
+)
+def test_what_is_taken_off_lies_where_windows_say(low: float, high: float, nearest: float) -> None:
+    """An interval below nothing is of what windows differ by: stamps take time."""
+    cost = MarkCost(added_ns=(low + high) / 2, low_ns=low, high_ns=high, launch_ns=50_000)
+    assert cost.nearest_ns(900) == nearest

@@ -260,9 +260,12 @@ class SimulatedDevice:
         """Return the virtual device time between two completed events, in ns."""
         return simulated_event(end).when_ns - simulated_event(start).when_ns
 
-    def kernel_of(self, duration_ns: int) -> Callable[[], None]:
-        """Return a kernel of one block that lasts exactly ``duration_ns``."""
-        return Enqueued(self.costs, KernelWork(max(1, duration_ns), name="spin"), {})
+    def kernel_of(self, duration_ns: int, *, filling: bool = False) -> Callable[[], None]:
+        """Return a kernel of one block, or of as many as fit, that lasts ``duration_ns``."""
+        cut = self.profile.multiprocessing
+        slots = cut.multiprocessors.value * cut.block_slots_per_multiprocessor.value
+        blocks = slots if filling else 1
+        return Enqueued(self.costs, KernelWork(max(1, duration_ns), blocks, name="spin"), {})
 
     def memory_bytes(self) -> dict[str, int]:
         """Return nothing: memory is not modelled."""
