@@ -41,10 +41,10 @@ AHEAD = (
 )
 _LARGEST_REQUEST = 1 << 20
 # Variables that no library reads as it is loaded, so that they may change after: pytest's, those of
-# GitHub Actions, an MPS client's, which CUDA reads as the first device is opened, and the folder
-# that torch's compiler, once imported, adds to a session's environment.
+# GitHub Actions, the terminal's width, an MPS client's, which CUDA reads as the first device is
+# opened, and the folder that torch's compiler, once imported, adds to a session's environment.
 _OF_MPS = "CUDA_MPS_"
-LATE = ("PYTEST_", "GITHUB_", "TORCHINDUCTOR_CACHE_DIR", _OF_MPS)
+LATE = ("PYTEST_", "GITHUB_", "COLUMNS", "TORCHINDUCTOR_CACHE_DIR", _OF_MPS)
 
 
 def main() -> None:
