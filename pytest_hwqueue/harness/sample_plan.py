@@ -3,13 +3,15 @@
 The number is planned before the first sample, from what an iteration or a window takes: a pass that
 a clock ended would have fewer samples the slower the code is. Where more samples cost little, a run
 takes them: launches of one window, iterations on one machine resemble each other, and P99 has an
-interval only if what was taken is worth 368 independent samples.
+interval only if what was taken is worth enough independent samples.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+
+from pytest_hwqueue.metrics.latency import sufficient_samples
 
 USUAL = 1000
 """Samples of a run, unless another number is asked for: ten of them lie above P99."""
@@ -19,15 +21,14 @@ _LEAST_WINDOWS = 50
 # Of a model they are alike, and simulating them takes long.
 _LEAST_MODELLED = 20
 FEW = 440
-"""Samples at least, of launches in windows and of tags beside: P99 needs 368, and a ratio's 437.
+"""Samples at least, of launches in windows and of tags beside: P99 has a value from 368 on, and a
+ratio's from 437.
 
 Between runs that of 400 varies about as little as that of 1,000 (docs/evidence/gate.md, "Many short
 runs").
 """
 
-# Of a thousand independent windows 97 % have both ends of P99 (tools/coverage.py counts the
-# dependence that it cannot exclude; 368 would do if it could).
-_ENOUGH_WINDOWS = 1000
+_ENOUGH_WINDOWS = sufficient_samples(0.99)
 # They are stored: 2 bytes each.
 _MOST_SAMPLES = 20_000
 # Iterations that follow each other are worth a quarter of as many, or more.

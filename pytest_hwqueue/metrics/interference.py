@@ -62,7 +62,7 @@ def latency_ratio(
         refused = Estimate(n=fewer)
         needed = minimum_samples(quantile, each)
         if fewer < needed:
-            reason = f"needs at least {needed} samples on both sides, has {fewer}"
+            reason = f"the smaller side {too_few(quantile, fewer, confidence=each)}"
             ratios[name] = refused.without_value(reason)
             continue
         worth = [independent_samples([side], quantile, each, size) for side, size in sides]
@@ -75,7 +75,7 @@ def latency_ratio(
         if math.isinf(high + reference_high):
             side = worth.index(min(worth))
             of = "the reference " if side else ""
-            reason = of + too_few(needed, len(sides[side][0]), worth[side])
+            reason = of + too_few(quantile, len(sides[side][0]), worth[side], confidence=each)
         ratios[name] = Estimate(
             value=float(np.quantile(samples, quantile) / np.quantile(reference, quantile)),
             low=low / reference_high,

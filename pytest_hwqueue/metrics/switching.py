@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
-from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, quantile_interval, shortfall
+from pytest_hwqueue.metrics.latency import (
+    CONFIDENCE,
+    minimum_samples,
+    quantile_interval,
+    shortfall,
+    too_few,
+)
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
 
 THREADS = "the CPU's streams are threads: each takes its own next launch, and nothing switches"
@@ -262,7 +268,7 @@ def _summarise_side(ordered: list[float]) -> DelaySummary:
     figures = {}
     for name, quantile in _QUANTILES.items():
         needed = minimum_samples(quantile, CONFIDENCE)
-        refused = shortfall(needed, n, "delays")
+        refused = too_few(quantile, n, noun="delays")
         if negative > _MOST_NEGATIVE * n:
             refused = (
                 f"{negative} of {n} kernels started before they were ready: the clocks or the "

@@ -185,10 +185,10 @@ class Settings:
         ", each in a folder named after it (resnet18, ...) as save_pretrained writes it; by "
         "default they are random, from a seed", rare=True)
     samples = Option("auto", read.integer_or_auto, "N", "samples",
-        "samples of each cell; P99 needs 368",
+        "samples of each cell; for P99 1000 suffice",
         "samples to measure of each cell's primary latency (a token, a query, a step: see `hwq "
-        "list`); P99 with a 95 % interval needs 368, P99.9 needs 3688. auto is 1000, and in a "
-        "cell's only run as many more as take 1 s, so that P99 has an interval; of launches in "
+        "list`); for P99's interval 1000 suffice unless they follow each other, for P99.9's "
+        "5500. auto is 1000, and in a cell's only run as many more as take 1 s; of launches in "
         "windows it is at least 440, and as many as take 1 s")
     iterations = Option("auto", read.integer_or_auto, "N", "samples",
         "measured iterations of each cell",

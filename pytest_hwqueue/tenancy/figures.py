@@ -113,7 +113,9 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
         n = int(ordered.size)
         needed = minimum_samples(quantile, confidence)
         if n == 0:
-            return Estimate(low=0.0, unit="ns", refused=shortfall(needed, 0, "requests"))
+            return Estimate(
+                low=0.0, unit="ns", refused=too_few(quantile, 0, 0, "requests", confidence)
+            )
         # Between two samples, as in tables, unless one of them may be infinite.
         finite = math.isfinite(ordered[-1])
         method: Literal["linear", "inverted_cdf"] = "linear" if finite else "inverted_cdf"
@@ -126,7 +128,7 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
         elif math.isinf(high):
             short = worth < needed
             never = NEVER_COMPLETED.format("some")
-            refused = too_few(needed, n, worth, "requests") if short else never
+            refused = too_few(quantile, n, worth, "requests", confidence) if short else never
         return Estimate(value=value, low=low, high=high, n=n, unit="ns", refused=refused)
 
     return estimate

@@ -67,7 +67,7 @@ def test_what_tells_nothing_is_refused_with_the_reason(
 
 PLAIN = summarise_latency([1_000_000 * i for i in range(1, 101)])
 NAMED = named(PLAIN, "mine[cpu]", "measure more")
-REASON = "needs at least 368 samples, has 100 (268 missing); measure more"
+REASON = "has 100 samples; 1000 independent ones suffice; measure more"
 TEXT = f"P99 of mine[cpu] is refused: {REASON}"
 OPERATORS: list[Callable[[Any, Any], object]] = [
     operator.lt, operator.le, operator.gt, operator.ge, operator.add, operator.sub, operator.mul,

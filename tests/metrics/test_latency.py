@@ -102,10 +102,9 @@ def test_summary_known() -> None:
     # They fall from first to last: their range is all that is known of the median of what comes.
     assert [(each.value, each.interval, each.refused) for each in figures] == [
         (50.0, (0.0, 100.0), ""),
-        (95.0, None, "needs at least 72 independent samples; the 101 taken follow each other and "
-         "are worth 1"),
-        (None, None, "needs at least 368 samples, has 101 (267 missing)"),
-        (None, None, "needs at least 3688 samples, has 101 (3587 missing)"),
+        (95.0, None, "has 101 samples, worth 1 independent ones at least; 350 suffice"),
+        (None, None, "has 101 samples; 1000 independent ones suffice"),
+        (None, None, "has 101 samples; 5500 independent ones suffice"),
     ]  # fmt: skip
 
 

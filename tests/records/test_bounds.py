@@ -76,7 +76,7 @@ def test_what_is_not_fails_with_its_figure_interval_and_samples(
         (
             [*STEADY[:400], 13_000_000],
             "12 ms",
-            "below 12 ms; it has no interval: needs at least 368",
+            "below 12 ms; it has no interval: has 401 samples, worth 366",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_missed_tail_says_that_the_cpu_was_contended() -> None:
 def test_a_refused_percentile_fails_and_says_how_to_get_it(stopped: str, remedy: str) -> None:
     plain = record(STEADY[:20], stopped)
     few = plain.for_test()
-    reason = "needs at least 368 samples, has 20 (348 missing)"
+    reason = "has 20 samples; 1000 independent ones suffice"
     said = re.escape(f"P99 of mine[cpu-s1-native-eager] is refused: {reason}; {remedy}")
     for each in (plain, few):
         each.assert_p50("12 ms")

@@ -292,7 +292,7 @@ def three_runs(*medians_ns: float) -> list[RunRecord]:
         record = make(median_ns=median_ns, run=number, traced=False)
         assert record.metrics.latency is not None
         p99 = record.metrics.latency.p99.model_copy(
-            update={"high": float("inf"), "refused": "needs at least 368 independent samples"}
+            update={"high": float("inf"), "refused": "has 400 samples; 1000 suffice"}
         )
         runs.append(changed(record, "metrics.latency", p99=p99))
     return runs

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.metrics.latency import minimum_samples
+from pytest_hwqueue.metrics.latency import minimum_samples, sufficient_samples
 from pytest_hwqueue.scenarios.deciding import (
     ASSURANCE,
     chances,
@@ -147,10 +147,11 @@ def test_requests_to_decide_are_enough_to_decide_at_all(
 def test_planned_windows_are_those_of_the_sample_size_rule() -> None:
     plan = planned_window(parse_goal("high.p99 < 10 ms"), 20.0, 0.95)
     assert plan is not None
-    assert plan.least_requests == minimum_samples(0.99, 0.95) == 368
+    assert (minimum_samples(0.99, 0.95), sufficient_samples(0.99)) == (368, 1000)
+    assert (plan.requests, plan.none_s) == (1000, 50)
     assert plan.least_s == pytest.approx(18.4)
-    assert plan.least_s < (plan.half_s or 0)
-    assert "368 requests that it needs take 19 s" in plan.too_short(5)
+    assert plan.none_s < (plan.half_s or 0)
+    assert "1000 requests suffice, which take 50 s" in plan.too_short(5)
     assert plan.too_short(20) == ""
     assert planned_window(parse_goal("low.throughput >= 1/s"), 20.0, 0.95) is None
     assert least_requests(parse_goal("high.attainment >= 99%"), 0.95) == 368
@@ -166,7 +167,7 @@ def test_advice_stands_in_the_check_and_before_and_after_measuring(tmp_path: Pat
     )
     run = CliRunner(env={"COLUMNS": "200"})
     checked = run.invoke(main, ["scenario", "check", str(file)])
-    assert "high.p99 < 50 ms at 20/s: a window of 19 s decides if no" in checked.output
+    assert "high.p99 < 50 ms at 20/s: a window of 50 s decides if no" in checked.output
     assert "low.p99" not in checked.output
     command = ["which", str(file), "--device", "sim:h200", "--dir", str(tmp_path / "d")]
     short = run.invoke(main, [*command, "-v"])

@@ -446,7 +446,7 @@ def test_help_can_be_printed() -> None:
     for option in OPTIONS:
         parser.add_argument(option.command_line, help=option.help_with_default.replace("%", "%%"))
     text = " ".join(parser.format_help().split())
-    assert "P99 with a 95 % interval needs 368" in text
+    assert "1000 suffice" in text
     # Those of the lines that `pytest --help` prints.
     assert "[20%]" in PARSER.optparser.format_help()
 

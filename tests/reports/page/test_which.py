@@ -61,5 +61,5 @@ def test_a_mode_without_a_p99_is_left_out_with_the_reason() -> None:
     page = page_of(find_records([STORED / "standard_load"]), Path("report.html"))
     (front,) = (part for part in page.answers[0].parts if isinstance(part, Chart))
     assert front.spec is None
-    assert "needs at least 368 requests, has 120" in front.left_out["native"]
+    assert "needs at least 368 requests, has 120 (248 missing)" in front.left_out["native"]
     assert "No mode has both figures." in Parsed(render_page(page)).text
