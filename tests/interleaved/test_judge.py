@@ -178,7 +178,7 @@ def test_how_tags_were_timed_forbids_to_compare_tags_only() -> None:
         (lambda name, number: [make_record(f"only{name}", number)], ("p99",), HwqError,
          r"A has onlyA\[.*; B has onlyB\[", 2),
         (lambda name, number: run_of()(name, number) if name == "A" else [], ("p99",),
-         HwqError, r"B \(label B\) measured nothing: .*SIGKILL", 2),
+         HwqError, r"B: label B measured nothing: .*SIGKILL", 2),
         (run_of(), ("p98",), BadInput, "'p98'; there are p50", 1),
     ],
 )  # fmt: skip
