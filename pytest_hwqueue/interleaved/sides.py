@@ -330,7 +330,7 @@ def _find(place: str | None, here: Path) -> Path | str:
         return here
     folder = (here / Path(place).expanduser()).resolve()
     is_path = place in (".", "..") or place.startswith(("./", "../", "/", "~"))
-    commit = None if is_path or place.startswith("-") else commit_of(here, place)
+    commit = None if is_path else commit_of(here, place)
     if commit is not None:
         return commit
     if folder.is_dir():
