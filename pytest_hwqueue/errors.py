@@ -270,6 +270,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def in_utf8(text: str) -> str:
+    """Return text as UTF-8 can hold it: a path's bytes that are none of it become escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def on_one_line(error: object) -> str:
     """Return an error's text on one line, as records hold reasons."""
     return " ".join(str(error).split())

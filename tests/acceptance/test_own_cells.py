@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,3 +153,23 @@ def test_scenarios_of_one_name_are_refused(sessions: Sessions, tmp_path: Path) -
     result = sessions.result(tmp_path, "one", "other", "--hwq-device=sim:h200")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "two tests cannot share one cell" in result.stdout.str() + result.stderr.str()
+
+
+def test_a_folder_whose_name_is_no_text_is_one_like_any_other(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "test_mine.py").write_text(
+        "def test_mine(hwq):\n    hwq.measure(lambda: None, streams=1)\n"
+        "def test_bad(hwq):\n    hwq.measure(lambda: 1 / 0, streams=1)\n"
+    )
+    result = sessions.result(
+        tmp_path, f"{folder.name}/test_mine.py", *FAST, "--hwq-json=s.json", "--hwq-markdown=m.md",
+        f"--hwq-dir={folder}/records",
+        # pytest's own cache holds no such name, and its header is in the stream's encoding.
+        "-p", "no:cacheprovider", PYTHONIOENCODING="utf-8:backslashreplace",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1, failed=1)
+    assert [each["status"] for each in measured(tmp_path)] == ["ok", "failed"]
+    assert r"caf\udce9/test_mine.py" in (tmp_path / "m.md").read_text()
