@@ -36,6 +36,8 @@ _WENT_TO_ITS_END = (0, 1)
 _SESSION_FILE = "session.json"
 # Fewer decimal digits than a number on the command line may have.
 _SEED_BITS = 48
+# Cells whose reasons an error gives: the runs' logs have all.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,11 @@ def interleave(
     }
     for name, chosen in nodes.items():
         if chosen == []:
-            why = dict.fromkeys(by_name[name].why_absent(node) for node in only or ())
+            absent = dict.fromkeys(by_name[name].why_absent(node) for node in only or ())
             side = by_name[name]
             raise SideFailed(
                 side.name,
-                f"{side.label} has none of the tests to be measured: {abridged('; '.join(why))}",
+                f"{side.label} has none of the tests to be measured: {abridged('; '.join(absent))}",
             )
     # A test has a cell or more; how many is known after the first pair.
     tests = max(len(chosen or by_name[name].collected) for name, chosen in nodes.items())
@@ -192,10 +194,13 @@ def interleave(
         say(f"run {number} of {planned}, {side.name}: "
             f"{counted(len(measured.records), 'cell')}, {seconds:.0f} s{problem}")  # fmt: skip
         if number <= 2 and not judging.measured(name) and not measured.other_code:
-            raise SideFailed(side.name, f"{side.label} measured nothing: " + (
-                measured.problem or "; ".join(f"{r.cell_id}: {r.reason}" for r in measured.records)
-                or "all its tests were skipped"
-            ))  # fmt: skip
+            # Before how pytest ended, why: two tests share a cell, say.
+            why = [f"{each.cell_id}: {each.reason}" for each in measured.records if each.reason]
+            more = [f"{len(why) - _MOST_NAMED} cells more"] if len(why) > _MOST_NAMED else []
+            said = "; ".join(filter(None, [*why[:_MOST_NAMED], *more, measured.problem]))
+            raise SideFailed(
+                side.name, f"{side.label} measured nothing: {said or 'all its tests were skipped'}"
+            )
         if number == 2 and not judging.matched():
             raise HwqError(
                 "no cell of A is one of B, so there is nothing to compare. A has "

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from pytest_hwqueue.suite import plugin_name
+from tests.acceptance.inner import plain_environment
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -142,6 +146,47 @@ def test_tests_of_one_name_are_refused_before_anything_is_measured(
     said = result.stdout.str() + result.stderr.str()
     assert "test_mine.py::TestAttention::TestSmall::test_mine: two tests cannot share" in said
     assert f"{tmp_path}/one/test_mine.py" in said
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def share_a_name(folder: Path) -> None:
+    """Have tests of two repositories, inside of one that has them in two commits, share a name."""
+    git(folder, "init", "-q")
+    for name in ("one", "other"):
+        (folder / name).mkdir()
+        (folder / name / "test_mine.py").write_text(MINE)
+    git(folder, "add", ".")
+    for number in range(2):
+        git(folder, "commit", "-q", "--allow-empty", "-m", f"{number}")
+    for name in ("one", "other"):
+        git(folder / name, "init", "-q")
+
+
+def test_they_are_refused_before_another_commit_is_measured(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    share_a_name(tmp_path)
+    options = ("--import-mode=importlib", "--hwq-against=HEAD~1", "--hwq-pairs=3")
+    result = sessions.result(tmp_path, *FAST, *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "test_mine: two tests cannot share one cell" in result.stderr.str()
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.slow
+def test_they_are_refused_on_each_rank(tmp_path: Path) -> None:
+    share_a_name(tmp_path)
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "pytest", "-p", plugin_name(), *FAST,
+         "--import-mode=importlib"],
+        cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    # Torchrun may end the second before it has said so.
+    assert "test_mine: two tests cannot share one cell" in said
     assert not list(tmp_path.rglob("*.json"))
 
 
