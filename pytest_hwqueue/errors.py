@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pytest_hwqueue.scenarios.located_yaml import Problem
@@ -87,6 +87,20 @@ class NotApplicable(HwqError):
     """A workload cannot run with a setting; the text says which and why."""
 
 
+class SideFailed(HwqError):
+    """A side of a comparison cannot be measured, or neither can; the text begins with its name.
+
+    Args:
+        sides: names of those at fault, A and B.
+        reason: what is wrong, and what to do.
+
+    """
+
+    def __init__(self, sides: Sequence[str], reason: str) -> None:
+        self.sides, self.reason = tuple(sides), reason
+        super().__init__(f"{' and '.join(sides)}: {reason}")
+
+
 class OwnCodeFailed(HwqError):
     """A user's own function raised; the text has the traceback of its own frames.
 
@@ -139,6 +153,25 @@ def within(place: str = "", *, remedy: str = "") -> Iterator[None]:
         said = f"{place}: {error}" if place else str(error)
         error.args = (f"{said}; {remedy}" if remedy else said,)
         raise
+
+
+@contextmanager
+def of_side(name: str) -> Iterator[None]:
+    """Let our errors be a side's: what cannot be done, cannot be done with it.
+
+    Args:
+        name: of the side.
+
+    Raises:
+        SideFailed: for any other error of ours.
+
+    """
+    try:
+        yield
+    except SideFailed:
+        raise
+    except HwqError as error:
+        raise SideFailed(name, str(error)) from error
 
 
 @contextmanager
@@ -235,6 +268,11 @@ def shortened(text: str) -> str:
 def printable(text: str) -> str:
     """Return text without what a terminal would obey: control characters become escapes."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def in_utf8(text: str) -> str:
+    """Return text as UTF-8 can hold it: a path's bytes that are none of it become escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def on_one_line(error: object) -> str:

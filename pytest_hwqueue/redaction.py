@@ -49,8 +49,12 @@ _IN_DOUBLE = r"(?:\\.|[^\"\\])*"
 _WORD = rf"(?:'[^']*'|\"{_IN_DOUBLE}\"|\\.|[^\s'\"\\]|['\"\\](?=\S))+"
 # Of a URL in a text: what ends the text's sentence or quotation is none of its own.
 _OF_QUERY = rf"(?:{_SHELLS_QUOTE}|[^\s&#\"])+?(?=['\"]?[,;:.)\]]*(?:[\s&#]|\"(?!'\"')|$))"
+# What follows in a list of JSON, Python or YAML.
+_NEXT = r"\s*(?:[:,=]|\n[ \t]*-[ \t])\s*"
 # `--token --port 1` is a switch and another option.
 _NO_OPTION = r"(?!--[a-z][a-z0-9-]*(?:[\s=]|$))"
+# Between a name and its value, as shells, ini files and Python write it; `a == b` compares.
+_EQUALS = rf"(?:=|=[ \t]+{_NO_OPTION}|[ \t]+=(?!=)[ \t]*{_NO_OPTION})"
 # What says that there is no secret is none.
 NOTHING = ("none", "null", "true", "false")
 _NO_WORD = rf"(?!(?:{'|'.join(NOTHING)})(?:[,;]?(?:\s|$)|['\")\]}}]))"
@@ -67,25 +71,35 @@ _RULES = (
     # In a URL, up to the last @ before its path: a password may hold one itself.
     _rule(r"(?<=://)", rf"(?:{_SHELLS_QUOTE}|[^\s/?#\"])+(?=@)"),
     # An argument, header or variable that was quoted as a whole.
-    _rule(rf"(?<=')(?:--?)?{_NAMES}(?:=|:\s*)", rf"{_NOT_YET}{_IN_SINGLE}"),
-    _rule(rf"(?<=\")(?:--?)?{_NAMES}(?:=|:\s*)", rf"{_NOT_YET}{_IN_DOUBLE}"),
+    _rule(rf"(?<=')(?:--?)?{_NAMES}(?:[ \t]*=|:\s*)", rf"{_NOT_YET}{_IN_SINGLE}"),
+    _rule(rf"(?<=\")(?:--?)?{_NAMES}(?:[ \t]*=|:\s*)", rf"{_NOT_YET}{_IN_DOUBLE}"),
     # Fields of JSON, also within a text of JSON, and of Python.
-    _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*[:,=]\s*b?(?P<other>\\+[\"'])",
+    _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote){_NEXT}b?(?P<other>\\+[\"'])",
           r"(?:(?!(?P=other)).)+"),
-    _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*[:,=]\s*b?(?P<other>[\"'])",
+    _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote){_NEXT}b?(?P<other>[\"'])",
           rf"(?:{_SHELLS_QUOTE}|\\.|(?!(?P=other)).)+"),
     _rule(rf"[?&](?:{_NAMES}|key|sig)=", _OF_QUERY),
-    _rule(rf"(?<![\w?&'\"-])(?:--?)?{_NAMES}=", rf"{_NO_WORD}{_SCHEME}{_WORD}"),
-    _rule(rf"(?<![\w-])--?{_NAMES}\s+", rf"{_NO_OPTION}{_NO_WORD}{_SCHEME}{_WORD}"),
+    _rule(rf"(?<![\w?&'\"-])(?:--?)?{_NAMES}{_EQUALS}", rf"{_NO_WORD}{_SCHEME}{_WORD}"),
+    # In a list of YAML, each argument may be a line.
+    _rule(rf"(?<![\w-])--?{_NAMES}(?:\s+|[ \t]*\n[ \t]*-[ \t]+)(?!-[ \t])",
+          rf"{_NO_OPTION}{_NO_WORD}{_SCHEME}{_WORD}"),
+    # Or it is of one line, without quotes.
+    _rule(rf"(?:(?<=\[)|(?<=,[ ]))--?{_NAMES},[ ]*", rf"{_NO_OPTION}{_NO_WORD}[^\s,\]\"']+"),
     # To the end of the line: a scheme, a value and its parameters follow each other.
     _rule(rf"(?<![\w'\"-]){_HEADERS}:[ \t]*(?![ \t])", rf"{_NOT_YET}[^\r\n]+"),
-    _rule(rf"(?<![\w'\"-]){_NAMES}(?<!token):[ \t]*(?![ \t])", rf"{_NOT_YET}{_WORD}"),
+    _rule(rf"(?<![\w'\"-]){_NAMES}(?<!token)[ \t]*:[ \t]*(?![ \t])", rf"{_NOT_YET}{_WORD}"),
     # A number behind `first token:` is one.
     _rule(rf"(?<![\w'\"-]){_NAMES}(?<=token):[ \t]*(?![ \t])",
           rf"{_NOT_YET}(?![\d.]+(?!\w)){_WORD}"),
     _rule(r"\b(?:Bearer|Basic)\s+", r"[^\s'\",;]+"),
 )  # fmt: skip
 
+_FIELD = rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*:\s*"
+_NUMBER = _rule(_FIELD, r"-?\d[\w.+-]*")
+"""A field of JSON that is a number: it is found by its name alone, as numbers stand everywhere."""
+_LIST = _rule(rf"{_FIELD}\[", r"[^\]]+")
+"""A field of JSON with several values, as servers in Go print headers."""
+_STRING = re.compile(r"(?P<quote>\\*[\"'])(?P<secret>.*?)(?P=quote)", re.DOTALL)
 
 # Most texts have none of this, and need none of the rules: thousands of requests may fail.
 _HINT = re.compile(
@@ -106,9 +120,20 @@ def redacted(text: str, known: Collection[str] = ()) -> str:
     text = without_known(text, known)
     if _HINT.search(text) is None:
         return text
+    text = _LIST.sub(lambda match: f"{match['before']}{_without_strings(match['secret'])}", text)
+    # A string again, so that what was JSON still is.
+    text = _NUMBER.sub(lambda match: f"{match['before']}{_quoted(REDACTED, match)}", text)
     for rule in _RULES:
         text = rule.sub(lambda match: f"{match['before']}{mask(match['secret'])}", text)
     return text
+
+
+def _quoted(text: str, match: re.Match[str]) -> str:
+    return f"{match['quote']}{text}{match['quote']}"
+
+
+def _without_strings(values: str) -> str:
+    return _STRING.sub(lambda match: _quoted(mask(match["secret"]), match), values)
 
 
 def redacted_arguments(arguments: Sequence[str], known: Collection[str] = ()) -> list[str]:
@@ -142,7 +167,9 @@ def _mask_text(text: str) -> str:
 
 
 def secrets_in(text: str) -> Iterator[str]:
-    """Return the values that the rules leave out of a text."""
+    """Return the values that the rules leave out of a text, but for numbers."""
+    for match in _LIST.finditer(text):
+        yield from (each["secret"] for each in _STRING.finditer(match["secret"]))
     for rule in _RULES:
         for match in rule.finditer(text):
             yield match["secret"]
@@ -157,22 +184,30 @@ def secrets_among(arguments: Sequence[str]) -> Iterator[str]:
             yield secret
 
 
-_VALUE_OF_NAME = _rule(rf"(?:--?)?{_NAMES}=", ".*")
-_NAMED_OPTION = re.compile(rf"--?{_NAMES}", re.IGNORECASE)
+_VALUE_OF_NAME = _rule(rf"(?:--?)?{_NAMES}[ \t]*=", ".*")
+_NAMED_OPTION = re.compile(rf"--?{_NAMES}=?", re.IGNORECASE)
+# What follows an option's value may be another value, or an argument of its own: a number, a word,
+# a path, a file or a test is taken for that.
+_PLAIN_ARGUMENT = re.compile(
+    r"-.*|[\d.,:]*|[a-z._:@-]*|.*/.*|.*\.[a-z]{1,4}|.*::.*", re.I | re.DOTALL
+)
 _ANY_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?", re.DOTALL)
 
 
 def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
     """Return each argument, and the secret that it ends in, behind what; or None."""
-    secret_follows = False
+    secret_follows = more_follow = False
     for argument in arguments:
         match = _VALUE_OF_NAME.fullmatch(argument)
-        if secret_follows and not _ANY_OPTION.fullmatch(argument) and _may_be_one(argument):
+        is_first = secret_follows and not _ANY_OPTION.fullmatch(argument)
+        is_further = more_follow and not _PLAIN_ARGUMENT.fullmatch(argument)
+        if (is_first or is_further) and _may_be_one(argument):
             yield argument, "", argument
         elif match is not None and _may_be_one(match["secret"]):
             yield argument, match["before"], match["secret"]
         else:
             yield argument, "", None
+        more_follow = is_first or is_further
         secret_follows = _NAMED_OPTION.fullmatch(argument) is not None
 
 

@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from pytest_hwqueue.errors import files
+from pytest_hwqueue.errors import files, in_utf8
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text in UTF-8 as `write_bytes` does."""
-    write_bytes(path, text.encode())
+    """Write text in UTF-8 as `write_bytes` does; see `errors.in_utf8`."""
+    write_bytes(path, in_utf8(text).encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:

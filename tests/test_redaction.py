@@ -21,6 +21,7 @@ from pytest_hwqueue.redaction import (
     redacted,
     redacted_arguments,
     redacted_command,
+    secrets_among,
     without_begun,
 )
 
@@ -67,6 +68,21 @@ def secret_alone(secret: str) -> bool:
         ("password: hidden at line 3", "password: <redacted> at line 3"),
         ("token: hidden", "token: <redacted>"),
         ('{"api_key": "hidden", "n": 1}', '{"api_key": "<redacted>", "n": 1}'),
+        ('{"password": 1234, "n": 1}', '{"password": "<redacted>", "n": 1}'),
+        ("{'token': -1.5e3}", "{'token': '<redacted>'}"),
+        (r'{"text": "{\"password\": 1234}"}', r'{"text": "{\"password\": \"<redacted>\"}"}'),
+        ('{"Cookie":["a b","c"],"n":["d"]}', '{"Cookie":["<redacted>","<redacted>"],"n":["d"]}'),
+        ("['serve', '--api-key', 'hidden']", "['serve', '--api-key', '<redacted>']"),
+        ('["serve","--api-key","hidden"]', '["serve","--api-key","<redacted>"]'),
+        ("- --api-key\n- hidden\n- --port", "- --api-key\n- <redacted>\n- --port"),
+        ('  - "--api-key"\n  - "hidden"\n', '  - "--api-key"\n  - "<redacted>"\n'),
+        ("[serve, --token, hidden, --port]", "[serve, --token, <redacted>, --port]"),
+        ("aws_secret_key = hidden\nregion = x", "aws_secret_key = <redacted>\nregion = x"),
+        ("'api_key = hidden'", "'api_key =<redacted>'"),
+        ("--token= hidden --port 1", "--token= <redacted> --port 1"),
+        ("--token==hidden", "--token=<redacted>"),
+        ("token=--hidden", "token=<redacted>"),
+        ("password : hidden", "password : <redacted>"),
         (r'{"text": "{\"api_key\": \"hidden\"}"}', r'{"text": "{\"api_key\": \"<redacted>\"}"}'),
         ("{'Authorization': 'token hidden', 'n': 1}", "{'Authorization': '<redacted>', 'n': 1}"),
         ("[(b'authorization', b'hidden')]", "[(b'authorization', b'<redacted>')]"),
@@ -86,6 +102,9 @@ def test_a_secret_is_left_out_and_the_rest_stays(text: str, shown: str) -> None:
         '{"tokens": "8", "max_tokens": 8}',
         "tiny_kernel_stress with key=value, rounds=2",
         "serve --use-token --port 8000",
+        "serve --token= --port 8000",
+        "if token == other and max_tokens == 8",
+        '{"first_token": 12.5, "max_tokens": 8, "usage": {"tokens": [1, 2]}}',
         "first token: 12.3 ms",
         "time_to_first_token=12.5 ms, inter_token=3.1 ms",
         "--max-token 512 --hwq-param=eos_token=2",
@@ -101,6 +120,11 @@ def test_a_secret_is_left_out_and_the_rest_stays(text: str, shown: str) -> None:
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
     assert redacted_command(shlex.split(text)) == shlex.join(shlex.split(text))
+
+
+def test_in_a_list_of_yaml_the_next_item_may_be_another_option() -> None:
+    text = "- --use-token\n- --port\n- x"
+    assert redacted(text) == text
 
 
 @pytest.mark.parametrize(
@@ -131,6 +155,19 @@ def test_no_command_shows_a_secret(secret: str, name: str) -> None:
     # A command that is a text already, such as one that a server prints.
     line = redacted(shlex.join(arguments))
     assert [each for each in shlex.split(line) if each not in ("--port", "8000")] == expected
+
+
+def test_each_value_of_an_option_that_takes_several_is_left_out() -> None:
+    values = ["k3y-one", "k3y-two", "3f2.Zm9v.YmFyYmF6"]
+    arguments = ["serve", "--api-key", *values, "--port", "8000"]
+    assert redacted_arguments(arguments) == [
+        "serve", "--api-key", *[REDACTED] * 3, "--port", "8000"
+    ]  # fmt: skip
+    assert [*secrets_among(arguments)] == values
+    # What is plainly another argument stays: what is repeated is to be found by it.
+    for other in ("main", "serve.py", "tests/test_a1.py::test_x", "org/Model-8B", "8000"):
+        assert redacted_arguments(["--token", "k3y", other]) == ["--token", REDACTED, other]
+    assert redacted_arguments(["--token=", "k3y", "x"]) == ["--token=", REDACTED, "x"]
 
 
 @given(SECRETS, HEADERS)

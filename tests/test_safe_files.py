@@ -59,9 +59,12 @@ def test_a_place_that_cannot_be_written_is_refused_and_what_is_there_kept(tmp_pa
     for path in (tmp_path / "file" / "session.json", tmp_path / "folder"):
         with pytest.raises(RecordError, match=f"cannot write {path}: .*(directory|exists)"):
             write_text(path, "text")
-    with pytest.raises((RecordError, UnicodeEncodeError)):
-        write_text(tmp_path / "session.json", "\udce9")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_bytes_of_a_path_that_are_no_text_become_escapes(tmp_path: Path) -> None:
+    write_text(tmp_path / "told", f"in {os.fsdecode(b'caf' + bytes([0xE9]))}, µs")
+    assert (tmp_path / "told").read_text(encoding="utf-8") == r"in caf\udce9, µs"
 
 
 def test_writers_of_equal_process_ids_tear_nothing_and_follow_no_planted_link(

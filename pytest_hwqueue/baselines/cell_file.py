@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 
 from pytest_hwqueue.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
-from pytest_hwqueue.errors import RecordError, files, translated, within
+from pytest_hwqueue.errors import RecordError, files, in_utf8, translated, within
 from pytest_hwqueue.records.files import cell_file_name
 from pytest_hwqueue.records.samples import GRID, decode_samples
 from pytest_hwqueue.safe_files import write_text
@@ -181,7 +181,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def line_of(data: dict[str, Any]) -> str:
     """Return one line of JSON, without its end."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return in_utf8(json.dumps(data, ensure_ascii=False, allow_nan=False))
 
 
 def damaged(path: Path, reason: str) -> RecordError:

@@ -37,7 +37,7 @@ from pytest_hwqueue.cli.options import (
     verdicts_text,
     with_options,
 )
-from pytest_hwqueue.errors import BadOption, HwqError
+from pytest_hwqueue.errors import BadOption, HwqError, within
 from pytest_hwqueue.interleaved.variants import OF_THE_COMPARISON
 
 if TYPE_CHECKING:
@@ -256,7 +256,8 @@ def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectS
 
     ends = []
     for which, text in (("GOOD", good), ("BAD", bad)):
-        commit = None if text.startswith("-") else commit_of(here, text)
+        with within(which):
+            commit = commit_of(here, text)
         if commit is None:
             raise HwqError(
                 f"{which}: {text!r} is no commit, branch or tag of {here}{shallow(here)}"

@@ -16,7 +16,7 @@ from pytest_hwqueue.devices.kinds import KINDS, choose_devices, open_device
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.doctor.checks import Check, CheckedMachine, run_checks
 from pytest_hwqueue.doctor.limits import DeviceLimits, measure_limits
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, in_utf8
 from pytest_hwqueue.records.cell import now
 
 SCHEMA = "pytest-hwqueue/doctor/3"
@@ -81,4 +81,4 @@ def diagnose(
 def as_json(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as JSON text."""
     content = to_jsonable_python({"schema": SCHEMA, **vars(diagnosis)})
-    return json.dumps(content, indent=2, ensure_ascii=False)
+    return in_utf8(json.dumps(content, indent=2, ensure_ascii=False))

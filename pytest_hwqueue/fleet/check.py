@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Literal
 from zlib import crc32
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import RecordError, within
+from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import read_model
 from pytest_hwqueue.safe_files import open_output, write_text
@@ -33,10 +34,8 @@ from pytest_hwqueue.suite import pytest_command, pytest_environment
 CHECK_FILE = "check.json"
 
 
-class CheckRecord(BaseModel):
+class CheckRecord(PlainData):
     """How the check of one GPU ended; the figures are in the session's own records."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_: Literal["pytest-hwqueue/fleet-check/1"] = Field(
         "pytest-hwqueue/fleet-check/1", alias="schema"

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_hwqueue.errors import HwqError, RecordError, abridged, on_one_line
+from pytest_hwqueue.errors import HwqError, RecordError, SideFailed, abridged, on_one_line
 from pytest_hwqueue.gate.calibrate import MOST_RUNS
 from pytest_hwqueue.gate.statistics import turns
 from pytest_hwqueue.gate.verdict import ITERATION_TIME, OTHER_CODE, GateSettings
@@ -36,6 +36,8 @@ _WENT_TO_ITS_END = (0, 1)
 _SESSION_FILE = "session.json"
 # Fewer decimal digits than a number on the command line may have.
 _SEED_BITS = 48
+# Cells whose reasons an error gives: the runs' logs have all.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -169,10 +171,11 @@ def interleave(
     }
     for name, chosen in nodes.items():
         if chosen == []:
-            why = dict.fromkeys(by_name[name].why_absent(node) for node in only or ())
-            raise HwqError(
-                f"{by_name[name].label} has none of the tests to be measured: "
-                f"{abridged('; '.join(why))}"
+            absent = dict.fromkeys(by_name[name].why_absent(node) for node in only or ())
+            side = by_name[name]
+            raise SideFailed(
+                side.name,
+                f"{side.label} has none of the tests to be measured: {abridged('; '.join(absent))}",
             )
     # A test has a cell or more; how many is known after the first pair.
     tests = max(len(chosen or by_name[name].collected) for name, chosen in nodes.items())
@@ -191,10 +194,13 @@ def interleave(
         say(f"run {number} of {planned}, {side.name}: "
             f"{counted(len(measured.records), 'cell')}, {seconds:.0f} s{problem}")  # fmt: skip
         if number <= 2 and not judging.measured(name) and not measured.other_code:
-            raise HwqError(f"{side.name} ({side.label}) measured nothing: " + (
-                measured.problem or "; ".join(f"{r.cell_id}: {r.reason}" for r in measured.records)
-                or "all its tests were skipped"
-            ))  # fmt: skip
+            # Before how pytest ended, why: two tests share a cell, say.
+            why = [f"{each.cell_id}: {each.reason}" for each in measured.records if each.reason]
+            more = [f"{len(why) - _MOST_NAMED} cells more"] if len(why) > _MOST_NAMED else []
+            said = "; ".join(filter(None, [*why[:_MOST_NAMED], *more, measured.problem]))
+            raise SideFailed(
+                side.name, f"{side.label} measured nothing: {said or 'all its tests were skipped'}"
+            )
         if number == 2 and not judging.matched():
             raise HwqError(
                 "no cell of A is one of B, so there is nothing to compare. A has "
@@ -352,11 +358,10 @@ class CommitComparison:
                     judgement = interleave(sides, judging, measure, self.say, only)
             _refuse_other_code(judgement)
         except HwqError as error:
-            # Whose fault it is stands first. GOOD worked in the opening: if it no longer does,
-            # neither would any other commit.
             if tracked is None:
                 raise _of_ends(error) from error
-            if str(error).startswith("A"):
+            # GOOD worked in the opening: if it no longer does, neither would any other commit.
+            if isinstance(error, SideFailed) and "A" in error.sides:
                 raise
             reason = on_one_line(error)
             return Compared(
@@ -384,16 +389,17 @@ class CommitComparison:
 
 def _of_ends(error: HwqError) -> HwqError:
     """Return an error of the opening, whose sides are the ends that the user has named."""
-    side, colon, text = str(error).partition(": ")
+    if not isinstance(error, SideFailed):
+        return error
     ends = {"A": "GOOD", "B": "BAD"}
-    return HwqError(f"{ends[side]}: {text}") if colon and side in ends else error
+    return SideFailed([ends[side] for side in error.sides], error.reason)
 
 
 def _refuse_other_code(judgement: Judgement) -> None:
     for each in judgement.verdicts:
         if each.verdict.reason == OTHER_CODE:
             # No commit can be judged so: that is the fault of none.
-            raise HwqError(f"A and B: {each.cell_id}: {each.verdict.sentence}")
+            raise SideFailed("AB", f"{each.cell_id}: {each.verdict.sentence}")
 
 
 def judged(judgement: Judgement, tracked: Tracked | None) -> CellVerdict | None:

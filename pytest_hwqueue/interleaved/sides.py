@@ -24,7 +24,7 @@ from typing import Any
 
 from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.errors import HwqError, RecordError, abridged, within
+from pytest_hwqueue.errors import HwqError, RecordError, abridged, of_side
 from pytest_hwqueue.gate.calibrate import MOST_RUNS, can_convict, detectable_effect
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, Verdict
 from pytest_hwqueue.interleaved.imports import (
@@ -219,10 +219,14 @@ def open_sides(
         say: receives progress messages.
 
     Raises:
-        HwqError: if a side cannot be measured. Nothing has been measured then.
+        SideFailed: if a side cannot be measured. Nothing has been measured then.
+        HwqError: if neither can.
 
     """
-    places = [_find(request, here) for request in requests]
+    places = []
+    for request in requests:
+        with of_side(request.name):
+            places.append(_find(request.place, here))
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder(say))
         _say_what_is_lacking(places, here, say)
@@ -234,14 +238,15 @@ def open_sides(
             say(f"checking out {request.place} ({place[:10]})")
             top = top_level(here) or here
             tree = scratch / request.name
-            filters = stack.enter_context(worktree(top, place, tree))
+            with of_side(request.name):
+                filters = stack.enter_context(worktree(top, place, tree))
+                folders.append(_counterpart(here, top, place, tree))
             if filters:
                 say(
                     f"{request.name}: git could not run all its filters ({', '.join(filters)}), so "
                     "files are as the repository has them; if a test needs their content, install "
                     "what filters them"
                 )
-            folders.append(_counterpart(here, top, place, tree))
         chosen = [
             _split(request.variant.words, folder)
             if request.tests is None
@@ -254,37 +259,39 @@ def open_sides(
         for request, place, folder, own_tree, (own, words) in zip(
             requests, places, folders, trees, chosen, strict=True
         ):
-            if folder is not place:
-                _refuse_absolute(request, own)
             code = own_tree._replace(generated=str(logs), set_up=bool(setup))
             venv = scratch / f"{request.name}-venv" if setup else None
             environment = side_environment(request.variant, folder, venv, code)
             python = sys.executable
-            if setup and venv is not None:
-                say(f"setting up {request.name}: {setup}")
-                log = logs / f"setup-{request.name.lower()}.log"
-                python = set_up(request.name, folder, venv, environment, setup, log)
-            found = _probe(request, folder, python, environment, suite_only, logs)
-            command, root, tests = _command(found, folder, request.root, own, words)
-            sides.append(
-                Side(
-                    name=request.name,
-                    label=request.label,
-                    folder=folder,
-                    tree=code,
-                    commit=commit_of(folder),
-                    changed=is_changed(folder),
-                    variant=request.variant,
-                    environment=environment,
-                    command=tuple(command),
-                    root=root,
-                    tests=tuple(tests),
+            with of_side(request.name):
+                if folder is not place:
+                    _refuse_absolute(own)
+                if setup and venv is not None:
+                    say(f"setting up {request.name}: {setup}")
+                    log = logs / f"setup-{request.name.lower()}.log"
+                    python = set_up(folder, venv, environment, setup, log)
+                found = _probe(request.name, folder, python, environment, suite_only, logs)
+                command, root, tests = _command(found, folder, request.root, own, words)
+                sides.append(
+                    Side(
+                        name=request.name,
+                        label=request.label,
+                        folder=folder,
+                        tree=code,
+                        commit=commit_of(folder),
+                        changed=is_changed(folder),
+                        variant=request.variant,
+                        environment=environment,
+                        command=tuple(command),
+                        root=root,
+                        tests=tuple(tests),
+                    )
                 )
-            )
         ready = []
         for side in sides:
             say(f"collecting the tests of {side.name}")
-            ready.append(_collected(side, logs))
+            with of_side(side.name):
+                ready.append(_collected(side, logs))
         if neither := [test for test in ready[0].lacking if test in ready[1].lacking]:
             raise HwqError(f"neither side has {', '.join(neither)}")
         yield ready[0], ready[1]
@@ -317,27 +324,25 @@ def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
     return [Tree(str(top), str(working), others) for top in tops]
 
 
-def _find(request: SideRequest, here: Path) -> Path | str:
+def _find(place: str | None, here: Path) -> Path | str:
     """Return a side's folder, or the commit to check out for it."""
-    place = request.place
     if place is None:
         return here
     folder = (here / Path(place).expanduser()).resolve()
     is_path = place in (".", "..") or place.startswith(("./", "../", "/", "~"))
-    with within(request.name):
-        commit = None if is_path or place.startswith("-") else commit_of(here, place)
+    commit = None if is_path else commit_of(here, place)
     if commit is not None:
         return commit
     if folder.is_dir():
         return folder
     if top_level(here) is None:
         raise HwqError(
-            f"{request.name}: {place!r} is no folder, and {here} is in no git repository, where it "
-            "could name a commit"
+            f"{place!r} is no folder, and {here} is in no git repository, where it could name a "
+            "commit"
         )
     raise HwqError(
-        f"{request.name}: {place!r} is neither a commit, branch or tag of the repository of {here} "
-        f"nor a folder{shallow(here)}"
+        f"{place!r} is neither a commit, branch or tag of the repository of {here} nor a "
+        f"folder{shallow(here)}"
     )
 
 
@@ -363,12 +368,12 @@ def _split(words: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
     return tests, rest
 
 
-def _refuse_absolute(request: SideRequest, tests: Sequence[str]) -> None:
+def _refuse_absolute(tests: Sequence[str]) -> None:
     absolute = next((test for test in tests if Path(test).is_absolute()), None)
     if absolute is not None:
         raise HwqError(
-            f"{request.name}: {absolute} is the same file for every side; write tests relative to "
-            "the current folder, so that each side has its own"
+            f"{absolute} is the same file for every side; write tests relative to the current "
+            "folder, so that each side has its own"
         )
 
 
@@ -388,7 +393,7 @@ def _command(
 
 
 def _probe(
-    request: SideRequest,
+    name: str,
     folder: Path,
     python: str,
     environment: dict[str, str],
@@ -396,13 +401,11 @@ def _probe(
     logs: Path,
 ) -> dict[str, Any]:
     """Ask a side's interpreter how pytest and the plugin run there."""
-    log = logs / f"probe-{request.name.lower()}.log"
+    log = logs / f"probe-{name.lower()}.log"
     what = "suite" if suite_only else "tests"
     status = run([python, "-c", _PROBE, what], folder, environment, log)
     if status != 0:
-        raise HwqError(
-            f"{request.name}: pytest-hwqueue cannot be used in {folder}:\n{last_lines(log)}"
-        )
+        raise HwqError(f"pytest-hwqueue cannot be used in {folder}:\n{last_lines(log)}")
     found: dict[str, Any] = json.loads(last_lines(log, 1))
     return found
 
@@ -426,12 +429,11 @@ def _collected(side: Side, logs: Path) -> Side:
     if lacking := _not_found(side, text):
         tests = tuple(test for test in side.tests if test not in lacking)
         if not tests:
-            raise HwqError(f"{side.name}: {side.label} does not have {', '.join(lacking)}")
+            raise HwqError(f"{side.label} does not have {', '.join(lacking)}")
         return _collected(replace(side, tests=tests, lacking=lacking), logs)
     if status == _NO_TESTS:
         raise HwqError(
-            f"{side.name}: no tests were found in {side.folder} ({' '.join(side.tests)}):\n"
-            f"{last_lines(log)}"
+            f"no tests were found in {side.folder} ({' '.join(side.tests)}):\n{last_lines(log)}"
         )
     listed = takewhile(lambda line: not _ERRORS.fullmatch(line), text.splitlines())
     nodes = tuple(line for line in listed if "::" in line)
@@ -441,7 +443,7 @@ def _collected(side: Side, logs: Path) -> Side:
     }
     if status != 0 and not (nodes and broken):
         because = "\n".join(filter(None, [last_lines(log, 30), cure]))
-        raise HwqError(f"{side.name}: pytest cannot collect the tests:\n{because}")
+        raise HwqError(f"pytest cannot collect the tests:\n{because}")
     return replace(side, collected=nodes, broken=broken)
 
 

@@ -261,13 +261,10 @@ def _outside_of_hooks(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if not (in_hook and k.startswith("GIT_"))}
 
 
-def set_up(
-    name: str, folder: Path, venv: Path, environment: Mapping[str, str], setup: str, log: Path
-) -> str:
+def set_up(folder: Path, venv: Path, environment: Mapping[str, str], setup: str, log: Path) -> str:
     """Create a side's virtual environment, run a command in it, and return its python.
 
     Args:
-        name: of the side.
         folder: in which the command runs.
         venv: to be made; in it, the packages of the running interpreter are there too.
         environment: of the command; see `side_environment`.
@@ -284,8 +281,8 @@ def set_up(
     )  # fmt: skip
     if made != 0:
         raise HwqError(
-            f"{name}: no virtual environment could be made (python -m venv ended with "
-            f"status {made}):\n{last_lines(log)}"
+            f"no virtual environment could be made (python -m venv ended with status {made}):\n"
+            f"{last_lines(log)}"
         )
     # --system-site-packages leads to the packages of the base interpreter only. Those of the
     # running one, which may be a virtual environment itself, follow behind the side's own, as does
@@ -300,7 +297,7 @@ def set_up(
     status = run(["/bin/sh", "-c", setup], folder, environment, log)
     if status != 0:
         raise HwqError(
-            f"{name}: --setup ended with status {status} in {folder}:\n"
+            f"--setup ended with status {status} in {folder}:\n"
             f"{redacted(last_lines(log))}\n"
             f"all of it: {log}"
         )

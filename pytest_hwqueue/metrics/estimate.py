@@ -28,8 +28,9 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticSerializationError, to_json
 
-from pytest_hwqueue.errors import RefusedFigure
+from pytest_hwqueue.errors import RefusedFigure, in_utf8
 
 Interval = tuple[float, float]
 
@@ -51,6 +52,25 @@ class PlainData(BaseModel):
     def model_post_init(self, _: Any, /) -> None:
         """Forget which fields were given: nobody asks, and it is half of a record's memory."""
         object.__setattr__(self, "__pydantic_fields_set__", _NOT_KEPT)
+
+    def model_dump_json(self, *, indent: int | None = None, **how: Any) -> str:
+        """Return the data as JSON; see `errors.in_utf8`."""
+        try:
+            return super().model_dump_json(indent=indent, **how)
+        except PydanticSerializationError:
+            # Of a text that names such a path, or a key: most have none, and need no second look.
+            return to_json(data_in_utf8(self.model_dump(**how)), indent=indent).decode()
+
+
+def data_in_utf8(data: Any) -> Any:
+    """Return plain data with all its texts, keys too, as `errors.in_utf8` returns them."""
+    if isinstance(data, str):
+        return in_utf8(data)
+    if isinstance(data, dict):
+        return {data_in_utf8(key): data_in_utf8(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [*map(data_in_utf8, data)]
+    return data
 
 
 def _null_if_infinite(value: float | None) -> float | None:

@@ -25,7 +25,7 @@ from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.plugin.checks import skip_refused
 from pytest_hwqueue.plugin.state import LEFT_OUT, REFUSED, SESSION, SETTINGS
 from pytest_hwqueue.reports.progress import Progress
-from pytest_hwqueue.safe_files import write_bytes
+from pytest_hwqueue.safe_files import write_text
 
 
 class TimeLeft:
@@ -316,8 +316,7 @@ class Budget:
 
 def _write(file: Path, lines: Sequence[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
-    # A node id may name a file whose name is no text.
-    write_bytes(file, text.encode(errors="backslashreplace"))
+    write_text(file, text)
 
 
 def _lines(file: Path) -> tuple[list[str], str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, in_utf8
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
@@ -176,8 +176,7 @@ def own_name(item: pytest.Item) -> str:
         if not isinstance(node, (pytest.Session, pytest.Directory, pytest.File))
     ]
     name = "::".join((file, *around, getattr(item, "originalname", item.name)))
-    # Bytes of a path that are no text stand as escapes: a record is UTF-8.
-    return name.encode(errors="backslashreplace").decode()
+    return in_utf8(name)
 
 
 @cache

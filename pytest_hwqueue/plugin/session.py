@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadInput, HwqError, RecordError
+from pytest_hwqueue.errors import BadInput, HwqError, RecordError, in_utf8
 from pytest_hwqueue.extensions import load, origin
 from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, session_secrets, wrong_usage
 from pytest_hwqueue.records.cell import (
@@ -385,10 +385,6 @@ def provenance(config: pytest.Config) -> Provenance:
 
 def command_line(config: pytest.Config) -> str:
     """Return the command that repeats this session."""
-    # Bytes of an argument that are no text stand as escapes: a record is UTF-8.
-    arguments = [
-        str(argument).encode(errors="backslashreplace").decode()
-        for argument in config.invocation_params.args
-    ]
+    arguments = [in_utf8(str(argument)) for argument in config.invocation_params.args]
     line = [Path(sys.executable).name, "-m", "pytest", *arguments]
     return redacted_command(line, session_secrets(config))

@@ -7,6 +7,7 @@ another user, say), and never taken for one of the answers.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_hwqueue.errors import HwqError, files, printable
+from pytest_hwqueue.errors import HwqError, files, printable, shortened
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import undisturbed
 
 _DIGITS = 10
+# Of SHA-1 or SHA-256.
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 # Of a folder that is in no repository; a damaged link to one is said without the bracket.
 _NO_REPOSITORY = "not a git repository (or any "
 # git's status where it does not know an option.
@@ -76,8 +79,21 @@ def commit_of(folder: Path, name: str = "HEAD") -> str | None:
     Returns:
         None if it names none, or the folder is in no repository.
 
+    Raises:
+        HwqError: if it names several, or all but some.
+
     """
-    return _object(folder, f"{name}^{{commit}}")
+    # No branch or tag begins so, and git would take some for options.
+    if name.startswith("-"):
+        return None
+    found = _object(folder, f"{name}^{{commit}}")
+    if found is not None and not _HASH.fullmatch(found):
+        # What begins with ^, or has .. in it; --verify lets both pass.
+        raise HwqError(
+            f"{shortened(name)!r} is no single commit, but a set of them: name one commit, branch "
+            "or tag"
+        )
+    return found
 
 
 def is_in(folder: Path, commit: str, path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+import struct
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ _PROC = Path("/proc")
 _LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp has it
 _SEE = "where it cannot be seen, no server is proven: mount /proc here, readable for this user"
 _NAMESPACES = ("pid", "net")
+_ALL_OF_IPV6 = IPv6Address("::")
 
 Address = IPv4Address | IPv6Address
 
@@ -153,6 +155,7 @@ def _reached(address: Address) -> Address:
 def _listening(addresses: Collection[Address], port: int) -> dict[int, int]:
     """Return the sockets that listen at a port of any of these addresses, and their users' ids."""
     found: dict[int, int] = {}
+    everywhere: set[int] = set()
     said = f"who listens on port {port} cannot be seen"
     for table in ("tcp", "tcp6"):
         path = _PROC / "self" / "net" / table
@@ -167,7 +170,73 @@ def _listening(addresses: Collection[Address], port: int) -> dict[int, int]:
                 at = _parsed(local)
                 if any(_accepts(at, address) for address in addresses):
                     found[int(fields[9])] = int(fields[7])
+                    if at == _ALL_OF_IPV6:
+                        everywhere.add(int(fields[9]))
+    # All of IPv6 has all of IPv4 too, unless it was told not to, which the tables do not say.
+    if everywhere and all(address.version == 4 for address in addresses):
+        for inode in _of_ipv6_alone(port) & everywhere:
+            del found[inode]
     return found
+
+
+# Of linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h.
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST_OF_ALL = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_MOST_OF_CONTROL = 15  # NLMSG_MIN_TYPE, below which the kernel ends an answer, or refuses
+_SKV6ONLY = 11  # INET_DIAG_SKV6ONLY
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, process id
+_QUESTION = struct.Struct("=BBBxIH46x")  # family, protocol, extensions, states, port
+_ATTRIBUTES_AT = _HEADER.size + 72  # behind inet_diag_msg
+_INODE_AT = _ATTRIBUTES_AT - 4
+_ATTRIBUTE = struct.Struct("=HH")  # length, type
+_ANSWER_S = 1.0
+_ANSWER_BYTES = 1 << 16
+
+
+def _of_ipv6_alone(port: int) -> set[int]:
+    """Return the sockets that listen at a port of IPv6, and get no connections of IPv4.
+
+    None where the kernel does not say so (netlink may be forbidden, as by a container's filter of
+    calls): who might be reached then counts as listening, which trusts nobody more.
+    """
+    states = 1 << int(_LISTENING, 16)
+    question = _QUESTION.pack(
+        socket.AF_INET6, socket.IPPROTO_TCP, 0, states, socket.htons(port)
+    )  # fmt: skip
+    header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_OF_ALL, 1, 0)
+    found: set[int] = set()
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel,
+    ):
+        kernel.settimeout(_ANSWER_S)
+        kernel.sendto(header + question, (0, 0))
+        while _take_answer(kernel.recv(_ANSWER_BYTES), found):
+            pass
+    return found
+
+
+def _take_answer(answer: bytes, found: set[int]) -> bool:
+    """Add the sockets of one answer that are of IPv6 alone; return whether another follows."""
+    at = 0
+    while at < len(answer):
+        length, kind, *_ = _HEADER.unpack_from(answer, at)
+        if kind <= _MOST_OF_CONTROL:
+            return False
+        attribute, end = at + _ATTRIBUTES_AT, at + length
+        while attribute + _ATTRIBUTE.size < end:
+            size, name = _ATTRIBUTE.unpack_from(answer, attribute)
+            if name == _SKV6ONLY and answer[attribute + _ATTRIBUTE.size]:
+                found.add(int.from_bytes(answer[at + _INODE_AT :][:4], sys.byteorder))
+            attribute += _aligned(size)
+        at += _aligned(length)
+    return True
+
+
+def _aligned(length: int) -> int:
+    """Return the length of a part of a message with what fills it up to words of 32 bits."""
+    return max(4, (length + 3) & ~3)
 
 
 def _parsed(text: str) -> Address:
@@ -180,7 +249,6 @@ def _parsed(text: str) -> Address:
 def _accepts(at: Address, address: Address) -> bool:
     """Whether a socket that listens at one address gets connections to another."""
     if at.is_unspecified:
-        # All of IPv6 has all of IPv4 too, unless it was told not to, which is not to be seen.
         return at.version == 6 or address.version == 4
     return at == address
 

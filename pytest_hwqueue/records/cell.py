@@ -19,7 +19,7 @@ from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError, files, translated, within
 from pytest_hwqueue.metrics.contention import Contention
-from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
+from pytest_hwqueue.metrics.estimate import Estimate, PlainData, data_in_utf8, earlier_schemas
 from pytest_hwqueue.metrics.interference import LatencyRatioResult, PriorityEffect
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
@@ -568,7 +568,7 @@ def session_text(
     for name, value in file.model_dump(mode="json", by_alias=True).items():
         listed = lists.get(name)
         text = (
-            json.dumps(value)
+            json.dumps(data_in_utf8(value))
             if listed is None
             else f"[{', '.join(json.dumps(each) for each in listed)}]"
         )

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field, TypeAdapter
 
 from pytest_hwqueue.baselines.runs import FieldDifference
-from pytest_hwqueue.errors import RecordError, translated
+from pytest_hwqueue.errors import RecordError, in_utf8, translated
 from pytest_hwqueue.gate.verdict import State
 from pytest_hwqueue.verdicts.judging import Judgement
 
@@ -86,7 +86,8 @@ def judgement_of(content: dict[str, Any], path: Path) -> Judgement:
 
 def judgement_text(content: dict[str, Any]) -> str:
     """Return what `judgement_file` returned as JSON, with a newline at the end."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"{in_utf8(text)}\n"
 
 
 def json_schema() -> dict[str, Any]:

@@ -6,8 +6,9 @@ What sends them requests is `server_tenant`, which alone needs the extra ``serve
 from __future__ import annotations
 
 import signal
+import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -67,11 +68,15 @@ class ServerProcesses:
         """Run the servers for the ``with`` block, with their output in ``folder``.
 
         When they have ended, secrets are removed from it, and from that of other processes there.
+        Until then the folder is this user's alone: a filter that the output went through would be
+        another process to wait for, in the window too.
 
         Raises:
             RunEnded: if one cannot be started.
 
         """
+        secrets = self._plan.secrets()
+        before = self._close_to_others(folder) if secrets else None
         try:
             with ExitStack() as stack:
                 for name, spec in self._specs.items():
@@ -86,18 +91,35 @@ class ServerProcesses:
                 for name, service in self._services.items()
                 if service.status == _KILLED
             ]
-            self._remove_secrets(folder)
+            if self._remove_secrets(folder, secrets) and before is not None:
+                folder.chmod(before)
 
-    def _remove_secrets(self, folder: Path) -> None:
-        secrets = self._plan.secrets()
+    def _close_to_others(self, folder: Path) -> int | None:
+        """Let no other user into a folder; return its mode before, None if it is as it was."""
+        before = stat.S_IMODE(folder.stat().st_mode)
+        try:
+            folder.chmod(before & stat.S_IRWXU)
+        except OSError as error:
+            self._found.notes.append(
+                f"who may read {folder} could read secrets of servers in its logs while they ran, "
+                f"since it could not be closed to others ({error.strerror or error})"
+            )
+            return None
+        return before
+
+    def _remove_secrets(self, folder: Path, secrets: Collection[str]) -> bool:
+        """Remove secrets from the output; return whether none is left."""
+        removed = True
         for log in sorted(folder.glob("*.log")):
             try:
                 remove_known(log, secrets)
             except OSError as error:
+                removed = False
                 self._found.notes.append(
                     f"{log.name} may hold secrets of servers, since it cannot be rewritten "
                     f"({error.strerror or error}): remove it"
                 )
+        return removed
 
     def _start(self, name: str, spec: ServerSpec, folder: Path, stack: ExitStack) -> None:
         port = str(free_port())

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from pytest_hwqueue.suite import plugin_name
+from tests.acceptance.inner import plain_environment
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -144,6 +149,47 @@ def test_tests_of_one_name_are_refused_before_anything_is_measured(
     assert not list(tmp_path.rglob("*.json"))
 
 
+def share_a_name(folder: Path) -> None:
+    """Have tests of two repositories, inside of one that has them in two commits, share a name."""
+    git(folder, "init", "-q")
+    for name in ("one", "other"):
+        (folder / name).mkdir()
+        (folder / name / "test_mine.py").write_text(MINE)
+    git(folder, "add", ".")
+    for number in range(2):
+        git(folder, "commit", "-q", "--allow-empty", "-m", f"{number}")
+    for name in ("one", "other"):
+        git(folder / name, "init", "-q")
+
+
+def test_they_are_refused_before_another_commit_is_measured(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    share_a_name(tmp_path)
+    options = ("--import-mode=importlib", "--hwq-against=HEAD~1", "--hwq-pairs=3")
+    result = sessions.result(tmp_path, *FAST, *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "test_mine: two tests cannot share one cell" in result.stderr.str()
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.slow
+def test_they_are_refused_on_each_rank(tmp_path: Path) -> None:
+    share_a_name(tmp_path)
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "pytest", "-p", plugin_name(), *FAST,
+         "--import-mode=importlib"],
+        cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    # Torchrun may end the second before it has said so.
+    assert "test_mine: two tests cannot share one cell" in said
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_scenarios_of_one_name_are_refused(sessions: Sessions, tmp_path: Path) -> None:
     file = (Path(__file__).parents[2] / "examples/capacity_threads.hwq.yaml").read_text()
     for folder in ("one", "other"):
@@ -152,3 +198,23 @@ def test_scenarios_of_one_name_are_refused(sessions: Sessions, tmp_path: Path) -
     result = sessions.result(tmp_path, "one", "other", "--hwq-device=sim:h200")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "two tests cannot share one cell" in result.stdout.str() + result.stderr.str()
+
+
+def test_a_folder_whose_name_is_no_text_is_one_like_any_other(
+    sessions: Sessions, tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "test_mine.py").write_text(
+        "def test_mine(hwq):\n    hwq.measure(lambda: None, streams=1)\n"
+        "def test_bad(hwq):\n    hwq.measure(lambda: 1 / 0, streams=1)\n"
+    )
+    result = sessions.result(
+        tmp_path, f"{folder.name}/test_mine.py", *FAST, "--hwq-json=s.json", "--hwq-markdown=m.md",
+        f"--hwq-dir={folder}/records",
+        # pytest's own cache holds no such name, and its header is in the stream's encoding.
+        "-p", "no:cacheprovider", PYTHONIOENCODING="utf-8:backslashreplace",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1, failed=1)
+    assert [each["status"] for each in measured(tmp_path)] == ["ok", "failed"]
+    assert r"caf\udce9/test_mine.py" in (tmp_path / "m.md").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import HwqError, RecordError
+from pytest_hwqueue.errors import HwqError, RecordError, SideFailed
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.bisection import (
     SCHEMA,
@@ -94,6 +94,10 @@ class Toy:
             measuring=lambda *_: cast("Any", self),
         )  # fmt: skip
 
+    def fail_with(self, opened: Callable[..., AbstractContextManager[tuple[Side, Side]]]) -> None:
+        """Let what opens the sides of each comparison be another function."""
+        self._compare.open_sides = opened
+
     def run(self, state: BisectState | None = None) -> Finding:
         return bisect(
             state or self.start, self._compare, self._pairs,
@@ -110,7 +114,7 @@ class Toy:
     ) -> Iterator[tuple[Side, Side]]:
         for request in requests:
             if self._numbers[request.place or ""] in self._broken:
-                raise HwqError(f"{request.name}: --setup ended with status 125 in a folder")
+                raise SideFailed(request.name, "--setup ended with status 125 in a folder")
         a, b = (
             make_side(request.name, label=request.label, commit=request.place,
                       variant=request.variant,
@@ -261,6 +265,32 @@ def test_ends_that_cannot_be_measured_are_called_as_the_user_did(
     for number, name in ((0, "GOOD"), (COMMITS, "BAD")):
         with pytest.raises(HwqError, match=f"^{name}: --setup ended"):
             Toy(repository, tmp_path / name, 23, broken=(number,)).run()
+    with pytest.raises(HwqError, match=r"^GOOD: [0-9a-f]{40} measured nothing: b\[.*\]: Boom"):
+        Toy(repository, tmp_path / "nothing", 23, failing=(0,)).run()
+
+
+@pytest.mark.parametrize("name", ["AB", "A", "B", ""])
+def test_whose_fault_an_error_is_does_not_depend_on_its_words(
+    name: str, repository: Path, tmp_path: Path
+) -> None:
+    said = "A: All disks are full"
+    toy = Toy(repository, tmp_path, 23)
+    toy.run()
+    opening = toy.state.model_copy(update={"comparisons": toy.state.comparisons[:1]})
+    # The texts of GOOD's errors, and of others, may begin alike.
+    error = SideFailed(name, said) if name else HwqError(said)
+
+    def failing(*_: object) -> AbstractContextManager[tuple[Side, Side]]:
+        raise error
+
+    again = Toy(repository, tmp_path / "again", 23)
+    again.fail_with(failing)
+    if "A" in name:
+        with pytest.raises(SideFailed, match=said):
+            again.run(opening)
+        return
+    again.run(opening)
+    assert {each.outcome for each in again.state.comparisons[1:]} == {"skip"}
 
 
 def test_a_damaged_state_and_what_is_no_ancestor_are_refused(

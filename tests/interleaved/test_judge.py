@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadInput, HwqError
+from pytest_hwqueue.errors import BadInput, HwqError, SideFailed
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.interleaved.judge import InterleavedJudging
 from pytest_hwqueue.interleaved.session import Measured, interleave
@@ -178,7 +178,7 @@ def test_how_tags_were_timed_forbids_to_compare_tags_only() -> None:
         (lambda name, number: [make_record(f"only{name}", number)], ("p99",), HwqError,
          r"A has onlyA\[.*; B has onlyB\[", 2),
         (lambda name, number: run_of()(name, number) if name == "A" else [], ("p99",),
-         HwqError, r"B \(label B\) measured nothing: .*SIGKILL", 2),
+         HwqError, r"B: label B measured nothing: .*SIGKILL", 2),
         (run_of(), ("p98",), BadInput, "'p98'; there are p50", 1),
     ],
 )  # fmt: skip
@@ -189,6 +189,22 @@ def test_what_cannot_be_compared_at_all_ends_the_session_at_once(
     with pytest.raises(error, match=says):
         session.judgement()
     assert len(session.asked) == runs
+
+
+def test_why_nothing_was_measured_is_said_before_how_pytest_ended() -> None:
+    # As where two tests of one side measure one cell, which each finds out when it begins.
+    shared = "file.py::test_1 measures it, too: two tests cannot share one cell"
+    failed = [
+        make_record(cell, 1, status="failed", reason=shared, samples=None) for cell in "abcde"
+    ]
+    judging = InterleavedJudging(("p99",), GateSettings(), ("main", "."), "one")
+    sides = (make_side("A", label="main", collected=("file.py::test",)), make_side("B"))
+    with pytest.raises(SideFailed) as raised:
+        interleave(sides, judging, lambda *_: Measured(failed, "run 1: tests failed"), print)
+    said = str(raised.value)
+    assert said.startswith(f"A: main measured nothing: a[cuda-s8-native-eager]: {shared}; b[")
+    assert said.endswith("; 2 cells more; run 1: tests failed")
+    assert said.count(shared) == 3
 
 
 def test_cells_of_one_side_only_are_missing_with_what_happened_to_their_tests() -> None:

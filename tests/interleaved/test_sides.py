@@ -181,7 +181,7 @@ def test_its_own_virtual_environment_comes_before_the_callers_packages(tmp_path:
     log, venv = tmp_path / "log", tmp_path / "venv"
     setup = "python -c \"import sys, pathlib; pathlib.Path('python').write_text(sys.prefix)\""
     environment = side_environment(SideVariant(), tmp_path, venv)
-    python = set_up("A", tmp_path, venv, environment, setup, log)
+    python = set_up(tmp_path, venv, environment, setup, log)
     assert (tmp_path / "python").read_text() == str(venv)
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "pytest.py").write_text("mine = True\n")
@@ -193,7 +193,7 @@ def test_its_own_virtual_environment_comes_before_the_callers_packages(tmp_path:
     assert done.stdout == "True\n", done.stderr
     failing = "echo no compiler, token=s3cr3t; exit 3"
     with pytest.raises(HwqError, match=r"--setup ended with status 3 in .*:\nno comp") as failed:
-        set_up("A", tmp_path, tmp_path / "other", environment, failing, log)
+        set_up(tmp_path, tmp_path / "other", environment, failing, log)
     assert "s3cr3t" not in str(failed.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,27 @@ def test_a_commit_has_paths_of_the_asking_folder(repository: Path) -> None:
     assert not is_in(repository / "part", "HEAD~1", "four")
     assert not is_in(repository, "nowhere", "one")
     assert commit_of(repository, "0" * 40) is None
+
+
+@pytest.mark.parametrize("name", ["^HEAD", "HEAD..side", "side...main", "..side"])
+def test_several_commits_are_not_taken_for_one(repository: Path, name: str) -> None:
+    with pytest.raises(HwqError, match=f"^'{re.escape(name)}' is no single commit, .*: name one"):
+        commit_of(repository, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["-x", "--all", "--since=2020-01-01", ":one", ":/one", "HEAD:one", "HEAD^{tree}",
+             "HEAD^@", "HEAD^!", "", "--", "one two", "*", "HEAD\nmain"],
+)  # fmt: skip
+def test_what_names_no_commit_is_none(repository: Path, name: str) -> None:
+    assert commit_of(repository, name) is None
+
+
+def test_a_commit_may_be_named_in_all_of_gits_ways(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    git(repository, "tag", "-a", "-m", "x", "v1")
+    for name in ("HEAD", "@", "main", "v1", "v1^0", "refs/heads/main", commit[:12], "main^{/two}"):
+        assert commit_of(repository, name) == commit.strip()
 
 
 def test_no_hook_runs_in_a_worktree(repository: Path, tmp_path: Path) -> None:

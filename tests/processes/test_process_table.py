@@ -27,14 +27,16 @@ UNSHARE = shutil.which("unshare") or "unshare"
 
 
 @contextmanager
-def listening(host: str, port: int = 0, backlog: int = 1) -> Iterator[int]:
+def listening(
+    host: str, port: int = 0, backlog: int = 1, *, ipv6_alone: bool = False
+) -> Iterator[int]:
     """Listen at an address, at a port of one's own or, if it is given, beside others; yield it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, bool(port))
         try:
             if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, ipv6_alone)
             listener.bind((host, port))
         except OSError as error:
             pytest.skip(f"this machine has no {host}: {error}")
@@ -72,6 +74,27 @@ def test_those_are_found_that_a_client_of_the_address_reaches(
     assert len(strange.others) == reached
     for each in strange.others:
         assert re.fullmatch(rf".+ \(process {os.getpid()}\)", each)
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"), [("127.0.0.1", False), ("0.0.0.0", False), ("::1", True), ("::", True)]
+)
+def test_one_of_ipv6_alone_is_not_reached_by_ipv4(host: str, *, reached: bool) -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with listening("::", ipv6_alone=True) as port:
+        assert bool(listeners(host, port, OURS).own) == reached
+        # Of two at one port, one may be of all addresses.
+        with listening("0.0.0.0", port):
+            assert len(listeners(host, port, STRANGE).others) == 1
+
+
+def test_where_netlink_is_forbidden_all_of_ipv6_counts_as_listening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with listening("::", ipv6_alone=True) as port:
+        monkeypatch.setattr(socket, "AF_NETLINK", 9999)  # no family of sockets
+        assert listeners("127.0.0.1", port, OURS).own == {os.getpid()}
 
 
 def test_a_port_that_is_only_bound_has_no_listener() -> None:

@@ -6,10 +6,12 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from pytest_hwqueue.errors import BadInput, BadOption, HwqError, LeaseError, NotProven
+from pytest_hwqueue.plugin.worker.test_run import packed, unpacked
 from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded
 from pytest_hwqueue.processes.remote import answer_to, one_way, remote
 from pytest_hwqueue.records.cell import WarmUp
@@ -24,6 +26,10 @@ class Calls:
 
     @one_way
     def told(self, values: tuple[str, float | None]) -> None:
+        raise NotImplementedError
+
+    @one_way
+    def reported(self, data: dict[str, Any]) -> None:
         raise NotImplementedError
 
 
@@ -45,6 +51,9 @@ class Target(Calls):
 
     def told(self, values: tuple[str, float | None]) -> None:
         self.heard.append(values)
+
+    def reported(self, data: dict[str, Any]) -> None:
+        self.heard.append(data)
 
 
 @pytest.fixture
@@ -72,6 +81,16 @@ def both() -> Iterator[tuple[Calls, Target]]:
     far.close()
     server.join()
     near.close()
+
+
+def test_paths_that_are_no_text_arrive_as_they_were(both: tuple[Calls, Target]) -> None:
+    caller, target = both
+    folder = os.fsdecode(b"caf\xe9")
+    # As the keywords of a report have the names of its folders.
+    report = {"keywords": {folder: 1, "test_mine": 2}, "nodeid": f"{folder}/test_mine.py"}
+    caller.reported(packed(report))
+    caller.longer(WarmUp(iterations=3, iteration_ns=5, stable=True, reason="stable"))
+    assert unpacked(target.heard[-1]) == report
 
 
 def test_arguments_and_results_keep_their_types(both: tuple[Calls, Target]) -> None:

@@ -24,6 +24,7 @@ from pytest_hwqueue.plugin.session import command_line
 from pytest_hwqueue.records.cell import (
     Cell,
     RunRecord,
+    SessionFile,
     SessionInfo,
     SweepScaling,
     now,
@@ -103,6 +104,19 @@ def test_record_survives_json_and_is_whole_in_a_session(record: RunRecord) -> No
     (data,) = json.loads(session_text(SESSION, [record], []))["records"]
     data["cell_id"], data["cell"] = data.pop("cell"), data.pop("setting")
     assert RunRecord.model_validate(data) == record
+
+
+def test_a_path_that_is_no_text_stands_in_records_and_sessions_as_escapes(tmp_path: Path) -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    record = example(reason=f"no such file: {folder}/a", status="failed", samples=None)
+    cell = record.cell.model_copy(update={"parameters": {folder: [folder]}})
+    read = read_record(write_record(tmp_path, record.model_copy(update={"cell": cell})))
+    assert read.reason == r"no such file: caf\udce9/a"
+    assert read.cell.parameters == {r"caf\udce9": [r"caf\udce9"]}
+    info = SESSION.model_copy(update={"settings": {"dir": folder}})
+    assert SessionFile.model_validate_json(session_text(info, [], [])).session.settings == {
+        "dir": r"caf\udce9"
+    }
 
 
 def test_record_survives_its_file_and_the_same_cell_keeps_every_record(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -259,6 +260,28 @@ def test_a_log_that_cannot_be_rewritten_is_named(
     assert record.notes == [
         f"{name}.log {said}: remove it" for name in ("server-high", "tenant-high")
     ]
+    # Who else reads the folder reads no secret.
+    (log,) = tmp_path.rglob("server-high.log")
+    assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("secret", ["hidden", ""])
+def test_while_a_log_may_hold_secrets_no_other_user_gets_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    modes = []
+    (tmp_path / "plain").mkdir()
+    plain = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+    def look(server: server_processes.ServerProcesses) -> None:
+        (log,) = tmp_path.rglob("server-high.log")
+        modes.append(stat.S_IMODE(log.parent.stat().st_mode))
+
+    monkeypatch.setattr(server_processes.ServerProcesses, "check", look)
+    run(tmp_path, misbehaving("well", headers={"X-Mine": secret}), duration_s=0.2)
+    assert set(modes) == {0o700 if secret else plain}
+    (log,) = tmp_path.rglob("server-high.log")
+    assert stat.S_IMODE(log.parent.stat().st_mode) == plain
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ def packed(value: Any, *, hashed: bool = False) -> Any:
     if hashed:
         return value if isinstance(value, (str, int, float, type(None))) else str(value)
     if isinstance(value, dict):
-        if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
+        # A name of a folder that is no UTF-8 is no key of JSON's.
+        if all(isinstance(k, str) and k.isprintable() and not k.startswith(_TAG) for k in value):
             return {key: packed(each) for key, each in value.items()}
         pairs = [[packed(key, hashed=True), packed(each)] for key, each in value.items()]
         return {f"{_TAG}dict": pairs}
