@@ -394,7 +394,7 @@ def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: s
     if relative >= 1:
         reason = "durations vary so much that the interval of their mean reaches 0"
         if mean.outlasts:
-            reason = wandering("iterations", durations)
+            reason = wandering("durations wander", durations)
         return rate.model_copy(update={"refused": reason})
     low, high = (work_ns / mean_ns * math.exp(half) for half in (-relative, relative))
     # A rate falls as the time it takes rises.
@@ -413,11 +413,11 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
     return durations
 
 
-def wandering(noun: str, values: NDArray[np.float64]) -> str:
+def wandering(what: str, values: NDArray[np.float64]) -> str:
     """Return why a mean has no interval: its values follow each other for too long.
 
     Args:
-        noun: what the values are of.
+        what: the subject of the sentence, with its verb.
         values: shape (n,), n at least 20, in the order measured.
 
     """
@@ -426,8 +426,8 @@ def wandering(noun: str, values: NDArray[np.float64]) -> str:
     levels = [float(part.mean()) for part in np.array_split(values, LEAST_BLOCKS)]
     apart = (max(levels) - min(levels)) / float(values.mean())
     return (
-        f"the {noun} follow each other for as long as the window, in which the means of tenths "
-        f"differ by {100 * apart:.2g} %, and not in a line: a longer window decides"
+        f"{what} for as long as the window lasts, and along no line: its tenths differ by "
+        f"{100 * apart:.2g} %"
     )
 
 

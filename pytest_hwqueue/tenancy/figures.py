@@ -201,7 +201,7 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     if half_width >= value > 0 and n >= LEAST_ITERATIONS:
         reason = "what is completed varies too much with time"
         if mean.outlasts:
-            reason = wandering("counts of what is completed", np.concatenate(rates))
+            reason = wandering("what is completed wanders", np.concatenate(rates))
         return Estimate(value=value, low=0.0, n=n, unit="requests/s", refused=reason)
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
