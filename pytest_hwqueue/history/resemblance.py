@@ -2,7 +2,7 @@
 
 Machines warm up, neighbours come and go: a session is often like the one before. Such a series
 wanders, and tests for independent sessions take that for steps: of flat series with a lag-1
-correlation of 0.7, nine of ten had one. So the correlation is estimated first, around a step or a
+correlation of 0.7, four of five had one. So the correlation is estimated first, around a step or a
 line so that neither counts as correlation, and its upper bound is allowed for: a series of a few
 sessions, which hardly shows whether they are independent, is not taken to be.
 """
