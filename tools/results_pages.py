@@ -1,4 +1,4 @@
-"""Rebuilds the generated tables of docs/results and docs/which.md from the records in baselines/.
+"""Rebuilds generated tables of docs/results and other pages from the records in baselines/.
 
     python -m tools.results_pages [--check] [PAGE ...]
 
@@ -38,7 +38,7 @@ from pytest_hwqueue.errors import RecordError
 
 RESULTS = Path("docs/results")
 NO_RECORDS = "**No records:**"
-_ALSO = (Path("docs/which.md"),)
+_ALSO = (Path("docs/which.md"), Path("docs/evidence/simulated.md"))
 _BLOCK = re.compile(
     r"(?P<begin><!-- rebuilt: (?P<command>.*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL
 )

@@ -5,14 +5,17 @@ host, so each is compared with the others of its node, and nodes with each other
 has in common neither names its GPUs one by one, nor hides one of them.
 
 Repeats are split: the first, third, … raise suspicion, the others confirm it; both must pass the
-same threshold. What is compared are the halves' medians, against the median of a member's others,
-in units of their own spread: the root mean square of the three quarters nearest to zero. So up to a
-quarter can be bad and hide nothing. The spread of a GPU's own repeats is compared likewise, with
-all GPUs.
+same threshold, and so must the second fastest of all, since stalls make a median slow, and no run
+fast. What is compared are the halves' medians, against the median of a member's others, in units of
+their own spread: the root mean square of the three quarters nearest to zero. So up to a quarter can
+be bad and hide nothing. The threshold is the quantile of the largest of these in healthy fleets of
+the same shape, simulated as normal with a fixed seed; it holds for small fleets too, where the
+spread itself is uncertain.
 
-The threshold is the quantile of the largest of these in healthy fleets of the same shape, simulated
-as normal with a fixed seed; it holds for small fleets too, where the spread itself is uncertain.
-Bonferroni's correction divides the rate among figures and questions.
+Whether a GPU's own repeats are further from its usual time than those of others is asked of ranks:
+a stall may take one run of any GPU ten times as long, and among 64 GPUs one has two of those. That
+a run is further off than others counts, and not by how much, so that the threshold holds whatever
+the distribution of runs. Bonferroni's correction divides the rate among figures and questions.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ LEAST_EFFECT = 0.02
 _LEAST_SPREAD = 0.001
 _FLEETS, _BATCH, _SEED = 20_000, 500, 20_260
 _NEAREST = 0.75
+# Of normal repeats, in standard deviations.
+_MEDIAN_DISTANCE = 0.6745
 
 
 @dataclass(frozen=True)
@@ -85,20 +90,27 @@ def compare(log_times: Floats, groups: Sequence[int], alpha: float) -> Compared 
     sizes = tuple(sorted(map(len, with_others)))
     least = math.log1p(LEAST_EFFECT)
     limits, slow = [], np.full(len(log_times), True)
-    for half in _halves(log_times):
-        deviations = _deviations(half, with_others)
+    for times in map(_medians, _halves(log_times)):
+        deviations = _deviations(times, with_others)
         spread = float(_robust_spread(deviations[np.isfinite(deviations)]))
         limit = max(location_threshold(sizes, alpha) * max(spread, _LEAST_SPREAD), least)
         limits.append(limit)
         slow &= deviations > limit
-    return Compared(np.expm1(_deviations(log_times, with_others)), slow, math.expm1(max(limits)))
+    slow &= _deviations(np.sort(log_times, axis=1)[:, 1], with_others) > max(limits)
+    return Compared(
+        np.expm1(_deviations(_medians(log_times), with_others)), slow, math.expm1(max(limits))
+    )
 
 
-def _deviations(log_times: Floats, groups: Sequence[NDArray[np.intp]]) -> Floats:
-    medians = np.median(log_times, axis=1)
-    deviations = np.full(len(medians), math.nan)
+def _medians(log_times: Floats) -> Floats:
+    return np.asarray(np.median(log_times, axis=1))
+
+
+def _deviations(times: Floats, groups: Sequence[NDArray[np.intp]]) -> Floats:
+    """Return each member's time less the median of its others; not a number without any."""
+    deviations = np.full(len(times), math.nan)
     for members in groups:
-        deviations[members] = _beside_others(medians[members])
+        deviations[members] = _beside_others(times[members])
     return deviations
 
 
@@ -141,30 +153,62 @@ def location_threshold(sizes: tuple[int, ...], alpha: float) -> float:
     return _healthy_quantile(largest, alpha)
 
 
-def unsteady(log_times: Floats, alpha: float) -> NDArray[np.bool_]:
-    """Return which GPUs' own repeats spread more than those of the others, in both halves.
+def distances(log_times: Floats) -> Floats:
+    """Return how far each repeat is from its GPU's usual time, of the shape given.
+
+    The usual time is the middle of the closest half of the repeats (the shorth: Andrews et al.,
+    Robust Estimates of Location, 1972), which as many stalls as there are others do not move.
 
     Args:
-        log_times: shape (GPUs, repeats), as for `compare`; `LEAST` GPUs or more.
-        alpha: how many healthy fleets may have one named.
+        log_times: shape (GPUs, repeats), as for `compare`.
 
     """
-    found = np.full(len(log_times), True)
-    for half in _halves(log_times):
-        spreads = half.std(axis=1, ddof=1)
-        usual = max(float(np.median(spreads)), _LEAST_SPREAD)
-        found &= spreads > max(spread_threshold(*half.shape, alpha) * usual, LEAST_EFFECT)
-    return found
+    ordered = np.sort(log_times, axis=1)
+    half = (ordered.shape[1] + 1) // 2
+    widths = ordered[:, half - 1 :] - ordered[:, : ordered.shape[1] - half + 1]
+    first = widths.argmin(axis=1)[:, np.newaxis]
+    ends = (np.take_along_axis(ordered, first + at, axis=1) for at in (0, half - 1))
+    return np.asarray(np.abs(log_times - sum(ends) / 2))
+
+
+def spreads(log_times: Floats) -> Floats:
+    """Return the standard deviation of each GPU's own repeats as their median distance shows it."""
+    return np.asarray(np.median(distances(log_times), axis=1) / _MEDIAN_DISTANCE)
+
+
+def scores(far: Floats) -> Floats:
+    """Return for each repeat how far it is by its rank among all; 1 on average.
+
+    They are the expected order statistics of the exponential distribution: the further, the more a
+    rank counts (Savage, Annals of Mathematical Statistics 27, 1956).
+
+    Args:
+        far: of any shape; as `distances`, or what else is greater for a repeat that is further off.
+
+    """
+    expected = np.cumsum(1 / np.arange(far.size, 0, -1))
+    return np.asarray(expected[far.argsort(axis=None).argsort()].reshape(far.shape))
+
+
+def unsteady(far: Floats, alpha: float) -> NDArray[np.bool_]:
+    """Return which GPUs' own repeats are further off than those of the others.
+
+    Args:
+        far: as for `scores`, shape (GPUs, repeats).
+        alpha: how many healthy fleets may have one named, whatever the distribution of repeats.
+
+    """
+    return np.asarray(scores(far).sum(axis=1) > score_threshold(*far.shape, alpha))
 
 
 @lru_cache(maxsize=64)
-def spread_threshold(gpus: int, repeats: int, alpha: float) -> float:
-    """Return the 1 - alpha quantile of a healthy fleet's largest spread over the median one."""
+def score_threshold(gpus: int, repeats: int, alpha: float) -> float:
+    """Return the 1 - alpha quantile of a healthy fleet's largest sum of scores of a GPU."""
+    expected = scores(np.arange(float(gpus * repeats)))
 
     def largest(random: np.random.Generator) -> Floats:
-        # The variance of normal repeats: chi-squared over its degrees of freedom.
-        spreads = np.sqrt(random.chisquare(repeats - 1, (_BATCH, gpus)))
-        return np.asarray(spreads.max(axis=1) / np.median(spreads, axis=1))
+        fleets = random.permuted(np.tile(expected, (_BATCH, 1)), axis=1)
+        return np.asarray(fleets.reshape(_BATCH, gpus, repeats).sum(axis=2).max(axis=1))
 
     return _healthy_quantile(largest, alpha)
 

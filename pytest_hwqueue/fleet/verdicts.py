@@ -20,6 +20,9 @@ from pytest_hwqueue.fleet.outliers import (
     Compared,
     Floats,
     compare,
+    distances,
+    scores,
+    spreads,
     unsteady,
 )
 from pytest_hwqueue.metrics.numbers import counted
@@ -243,7 +246,7 @@ def _log_median(gpus: Sequence[Gpu], figure: str) -> float:
 
 
 def _spread(gpu: Gpu) -> float:
-    return max(float(np.std(each, ddof=1)) for each in gpu.log_times.values())
+    return max(float(spreads(np.array([each]))[0]) for each in gpu.log_times.values())
 
 
 T = TypeVar("T", bound=Hashable)
@@ -257,7 +260,7 @@ class _Judged:
         deviation: relative to the median GPU.
         gpu: each compared with the others of its node.
         node: its node compared with others.
-        spread: standard deviation of a GPU's own repeats, relative.
+        spread: of a GPU's own repeats, relative, as `spreads` has it.
         unstable: whether a GPU is named for it.
 
     """
@@ -307,8 +310,13 @@ def _most(values: Sequence[T], otherwise: T) -> T:
 
 def _judge_figures(gpus: Sequence[Gpu], figures: Sequence[str], repeats: int) -> dict[str, _Judged]:
     tables = {name: np.array([gpu.log_times[name][:repeats] for gpu in gpus]) for name in figures}
+    far = {name: distances(times) for name, times in tables.items()}
+    spread = {name: spreads(times) for name, times in tables.items()}
     if len(tables) > 1:
         tables[ALL_FIGURES] = np.mean(list(tables.values()), axis=0)
+        # A bad moment is one for all figures: a repeat counts once, with all of them.
+        far[ALL_FIGURES] = np.mean([scores(each) for each in far.values()], axis=0)
+        spread[ALL_FIGURES] = np.mean(list(spread.values()), axis=0)
     nodes = sorted({gpu.node for gpu in gpus})
     groups = [nodes.index(gpu.node) for gpu in gpus]
     # A GPU, a node, and a GPU's own repeats are each asked after.
@@ -328,8 +336,8 @@ def _judge_figures(gpus: Sequence[Gpu], figures: Sequence[str], repeats: int) ->
             gpu=of_gpus,
             node=of_nodes
             and replace(of_nodes, deviation=of_nodes.deviation[groups], slow=of_nodes.slow[groups]),
-            spread=times.std(axis=1, ddof=1),
-            unstable=unsteady(times, alpha),
+            spread=spread[name],
+            unstable=(spread[name] > LEAST_EFFECT) & unsteady(far[name], alpha),
         )
     return judged
 

@@ -37,7 +37,7 @@ from pytest_hwqueue.gate.verdict import (
     Verdict,
     percent,
 )
-from pytest_hwqueue.metrics.numbers import ratio_of, rise_of
+from pytest_hwqueue.metrics.numbers import counted, ratio_of, rise_of
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _concluded(cell: CellGate, rejected: bool) -> Verdict:
     verdict = partial(Verdict, quantity=cell.quantity, baseline=cell.baseline, new=tuple(cell.new))
     if not cell.history:
         had, asked = len(cell.new), len(cell.new) + cell.wanted
-        text = f"{cell.quantity.label} has {had} new runs of the {asked} of the first pass"
+        text = f"{cell.quantity.label} has {counted(had, 'new run')} of the {asked} that it needs"
         return verdict("inconclusive", "runs-missing", text)
     state, reason, why = _judgement(cell, rejected)
     normal = len(cell.baseline) >= LEAST_RUNS and not is_exact(len(cell.baseline), cell.settings)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.runs import ProcessRun, SetAside
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import LARGEST_RATIO
 
 LEAST_FIRST_RUNS = 2
@@ -264,6 +265,8 @@ class Verdict:
         companion: what the time per iteration shows; ``None`` if unknown.
         by: name of the quantity that got worse in a regression, which may be the companion's, or
             ``failures``; else empty.
+        by_samples: the ratio of one run to one other, with the interval of both runs' own samples,
+            which does not hold what runs differ by; only where that is all there is.
 
     States and reasons:
 
@@ -300,6 +303,7 @@ class Verdict:
     set_aside: tuple[SetAside, ...] = ()
     companion: Companion | None = None
     by: str = ""
+    by_samples: Estimate | None = None
 
     @property
     def set_aside_words(self) -> str:

@@ -206,6 +206,8 @@ class CellRunner:
             else:
                 _run_once(pool, program)
                 found.notes.append("simulated: no values exist, so results were not checked")
+            if device.model is not None and (doubt := device.model.doubt(request.cell.name)):
+                found.notes.append(doubt)
 
             with cell.telemetry() as log, _background_noise(request) as rounds:
                 take_samples(cell, programs, log, self._confirm_scheduler)

@@ -2,10 +2,11 @@
 
 apache-otava (formerly Hunter; Fleming et al., Hunter: Using Change Point Detection to Hunt for
 Performance Regressions, ICPE 2023) proposes the places: E-divisive means (Matteson & James, JASA
-109, 2014) in sliding windows with a t-test. Its p is that of a place chosen beforehand, although
-the place is chosen as the most conspicuous one: at its default of 0.001, 4 of 100 flat histories of
-60 sessions have a change point. So each candidate has to pass a permutation test that chooses its
-place as well, and that test's p is what is reported.
+109, 2014) in sliding windows with a t-test. Its p is that of a place chosen beforehand among
+independent sessions, although the place is the most conspicuous one and sessions resemble their
+predecessors. So each candidate has to pass a permutation test that chooses its place as well, in
+series whose sessions resemble each other as much as those at hand may (`resemblance`). That test's
+p is what is reported, and the interval of the step is what the test does not exclude.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,14 @@ from numpy.typing import NDArray
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.gate.calibrate import DRIFT_CORRELATION, DRIFT_RUNS, detectable_effect
 from pytest_hwqueue.gate.verdict import GateSettings, percent
+from pytest_hwqueue.history.resemblance import (
+    coloured,
+    greatest_correlation,
+    innovations_of,
+    separations,
+    without_line,
+    without_step,
+)
 from pytest_hwqueue.history.series import (
     DriftFigure,
     FoundChange,
@@ -30,7 +41,7 @@ from pytest_hwqueue.history.series import (
     SeriesHistory,
     changed_fields,
 )
-from pytest_hwqueue.metrics.dependence import student_quantile
+from pytest_hwqueue.metrics.dependence import normal_cdf
 from pytest_hwqueue.metrics.numbers import ratio_of, rise_of
 from pytest_hwqueue.processes.git import CommitLine
 
@@ -46,6 +57,8 @@ LEAST_P = 1 / (_PERMUTATIONS + 1)
 """The least p, and so the least rate that means anything."""
 
 _SEED = 0
+# A step between fewer has no spread left around it.
+_LEAST_STRETCH = 3
 _CONFIDENCE = 0.95
 
 
@@ -56,7 +69,8 @@ class ChangePoint:
     Attributes:
         index: of the first session after the change.
         ratio: geometric mean of the sessions after over that before, each up to the next change.
-        interval: 95 %, of ``ratio``: Welch's t interval, not corrected for the choice of the place.
+        interval: 95 %, of ``ratio``: the steps that the test would not exclude at any place, so
+            that it holds although the place was chosen.
         p: of the permutation test; `1 - p` is the confidence that there is a change.
 
     """
@@ -85,16 +99,23 @@ def find_change_points(
     if not np.all(np.isfinite(logs)):
         raise ValueError("every session's value must be finite and above 0 to find changes")
     places = _proposed(logs)
-    p_values = {place: _p(logs, places, place) for place in places}
+    tests = {place: _test(logs, places, place, rate) for place in places}
     # As in Hunter's merging: without the weakest, its neighbours stand between longer stretches.
-    while p_values and max(p_values.values()) > rate:
-        weakest = max(p_values, key=lambda place: p_values[place])
+    while tests and max(test.p for test in tests.values()) > rate:
+        # Short stretches hardly show what resembles what: their order is that of independent ones.
+        weakest = max(
+            (place for place in tests if tests[place].p > rate),
+            key=lambda place: tests[place].independent,
+        )
         at = places.index(weakest)
         places.remove(weakest)
-        del p_values[weakest]
+        del tests[weakest]
         for neighbour in places[max(0, at - 1) : at + 1]:
-            p_values[neighbour] = _p(logs, places, neighbour)
-    return [ChangePoint(place, *_change(logs, places, place), p_values[place]) for place in places]
+            tests[neighbour] = _test(logs, places, neighbour, rate)
+    return [
+        ChangePoint(place, *_change(logs, places, place, tests[place].critical), tests[place].p)
+        for place in places
+    ]
 
 
 def levels(
@@ -130,59 +151,78 @@ def _stretch(logs: NDArray[np.float64], places: Sequence[int], place: int) -> tu
     return before, after
 
 
-def _p(logs: NDArray[np.float64], places: Sequence[int], place: int) -> float:
-    """Return the p of a place against sessions in any order.
+class _Test(NamedTuple):
+    """Of one place: its p, that p if sessions were independent, and the critical t."""
 
-    The statistic of a permuted stretch is its largest |t| over all places, so the p holds although
-    the place was picked (Good, Permutation, Parametric and Bootstrap Tests, 2005, section 3.2).
+    p: float
+    independent: float
+    critical: float
+
+
+def _test(logs: NDArray[np.float64], places: Sequence[int], place: int, rate: float) -> _Test:
+    """Return the test of a place against series without a step.
+
+    These are, first, the stretch's sessions in any order, as if none resembled another (Good,
+    Permutation, Parametric and Bootstrap Tests, 2005, section 3.2), and second, what is left around
+    the step in any order (Freedman & Lane, Journal of Business and Economic Statistics 1, 1983),
+    with the greatest correlation between successive sessions that the stretch leaves likely. The
+    statistic of each is its largest |t| over all places, so the p holds although the place was
+    picked. The greater p counts; where the first is above ``rate`` already, the second is left out.
     """
     start, end = _stretch(logs, places, place)
     stretch = logs[start:end]
-    if np.ptp(stretch) == 0:
-        return 1.0
-    observed = _separations(stretch[np.newaxis, :])[0, place - start - 1]
-    generator = np.random.default_rng(_SEED)
-    permuted = generator.permuted(np.tile(stretch, (_PERMUTATIONS, 1)), axis=1)
-    greatest = _separations(permuted).max(axis=1)
-    # Sums in another order differ in their last digits.
-    reached = int(np.count_nonzero(greatest >= observed * (1 - 1e-9)))
-    return (reached + 1) / (_PERMUTATIONS + 1)
+    if len(stretch) < _LEAST_STRETCH or np.ptp(stretch) == 0:
+        return _Test(1.0, 1.0, math.inf)
+    at = place - start
+    observed = _shares(stretch[np.newaxis, :])[0, at - 1]
+    correlation = greatest_correlation(stretch, without_step)
+    left = np.concatenate([side - side.mean() for side in (stretch[:at], stretch[at:])])
+    p_values, critical = [], 0.0
+    for own, following in (stretch, 0.0), (innovations_of(left, correlation), correlation):
+        greatest = _shares(coloured(own[_orders(len(own))], following)).max(axis=1)
+        # Sums in another order differ in their last digits.
+        reached = int(np.count_nonzero(greatest >= observed * (1 - 1e-9)))
+        p_values.append((reached + 1) / (_PERMUTATIONS + 1))
+        share = float(np.quantile(greatest, _CONFIDENCE))
+        squared = share / max(1 - share, 1e-12) * (len(stretch) - 2)
+        critical = max(critical, math.sqrt(squared))
+        if p_values[0] > rate:
+            break
+    return _Test(max(p_values), p_values[0], critical)
 
 
-def _separations(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the variance between both sides of each place, shape (rows, sessions - 1).
+@lru_cache(maxsize=16)
+def _orders(sessions: int) -> NDArray[np.intp]:
+    """Return orders of so many sessions, shape (permutations, sessions)."""
+    orders = np.tile(np.arange(sessions), (_PERMUTATIONS, 1))
+    return np.asarray(np.random.default_rng(_SEED).permuted(orders, axis=1))
 
-    With the total fixed, as it is between permutations, it grows with |t|.
-    """
-    length = rows.shape[1]
-    counts = np.arange(1, length)
-    left = np.cumsum(rows - rows.mean(axis=1, keepdims=True), axis=1)[:, :-1]
-    separations: NDArray[np.float64] = left**2 * length / (counts * (length - counts))
-    return separations
+
+def _shares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of the variance that each place explains, shape (rows, sessions - 1)."""
+    total = ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum(axis=1, keepdims=True)
+    # Nothing is left around a step without noise; equal sessions have no step.
+    return np.asarray(separations(rows) / np.where(total > 0, total, 1))
 
 
 def _change(
-    logs: NDArray[np.float64], places: Sequence[int], place: int
+    logs: NDArray[np.float64], places: Sequence[int], place: int, critical: float
 ) -> tuple[float, tuple[float, float]]:
+    """Return the ratio of a place's levels, and its interval at a critical t over all places."""
     start, end = _stretch(logs, places, place)
     sides = logs[start:place], logs[place:end]
     difference = float(sides[1].mean() - sides[0].mean())
-    if min(map(len, sides)) < 2:
-        # One session has no spread of its own: that of the other side stands for both.
-        longer = max(sides, key=len)
-        variance, freedom = float(longer.var(ddof=1)) * (1 + 1 / len(longer)), len(longer) - 1.0
-    else:
-        parts = [float(side.var(ddof=1)) / len(side) for side in sides]
-        variance = sum(parts)
-        weights = sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
-        freedom = variance**2 / weights if weights > 0 else 1.0
-    half = student_quantile((1 + _CONFIDENCE) / 2, freedom) * variance**0.5
+    squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
+    inverse = sum(1 / len(side) for side in sides)
+    half = critical * math.sqrt(squares / (end - start - 2) * inverse)
     low, high = np.exp([difference - half, difference + half])
     return float(np.exp(difference)), (float(low), float(high))
 
 
 # Of unimodal, or driftless, series: how many are called otherwise.
 _RATE = 0.01
+# Below this, a p is nothing but 0.
+_LEAST_DRIFT_P = 1e-300
 _DRAWS = 20_000
 # A mode is more than an outlier: at least a fifth of the sessions, and at least 3.
 _LEAST_SHARE = 0.2
@@ -217,9 +257,10 @@ def modes(values: Sequence[float], changes: Sequence[ChangePoint]) -> ModesFigur
 def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> DriftFigure | None:
     """Return a series' drift, or None if it has none or its steps explain it.
 
-    A drift is a trend by Mann and Kendall's test at 1 % (Mann, Econometrica 13, 1945), whose
-    straight line explains the series better than its steps by Schwarz's criterion (Annals of
-    Statistics 6, 1978). Its slope is Theil and Sen's (Sen, JASA 63, 1968).
+    A drift is a trend by Mann and Kendall's test at 1 % (Mann, Econometrica 13, 1945), its variance
+    as much greater as sessions may resemble their predecessors (von Storch, in Analysis of Climate
+    Variability, 1995), whose straight line explains the series better than its steps by Schwarz's
+    criterion (Annals of Statistics 6, 1978). Its slope is Theil and Sen's (Sen, JASA 63, 1968).
 
     Args:
         values: one per session, above 0, oldest first.
@@ -232,7 +273,10 @@ def drift(values: Sequence[float], changes: Sequence[ChangePoint]) -> DriftFigur
     if len(logs) < DRIFT_RUNS or np.ptp(logs) == 0:
         return None
     order = np.arange(len(logs))
-    p = float(kendalltau(order, logs).pvalue)
+    correlation = greatest_correlation(logs, without_line)
+    independent = float(kendalltau(order, logs).pvalue)
+    deviate = NormalDist().inv_cdf(max(independent, _LEAST_DRIFT_P) / 2)
+    p = 2 * normal_cdf(deviate * math.sqrt((1 - correlation) / (1 + correlation)))
     line = np.polyval(np.polyfit(order, logs, 1), order)
     # A step costs two parameters: its level and its place.
     steps = _schwarz(_residuals(values, changes), 1 + 2 * len(changes))
@@ -247,8 +291,8 @@ def resemblance(values: Sequence[float], changes: Sequence[ChangePoint]) -> floa
     """Return how much sessions resemble their predecessors if that is more than the gate allows.
 
     It is the lag-1 correlation of what is left of the sessions without their levels; None up to
-    the gate's limit (`calibrate.drift_alarm`), and with fewer than 10 sessions. Permutations
-    assume that there is none: change points of such a series are less certain than they say.
+    the gate's limit (`calibrate.drift_alarm`), and with fewer than 10 sessions. Steps of such a
+    series have to stand out further.
     """
     residuals = _residuals(values, changes)
     scale = float(residuals @ residuals)
@@ -285,9 +329,7 @@ def _explained(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the shares explained by each division, shape (rows, divisions); rows are sorted."""
     sessions = rows.shape[1]
     least = _least(sessions)
-    total = ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum(axis=1, keepdims=True)
-    shares: NDArray[np.float64] = _separations(rows) / total
-    return shares[:, least - 1 : sessions - least]
+    return _shares(rows)[:, least - 1 : sessions - least]
 
 
 @lru_cache
@@ -353,6 +395,10 @@ def _analysed(
 ) -> SeriesHistory:
     values = series.values
     changes = find_change_points(values, rate) if values else []
+    trend = drift(values, changes)
+    if trend is not None:
+        # What a line explains better is no step.
+        changes = []
     sd = spread(values, changes) if values else None
     detects = None
     if sd is not None:
@@ -361,7 +407,8 @@ def _analysed(
     found = [_found(series, change, commits_between, detects) for change in changes]
     level = levels(values, changes) if values else []
     total = level[-1] / level[0] if level else None
-    trend = drift(values, changes)
+    if trend is not None:
+        total = 1 + trend.whole
     history = SeriesHistory(
         **dict(series),
         sd=sd,
@@ -371,7 +418,7 @@ def _analysed(
         accumulated=_accumulated(found, total, trend, detects, series),
         modes=modes(values, changes),
         drift=trend,
-        resemblance=resemblance(values, changes),
+        resemblance=resemblance(values, changes) if trend is None else None,
         notes=[],
     )
     return history.model_copy(update={"notes": _notes(history)})
@@ -419,12 +466,11 @@ def _accumulated(
 ) -> bool:
     if total is None or detects is None:
         return False
-    gone = total if trend is None else 1 + trend.whole
     unseen = trend is not None or (
         any(change.below_gate for change in changes)
         and not any(change.worse and not change.below_gate for change in changes)
     )
-    return unseen and _worsening(gone, series.higher_is_worse) >= detects
+    return unseen and _worsening(total, series.higher_is_worse) >= detects
 
 
 def _notes(history: SeriesHistory) -> list[str]:
@@ -443,17 +489,17 @@ def _notes(history: SeriesHistory) -> list[str]:
         notes.append(
             f"drifting: {percent(history.drift.whole)} over {count} sessions "
             f"({100 * history.drift.per_session:+.2f} % a session); a line explains it better "
-            "than the steps found"
+            "than steps"
         )
     if history.resemblance is not None:
         notes.append(
-            f"sessions resemble their predecessors (correlation {history.resemblance:.2f}): "
-            "change points are less certain than they say"
+            f"sessions resemble their predecessors (correlation {history.resemblance:.2f}): a "
+            "step has to stand out further than among independent ones"
         )
     if history.accumulated:
         assert history.gate_detects is not None
         assert history.total_ratio is not None
-        whole = history.total_ratio - 1 if history.drift is None else history.drift.whole
+        whole = history.total_ratio - 1
         notes.append(
             f"adds up to {percent(whole)}, which the gate could not see step by step: it "
             f"detects {_found_by_gate(history)}"

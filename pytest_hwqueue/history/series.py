@@ -58,8 +58,13 @@ class FoundChange(PlainData):
         description="mean level after over that before, each up to the next change; above 1 is "
         "slower, or more throughput"
     )
-    interval: tuple[float, float] = Field(description="95 %, of the ratio")
-    confidence: float = Field(description="1 - p of a permutation test that picks its place too")
+    interval: tuple[float, float] = Field(
+        description="95 %, of the ratio; it holds although the place was picked"
+    )
+    confidence: float = Field(
+        description="1 - p of a permutation test that picks its place too, among sessions that "
+        "resemble their predecessors as much as these may"
+    )
     worse: bool
     below_gate: bool | None = Field(
         description="whether it is less than gate_detects; null: not worse, or not known"
@@ -122,7 +127,7 @@ class SeriesHistory(Series):
         "fraction; null: too few sessions to tell"
     )
     total_ratio: float | None = Field(description="last level over first; null without sessions")
-    changes: list[FoundChange]
+    changes: list[FoundChange] = Field(description="empty where a drift explains the series")
     accumulated: bool = Field(
         description="whether steps, or a drift, that the gate would rather miss add up to one that "
         "it would find"
@@ -130,7 +135,7 @@ class SeriesHistory(Series):
     modes: ModesFigure | None = Field(description="null: not bimodal")
     drift: DriftFigure | None = Field(description="null: no drift, or steps explain it")
     resemblance: float | None = Field(
-        description="lag-1 correlation of sessions, where it makes change points uncertain"
+        description="lag-1 correlation of sessions, where steps have to stand out further for it"
     )
     notes: list[str]
 

@@ -158,19 +158,6 @@ def long_run(parts: Sequence[NDArray[np.float64]]) -> LongRun:
     return LongRun(own + (summed - own) / surely, freedom)
 
 
-def mean_half_width(parts: Sequence[NDArray[np.float64]], confidence: float) -> float:
-    """Return half the width of the interval of a series' mean.
-
-    Args:
-        parts: as `long_run`'s; the result has their unit.
-        confidence: two-sided, between 0 and 1, both excluded.
-
-    """
-    found = long_run(parts)
-    critical = student_quantile((1 + confidence) / 2, found.freedom)
-    return critical * math.sqrt(found.variance / sum(part.size for part in parts))
-
-
 def worth_of_share(parts: Sequence[NDArray[np.bool_]], confidence: float, block: int = 1) -> float:
     """Return how many independent samples tell as much about a share as these do.
 

@@ -128,6 +128,11 @@ class Estimate(PlainData):
         description="sessions that it rests on; a ratio is formed within each, and the spread "
         "between them is in its interval",
     )
+    drift: float | None = Field(
+        None,
+        description="how far a line through its window rises, as a share of the window's mean, "
+        "which the interval then is of; null: no drift stands out",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +175,9 @@ class Estimate(PlainData):
 
     def without_value(self, reason: str) -> Estimate:
         """Return it refused for a reason."""
-        update = {"value": None, "low": -math.inf, "high": math.inf, "refused": reason}
+        update = {
+            "value": None, "low": -math.inf, "high": math.inf, "refused": reason, "drift": None
+        }  # fmt: skip
         return self.model_copy(update=update)
 
     def told(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,10 @@ from pytest_hwqueue.metrics.dependence import independent_samples, student_quant
 from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
 from pytest_hwqueue.metrics.latency import minimum_samples, spread_interval, too_few
 from pytest_hwqueue.metrics.numbers import times
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
@@ -51,40 +55,64 @@ def latency_ratio(
         confidence: of each interval.
 
     """
+    ratios = {
+        name: quantile_ratio(samples_ns, reference_ns, quantile, (block, 1), confidence)
+        for name, quantile in _QUANTILES.items()
+    }
+    return LatencyRatioResult(
+        description=description, n=len(samples_ns), reference_n=len(reference_ns), **ratios
+    )
+
+
+def quantile_ratio(
+    samples_ns: Sequence[float] | NDArray[np.float64],
+    reference_ns: Sequence[float] | NDArray[np.float64],
+    quantile: float,
+    blocks: tuple[int, int] = (1, 1),
+    confidence: float = 0.95,
+) -> Estimate:
+    """Divide a quantile of samples by that of others; as `latency_ratio`.
+
+    Both sides' intervals are taken at half the error (Bonferroni) and divided crosswise.
+
+    Args:
+        samples_ns: shape (n,), in the order taken.
+        reference_ns: likewise.
+        quantile: between 0 and 1, both excluded.
+        blocks: successive samples of one iteration, on each side.
+        confidence: of the interval.
+
+    """
     import numpy as np
 
     each = 1 - (1 - confidence) / 2
-    sides = [(np.asarray(samples_ns, np.float64), block), (np.asarray(reference_ns, np.float64), 1)]
-    samples, reference = (np.sort(side) for side, _ in sides)
+    sides = [np.asarray(side, np.float64) for side in (samples_ns, reference_ns)]
+    samples, reference = map(np.sort, sides)
     fewer = min(len(samples), len(reference))
-    ratios = {}
-    for name, quantile in _QUANTILES.items():
-        refused = Estimate(n=fewer)
-        needed = minimum_samples(quantile, each)
-        if fewer < needed:
-            reason = f"the smaller side {too_few(quantile, fewer, confidence=each)}"
-            ratios[name] = refused.without_value(reason)
-            continue
-        worth = [independent_samples([side], quantile, each, size) for side, size in sides]
-        low, high = spread_interval(samples, quantile, each, worth[0], block)
-        reference_low, reference_high = spread_interval(reference, quantile, each, worth[1])
-        if reference[0] <= 0:
-            ratios[name] = refused.without_value("the reference's latency is not above zero")
-            continue
-        reason = ""
-        if math.isinf(high + reference_high):
-            side = worth.index(min(worth))
-            of = "the reference " if side else ""
-            reason = of + too_few(quantile, len(sides[side][0]), worth[side], confidence=each)
-        ratios[name] = Estimate(
-            value=float(np.quantile(samples, quantile) / np.quantile(reference, quantile)),
-            low=low / reference_high,
-            high=math.inf if reason else high / reference_low,
-            n=fewer,
-            refused=reason,
-        )
-    return LatencyRatioResult(
-        description=description, n=len(samples), reference_n=len(reference), **ratios
+    refused = Estimate(n=fewer)
+    needed = minimum_samples(quantile, each)
+    if fewer < needed:
+        few = too_few(quantile, fewer, confidence=each)
+        return refused.without_value(f"the smaller side {few}")
+    if reference[0] <= 0:
+        return refused.without_value("the reference's latency is not above zero")
+    worth = [
+        independent_samples([side], quantile, each, block)
+        for side, block in zip(sides, blocks, strict=True)
+    ]
+    low, high = spread_interval(samples, quantile, each, worth[0], blocks[0])
+    reference_low, reference_high = spread_interval(reference, quantile, each, worth[1], blocks[1])
+    reason = ""
+    if math.isinf(high + reference_high):
+        side = worth.index(min(worth))
+        of = "the reference " if side else ""
+        reason = of + too_few(quantile, len(sides[side]), worth[side], confidence=each)
+    return Estimate(
+        value=float(np.quantile(samples, quantile) / np.quantile(reference, quantile)),
+        low=low / reference_high,
+        high=math.inf if reason else high / reference_low,
+        n=fewer,
+        refused=reason,
     )
 
 

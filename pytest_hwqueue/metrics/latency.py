@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -13,11 +14,11 @@ from pytest_hwqueue.metrics.dependence import (
     binomial_quantile,
     binomial_sf,
     independent_samples,
-    mean_half_width,
     normal_cdf,
     proportion_interval,
     student_quantile,
 )
+from pytest_hwqueue.metrics.drift import MeanInterval, mean_interval
 from pytest_hwqueue.metrics.estimate import Estimate, Figures
 
 if TYPE_CHECKING:
@@ -391,7 +392,8 @@ def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: s
     """Return the work per second of a series of iterations.
 
     The value is the total work divided by the total time. The interval is that of the mean
-    duration (`dependence.mean_half_width`), taken on a logarithmic scale: durations are skewed.
+    duration (`drift.mean_interval`), taken on a logarithmic scale: durations are skewed. Where
+    durations drift, it is of this window's mean, and the drift is told.
 
     Args:
         work_per_iteration: finite and above zero, counted in what ``unit`` counts.
@@ -412,12 +414,17 @@ def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: s
     if n < LEAST_ITERATIONS:
         reason = shortfall(LEAST_ITERATIONS, n, "iterations")
         return rate.model_copy(update={"refused": reason})
-    relative = _half_width(durations) / mean_ns
+    mean = _mean_interval(durations)
+    relative = mean.half_width / mean_ns
     if relative >= 1:
         reason = "durations vary so much that the interval of their mean reaches 0"
+        if mean.outlasts:
+            reason = wandering("durations wander", durations)
         return rate.model_copy(update={"refused": reason})
     low, high = (work_ns / mean_ns * math.exp(half) for half in (-relative, relative))
-    return rate.model_copy(update={"low": low, "high": high})
+    # A rate falls as the time it takes rises.
+    drift = None if mean.drift is None else -mean.drift / mean_ns
+    return rate.model_copy(update={"low": low, "high": high, "drift": drift})
 
 
 def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
@@ -431,10 +438,29 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
     return durations
 
 
-def _half_width(durations: NDArray[np.float64]) -> float:
-    """Return half the width (ns) of the interval of the mean duration.
+def wandering(what: str, values: NDArray[np.float64]) -> str:
+    """Return why a mean has no interval: its values follow each other for too long.
+
+    Args:
+        what: the subject of the sentence, with its verb.
+        values: shape (n,), n at least 20, in the order measured.
+
+    """
+    import numpy as np
+
+    levels = [float(part.mean()) for part in np.array_split(values, LEAST_BLOCKS)]
+    apart = (max(levels) - min(levels)) / float(values.mean())
+    return (
+        f"{what} for as long as the window lasts, and along no line: its tenths differ by "
+        f"{100 * apart:.2g} %"
+    )
+
+
+def _mean_interval(durations: NDArray[np.float64]) -> MeanInterval:
+    """Return the interval of the mean duration, in ns.
 
     Durations come from a clock of nanoseconds: equal ones still have the standard uncertainty of
     such an indication, 1/√12 ns (JCGM 100:2008, F.2.2.1).
     """
-    return max(mean_half_width([durations], CONFIDENCE), 1 / math.sqrt(12 * durations.size))
+    found = mean_interval([durations], CONFIDENCE)
+    return replace(found, half_width=max(found.half_width, 1 / math.sqrt(12 * durations.size)))

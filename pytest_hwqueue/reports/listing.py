@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
+from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
 from pytest_hwqueue.reports.document import Column, Document, Heading, Paragraph, Part, Row, Table
 from pytest_hwqueue.settings.options import SIZES
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
@@ -48,6 +49,19 @@ def facts_of(workload: type[Workload]) -> list[str]:
         f"result in {' and '.join(f'{unit}/s' for unit in workload.units)}",
         f"tags: {', '.join(workload.tags) or 'none'}",
         *(f"{ratio.name}: {ratio.description}" for ratio in workload.ratios),
+        *_doubts(workload),
+    ]
+
+
+def _doubts(workload: type[Workload]) -> list[str]:
+    """Return on which simulated devices a workload is known to be far off."""
+    ratios = {
+        f"sim:{name}": load_profile(name).not_calibrated.get(workload.name) for name in BUILT_IN
+    }
+    return [
+        f"{label} is not calibrated for it: P99 {ratio:.2f} of the measured"
+        for label, ratio in ratios.items()
+        if ratio is not None
     ]
 
 
@@ -68,7 +82,7 @@ def workloads_document(*, verbose: bool) -> Document:
                 "recommended": str(each.stream_range.recommended),
                 "units": ", ".join(f"{unit}/s" for unit in each.units),
                 "tags": ", ".join(each.tags),
-            }, opens=True, below=[each.description])
+            }, opens=True, below=[each.description, *_doubts(each)])
             for each in workloads
         ]  # fmt: skip
         return Document([Table(columns, table)])

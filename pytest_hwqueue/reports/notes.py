@@ -140,7 +140,7 @@ NO_REASON = "no reason was recorded"
 
 @dataclass
 class _Refusal:
-    """Whose figure was refused; ``tags`` has None where it is the cell's own."""
+    """Whose figure was refused, or drifts; ``tags`` has None where it is the cell's own."""
 
     cells: dict[str, None] = field(default_factory=dict)
     tags: dict[str | None, None] = field(default_factory=dict)
@@ -153,6 +153,7 @@ class Notes:
     def __init__(self) -> None:
         self._footnotes: dict[str, int] = {}
         self._refusals: dict[tuple[str, str], _Refusal] = {}
+        self._drifts: dict[str, tuple[_Refusal, list[float]]] = {}
         self._explanations: dict[str, str] = {}
 
     def footnote(self, text: str) -> str:
@@ -179,8 +180,13 @@ class Notes:
         *,
         interval: bool = True,
     ) -> None:
-        """Note why an estimate, or its interval where one is shown, is missing; nothing else."""
+        """Note why an estimate, or its interval where one is shown, is missing, and any drift."""
         reason = estimate.refused or NO_REASON
+        if estimate.drift is not None:
+            whose, sizes = self._drifts.setdefault(figure, (_Refusal(), []))
+            whose.cells[cell] = None
+            whose.tags[tag] = None
+            sizes.append(estimate.drift)
         if estimate.value is None:
             self.refuse(figure, reason, cell, tag)
         elif interval and estimate.interval is None:
@@ -229,8 +235,17 @@ class Notes:
             f"{', '.join(dict.fromkeys(figures))} refused for {subject}: {reason}"
             for (subject, reason), figures in grouped(merged).items()
         ]
+        for figure, (whose, sizes) in self._drifts.items():
+            lines.append(f"{figure} of {_subject(whose, cells)} {drift_in_words(sizes)}")
         lines += [f"{superscript(number)} {text}" for text, number in self._footnotes.items()]
         return lines
+
+
+def drift_in_words(sizes: Sequence[float]) -> str:
+    """Return how far figures drift, each a share of itself, and what that does to the interval."""
+    least, most = (f"{100 * size:+.2g} %" for size in (min(sizes), max(sizes)))
+    span = least if least == most else f"{least} to {most}"
+    return f"drifts by {span} over its window, whose mean the interval is of"
 
 
 def every_cell(count: int) -> str:

@@ -97,13 +97,16 @@ def mean_value(runs: Sequence[ProcessRun]) -> float | None:
 
 def change_of(verdict: Verdict) -> PrintedFigure:
     """Return the change and its interval in signed percent, or as refused."""
-    if verdict.ratio is None:
+    ratio, ends = verdict.ratio, verdict.interval
+    if ratio is None and verdict.by_samples is not None:
+        ratio, ends = verdict.by_samples.value, verdict.by_samples.interval
+    if ratio is None:
         return REFUSED
     interval = ""
-    if verdict.interval is not None:
-        low, high = (_signed(end - 1) for end in verdict.interval)
+    if ends is not None:
+        low, high = (_signed(end - 1) for end in ends)
         interval = f"[{low}, {high}]"
-    return PrintedFigure(_signed(verdict.ratio - 1), "%", interval)
+    return PrintedFigure(_signed(ratio - 1), "%", interval)
 
 
 def least_detected(quantity: Quantity, detectable: float | None) -> str:

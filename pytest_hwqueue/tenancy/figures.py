@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pytest_hwqueue.metrics.dependence import (
     chi2_quantile,
     independent_samples,
-    mean_half_width,
     proportion_interval,
     student_quantile,
     worth_of_share,
 )
+from pytest_hwqueue.metrics.drift import mean_interval
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.latency import (
     ABOVE_MEDIAN,
@@ -32,6 +32,7 @@ from pytest_hwqueue.metrics.latency import (
     shortfall,
     spread_interval,
     too_few,
+    wandering,
 )
 
 if TYPE_CHECKING:
@@ -181,12 +182,15 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     """Estimate the requests per second that were completed inside the windows.
 
     Windows are cut into equal blocks of time, and the interval is that of the mean of the blocks'
-    counts (`dependence.mean_half_width`). A count resolves one request: blocks of equal counts
-    still have the standard uncertainty of such an indication, 1/√12 request (JCGM 100:2008,
-    F.2.2.1), so every interval has a width. With fewer than 50 requests, counts are too coarse for
-    that alone; the interval then also covers the exact one of a Poisson count (Garwood, Biometrika
-    28, 1936), so that a tenant that hardly ran is recognised.
+    counts (`drift.mean_interval`), or, where these drift, of the windows' own mean. A count
+    resolves one request: blocks of equal counts still have the standard uncertainty of such an
+    indication, 1/√12 request (JCGM 100:2008, F.2.2.1), so every interval has a width. With fewer
+    than 50 requests, counts are too coarse for that alone; the interval then also covers the exact
+    one of a Poisson count (Garwood, Biometrika 28, 1936), so that a tenant that hardly ran is
+    recognised.
     """
+    import numpy as np
+
     seconds = sum(window.window_ns for window in windows) / _NS_PER_S
     n = sum(finished <= window.window_ns for window in windows for finished in window.finished_ns)
     wanted = max(LEAST_BLOCKS, min(_MOST_COUNTS, n // LEAST_BLOCK_ITERATIONS))
@@ -194,9 +198,12 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     blocks = max(2, round(wanted / len(windows)))
     rates = [_block_rates(window, blocks) for window in windows]
     value, resolution = n / seconds, math.sqrt(blocks * len(windows) / 12) / seconds
-    half_width = max(mean_half_width(rates, confidence), resolution)
+    mean = mean_interval(rates, confidence)
+    half_width = max(mean.half_width, resolution)
     if half_width >= value > 0 and n >= LEAST_ITERATIONS:
         reason = "what is completed varies too much with time"
+        if mean.outlasts:
+            reason = wandering("what is completed wanders", np.concatenate(rates))
         return Estimate(value=value, low=0.0, n=n, unit="requests/s", refused=reason)
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
@@ -204,7 +211,8 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
         least = chi2_quantile(tail, 2 * n) / 2 if n else 0.0
         low = min(low, least / seconds)
         high = max(high, chi2_quantile(1 - tail, 2 * n + 2) / 2 / seconds)
-    return Estimate(value=value, low=low, high=high, n=n, unit="requests/s")
+    drift = None if mean.drift is None else mean.drift / value
+    return Estimate(value=value, low=low, high=high, n=n, unit="requests/s", drift=drift)
 
 
 def goodput(windows: Sequence[Served], confidence: float) -> Estimate:

@@ -23,6 +23,8 @@ from pytest_hwqueue.gate.verdict import (
     fall_back,
     percent,
 )
+from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.metrics.interference import quantile_ratio
 from pytest_hwqueue.records.cell import PACE
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p999")
@@ -56,6 +58,23 @@ class GatedFigure:
             sm_clock_mhz=stored.sm_clock_mhz,
         )  # fmt: skip
 
+    def change(self, old: StoredRun, new: StoredRun) -> Estimate:
+        """Return what one run shows beside one other: a ratio, with the interval of their samples.
+
+        What runs differ by is not in it.
+        """
+        quantile = self.quantity.quantile
+        if self.kind not in ("latency", "pace") or quantile is None:
+            sides = self.run(old).value, self.run(new).value
+            value = sides[1] / sides[0] if sides[0] else math.nan
+            reason = "stored runs have the samples of their primary latency alone"
+            if not math.isfinite(value):
+                return Estimate(refused="a run lacks the figure")
+            return Estimate(value=value, n=min(old.n, new.n), refused=reason)
+        n = self.n or min(old.n, new.n)
+        samples = new.samples_ns()[:n], old.samples_ns()[:n]
+        return quantile_ratio(*samples, quantile, (_block(new), _block(old)))
+
     def _value(self, stored: StoredRun) -> tuple[float, int]:
         missing = float("nan")
         if self.kind == "iteration":
@@ -74,6 +93,12 @@ class GatedFigure:
             return getattr(stored, f"{name}_ns"), stored.n
         assert quantile is not None
         return figure_of(stored.samples_ns(), quantile, self.n), self.n
+
+
+def _block(stored: StoredRun) -> int:
+    """Return how many successive samples one iteration has."""
+    iterations = stored.tags.get(ITERATION)
+    return 1 if iterations is None else -(-stored.n // max(1, iterations.n))
 
 
 def known_names(runs: Sequence[StoredRun]) -> list[str]:

@@ -13,6 +13,7 @@ from pytest_hwqueue.baselines.runs import (
     DEFINITION,
     CellBaseline,
     FieldDifference,
+    Run,
     condition_differences,
     soft_differences,
 )
@@ -22,7 +23,7 @@ from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State, Verdict
 from pytest_hwqueue.metrics.between_runs import RunSpread, spread_within
 from pytest_hwqueue.metrics.contention import in_flight_words, kept_full
-from pytest_hwqueue.metrics.numbers import grouped
+from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.verdicts.figures import (
     Prepared,
     ShortRun,
@@ -228,6 +229,8 @@ class Judging:
                     name, stored.runs, new.runs, allowing, gate.compared, pace=new.header.has_pace
                 )
                 verdict = replace(verdict, advice="; ".join(filter(None, (verdict.advice, best))))
+            if verdict.reason == "runs-missing" and not verdict.history:
+                verdict = _of_few_runs(verdict, prepared, stored.runs, new.runs)
             short = self._uncontended.get(cell_id)
             # What got worse stays worse, whatever kept streams from their work.
             if short and prepared.figure.source == "latency" and verdict.state != "regression":
@@ -364,6 +367,30 @@ def judged_once(settings: GateSettings, runs: int) -> GateSettings:
 
     """
     return replace(settings, first_runs=runs, looks=(runs,), weights=(1.0,))
+
+
+_RUNS = 5
+"""To advise. With five on both sides the gate sees most of what matters."""
+
+
+def _of_few_runs(
+    verdict: Verdict, prepared: Prepared, old: Sequence[Run], new: Sequence[Run]
+) -> Verdict:
+    """Return the verdict on too few new runs, with what the samples of one show beside one."""
+    why = (
+        f"no verdict: {counted(len(new), 'new run')}, which "
+        f"{'does' if len(new) == 1 else 'do'} not show what runs differ by; measure both sides "
+        f"with --runs {_RUNS}"
+    )
+    if len(old) != 1 or len(new) != 1:
+        return replace(verdict, sentence=why)
+    change = prepared.figure.change(old[0], new[0])
+    if change.value is None:
+        return replace(verdict, sentence=f"{why}; no change: {change.refused}")
+    shown = "the change has the interval that each run's own samples give"
+    if change.interval is None:
+        shown = f"the change has no interval by samples: {change.refused}"
+    return replace(verdict, sentence=f"{why}; {shown}", by_samples=change)
 
 
 def _key(cell_id: str, name: str) -> str:

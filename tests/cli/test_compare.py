@@ -43,6 +43,8 @@ COMPARED = {
     "two mixed --on incomparable:warn": 0,
     # Another measurement is never compared.
     "two other --allow-env": 2,
+    # A run each has a change, and no verdict.
+    "one single": 2,
     "two several": 0,
     "two several --on missing:fail": 3,
     "two several --on no-baseline:fail": 3,
@@ -72,6 +74,8 @@ def test_what_is_printed_is_as_stored_and_ends_with_its_status(
     put("driver", "a", noisy(2, 2), hard={"driver_major": 590})
     put("several", "a", noisy(2, 2))
     put("several", "fresh", noisy(2, 2))
+    put("one", "a", noisy(1, 1))
+    put("single", "a", noisy(1, 2, 1.1))
     for name in "ab":
         put("two", name, noisy(10, 1))
         put("other", name, noisy(2, 2), parts=other, hard={"mig_slice": "1g"})

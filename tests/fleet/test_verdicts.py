@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.fleet.outliers import compare
+from pytest_hwqueue.fleet.outliers import compare, distances, scores, spreads
 from pytest_hwqueue.fleet.verdicts import Gpu, confirmed, judge_fleet, to_measure_again
 from pytest_hwqueue.reports.document import markdown
 from pytest_hwqueue.reports.fleet import drain_commands, fleet_document, fleet_json, prometheus_text
+from tools.fleet_rates import RUNS, SPEEDS
+from tools.fleet_rates import fleet as varying
 
 FIGURES = ("launch", "matrix")
 NODES = [at // 4 for at in range(16)]
@@ -251,3 +253,41 @@ def test_outputs_name_the_gpu_and_quote() -> None:
     )
     assert "slow" in markdown(fleet_document(found))
     assert '"named": 1' in fleet_json(found)
+
+
+@pytest.mark.parametrize("runs", list(RUNS))
+def test_however_runs_vary_no_healthy_gpu_is_named_and_an_unsteady_one_is(runs: str) -> None:
+    generator = np.random.default_rng(7)
+    healthy = [
+        judge_fleet(varying(generator, 32, RUNS[runs], SPEEDS[1], bad=False)).named
+        for _ in range(25)
+    ]
+    # By the spread of three runs, 25 of 25 had one named where one run of 20 stalls.
+    assert sum(map(bool, healthy)) <= 2
+    found = [judge_fleet(varying(generator, 32, RUNS[runs], SPEEDS[1], bad=True)) for _ in range(5)]
+    unsteady = [{gpu.device for gpu in each.named if gpu.verdict == "unstable"} for each in found]
+    assert unsteady.count({"gpu7"}) >= 4
+
+
+def test_runs_that_stall_in_most_of_both_halves_are_no_slow_gpu() -> None:
+    gpus = fleet()
+    gpus[3] = changed(gpus[3], 0.08, 0.08, 0.12, 0.12, 0.0, 0.0)
+    assert not any(gpu.slow for gpu in judge_fleet(gpus).gpus)
+
+
+@given(st.integers(0, 10**6), st.integers(4, 9), st.floats(0.1, 100), st.floats(-5, 5))
+def test_ranks_alone_tell_how_far_repeats_are(
+    seed: int, repeats: int, unit: float, offset: float
+) -> None:
+    times = np.random.default_rng(seed).standard_t(2, (6, repeats))
+    far = distances(times)
+    assert distances(unit * times + offset) == pytest.approx(unit * far, abs=1e-9)
+    assert scores(far).mean() == pytest.approx(1)
+    assert np.array_equal(scores(far), scores(far**3))
+    assert np.array_equal(scores(far).argsort(axis=None), far.argsort(axis=None))
+
+
+def test_a_gpus_usual_time_is_not_moved_by_as_many_stalls() -> None:
+    far = distances(np.array([[0.0, 0.3, 0.01, 0.2, 0.02, 0.1]]))
+    assert far[0].tolist() == pytest.approx([0.01, 0.29, 0.0, 0.19, 0.01, 0.09])
+    assert spreads(np.array([[-1.0, 0.0, 1.0, 0.0]]))[0] == pytest.approx(0.5 / 0.6745)

@@ -147,7 +147,7 @@ def test_the_commits_between_are_those_of_the_sessions_around(cell_of: Make) -> 
 
 
 def test_small_steps_that_add_up_are_found_where_the_gate_sees_none(cell_of: Make) -> None:
-    stairs = noisy(60, sd=0.015) * 1.04 ** (np.arange(60) // 15)
+    stairs = noisy(60, sd=0.01) * 1.04 ** (np.arange(60) // 15)
     (history,) = analysed(arrange(source(cell_of(stairs)), ["p99"]))
     assert history.accumulated
     assert history.gate_detects is not None

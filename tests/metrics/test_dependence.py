@@ -15,9 +15,9 @@ from pytest_hwqueue.metrics import dependence
 from pytest_hwqueue.metrics.dependence import (
     independent_samples,
     long_run,
-    mean_half_width,
     worth_of_share,
 )
+from pytest_hwqueue.metrics.drift import mean_interval
 from pytest_hwqueue.metrics.latency import summarise_latency
 from tools.coverage import autoregressive, queue
 
@@ -80,7 +80,7 @@ def test_parts_do_not_follow_each_other_and_their_own_levels_do_not_count() -> N
 @given(st.integers(1, 5), SEEDS)
 def test_series_of_any_length_and_of_one_value(n: int, seed: int) -> None:
     assert 0 < independent_samples([generator(seed).lognormal(size=n)], 0.5, 0.95) <= n
-    assert mean_half_width([np.full(n, 3.0)], 0.95) == 0
+    assert mean_interval([np.full(n, 3.0)], 0.95).half_width == 0
     assert worth_of_share([np.ones(n, bool)], 0.95) == n
 
 
@@ -108,7 +108,7 @@ def test_intervals_of_a_queue_hold_or_are_refused(load: float) -> None:
 def test_intervals_of_successive_iterations_hold(correlation: float) -> None:
     series = [autoregressive(1000, correlation, generator(seed)) for seed in range(150)]
     assert sometimes_wrong(series, [20.0, 21.644854, 22.326348]) <= 0.05 + 0.053
-    held = [abs(each.mean() - 20) <= mean_half_width([each], 0.95) for each in series]
+    held = [abs(each.mean() - 20) <= mean_interval([each], 0.95).half_width for each in series]
     assert np.mean(held) >= 0.95 - 0.053
 
 

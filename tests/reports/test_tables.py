@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.telemetry import Telemetry, ThrottledSpan
 from pytest_hwqueue.metrics.between_runs import RunSpread
+from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import PrintedFigure, rate, rate_in_short, work_unit
 from pytest_hwqueue.records.cell import BackToBack, Primary, RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
@@ -244,6 +245,16 @@ def test_a_refusal_says_whether_it_is_of_a_cell_or_of_its_tags() -> None:
         "P50 refused for small of b: no clock",
     ]
     assert notes.refused_in_short() == {"P99": 2, "P99 of small": 2, "P50 of small": 1}
+
+
+def test_a_drift_is_told_with_its_size_beside_the_figure_that_it_leaves() -> None:
+    notes = Notes()
+    for cell, drift in (("a", 0.01), ("b", -0.0213), ("c", None)):
+        notes.note(Estimate(value=9, low=8, high=10, drift=drift), "throughput", cell)
+    assert notes.lines(3) == [
+        "throughput of 2 cells drifts by -2.1 % to +1 % over its window, whose mean the interval "
+        "is of"
+    ]
 
 
 @given(

@@ -183,6 +183,32 @@ def test_fewer_streams_in_flight_than_named_are_not_judged_as_so_many(
     assert full.judged
 
 
+def test_one_run_each_shows_the_change_that_its_samples_give_and_no_verdict(
+    make_cell: MakeCell,
+) -> None:
+    old, new = make_cell(runs=[1]), make_cell(runs=[2], scale=1.2)
+    judgement = compare_sources(source(old), source(new), ["p50", "p99", "throughput"], SETTINGS)
+    # What judged nothing is not green.
+    assert not judgement.judged
+    p50, p99, rate = (each.verdict for each in judgement.verdicts)
+    for found in (p50, p99, rate):
+        assert (found.state, found.reason, found.ratio) == ("inconclusive", "runs-missing", None)
+        assert "no verdict: 1 new run, which does not show" in found.sentence
+        assert "--runs 5" in found.sentence
+        assert found.by_samples is not None
+    for found in (p50, p99):
+        change = found.by_samples
+        assert change is not None
+        values = [found.new[0].value / found.baseline[0].value, change.value]
+        assert values == pytest.approx([1.2, 1.2], rel=0.1)
+        assert change.low < 1.2 < change.high < 1.5
+    assert rate.by_samples is not None
+    assert (rate.by_samples.interval, "samples of their primary" in rate.sentence) == (None, True)
+    # Of many baseline runs, the samples of none stand for all.
+    (alone,) = compare_sources(source(make_cell()), source(new), ["p99"], SETTINGS).verdicts
+    assert (alone.verdict.by_samples, "--runs 5" in alone.verdict.sentence) == (None, True)
+
+
 def test_runs_are_cut_to_the_shortest_of_the_first_pass(make_cell: MakeCell) -> None:
     baseline = source(make_cell("a"))
     judgement = compare_sources(

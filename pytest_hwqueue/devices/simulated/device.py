@@ -124,6 +124,16 @@ class SimulatedDevice:
         """None: nobody else uses this device."""
         return None
 
+    def doubt(self, workload: str) -> str:
+        """Return how far a workload's figures are known to be off; empty: no more than twofold."""
+        ratio = self.profile.not_calibrated.get(workload)
+        if ratio is None:
+            return ""
+        return (
+            f"not calibrated: P99 of {workload} on {self.label} is {ratio:.2f} of that on a "
+            f"measured {self.profile.name}"
+        )
+
     @property
     def model(self) -> SimulatedDevice:
         """The device itself: all of it is a model."""
@@ -176,8 +186,8 @@ class SimulatedDevice:
         With these goes the number of hardware queues that the environment asks for. Nothing else
         changes a figure: neither the machine nor torch's version as such.
         """
-        # The clock is only read; no figure depends on it.
-        contents = self.profile.model_dump_json(exclude={"sm_clock_mhz"})
+        # The clock is only read, and what is known to be off only told: no figure depends on them.
+        contents = self.profile.model_dump_json(exclude={"sm_clock_mhz", "not_calibrated"})
         fingerprint = Fingerprint(
             hard={
                 "device_kind": self.kind,

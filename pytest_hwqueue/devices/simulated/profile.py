@@ -216,6 +216,8 @@ class Profile(_Section):
     copy_engines: tuple[CopyEngine, ...] = Field(min_length=1)
     # What telemetry reads; rates and times above hold at this clock.
     sm_clock_mhz: ProfileFigure[_Positive] | None = None
+    # Workloads whose P99 is off by more than twofold: simulated over measured.
+    not_calibrated: dict[str, _Positive] = Field(default_factory=dict)
 
     @property
     def slots(self) -> int:

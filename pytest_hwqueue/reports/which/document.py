@@ -21,7 +21,7 @@ from pytest_hwqueue.reports.document import (
     Table,
     Verbatim,
 )
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.reports.notes import Notes, drift_in_words
 from pytest_hwqueue.reports.which import words
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
 from pytest_hwqueue.schedulers.declaration import NATIVE
@@ -133,6 +133,9 @@ def _printed(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Pr
             notes.refuse(_LABELS[key], value.refused, case.id, tenant.name)
         elif value.refused:
             notes.explain(f"{_LABELS[key]} of {tenant.name} in {case.id}", words.remark(value))
+        elif value.drift is not None:
+            told = drift_in_words([value.drift])
+            notes.explain(f"{_LABELS[key]} of {tenant.name} in {case.id}", told)
     return shown
 
 
