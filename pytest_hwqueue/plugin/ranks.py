@@ -58,6 +58,8 @@ def join_ranks(config: pytest.Config) -> RankedSession | None:
     ):  # fmt: skip
         # If the launcher hosts no store, all ranks' workers meet in rank 0's.
         session = RankedSession(launched, connect(launched, "session", keep=True), config)
+    # However the session ends, also before it has this as a plugin.
+    config.add_cleanup(session.close)
     if launched.rank > 0:
         for name in ("hwq_json", "hwq_markdown", "hwq_report", "hwq_save"):
             # Empty, not None: else the environment or the ini file counts.
@@ -82,9 +84,14 @@ class RankedSession:
         self._folder = config.invocation_params.dir / settings.dir
         self._failed: list[str] = []
         self._problems: list[str] = []
+        self._over = threading.Event()
+        self._answering: threading.Thread | None = None
         if launched.rank > 0:
             # Rank 0 is the one that asks.
-            threading.Thread(target=self._tell_stacks, name="hwq-ranks", daemon=True).start()
+            self._answering = threading.Thread(
+                target=self._tell_stacks, name="hwq-ranks", daemon=True
+            )
+            self._answering.start()
 
     @property
     def log(self) -> Path:
@@ -123,6 +130,13 @@ class RankedSession:
             return int(self._store.get(_FINISHED))
         except RuntimeError:  # it has gone without a word
             return pytest.ExitCode.TESTS_FAILED
+
+    def close(self) -> None:
+        """End the thread that answers: in a call of the store at Python's end it would abort."""
+        self._over.set()
+        if self._answering is not None:
+            # Not without end: the store may be gone.
+            self._answering.join(_STACKS_S)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say which ranks have failed, and where those hang that have not ended."""
@@ -170,7 +184,8 @@ class RankedSession:
         store = connect(self._launched, "session")
         with suppress(RuntimeError):  # the session that hosts the store has ended
             while not store.check([_STACKS]):
-                time.sleep(1)
+                if self._over.wait(1):
+                    return
             with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
                 file.seek(0)
