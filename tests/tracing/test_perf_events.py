@@ -131,14 +131,18 @@ def test_a_busy_neighbour_on_the_same_cpu_preempts(rights: str) -> None:
     need(rights)
     # Not only one of many that compute on a busy machine, where the rights allow it.
     realtime = rights == "tracepoints"
-    with busy_neighbour(realtime=realtime), victim("spin", rights, 0.6, cpu=CPU) as running:
+    with busy_neighbour(realtime=realtime), victim("spin", rights, 1.2, cpu=CPU) as running:
         found = running.report()
     preempted = [one for one in found["off_cpu"] if one.reason == "preempted"]
     lost_ns = sum(one.end_ns - one.start_ns for one in preempted)
     assert lost_ns >= 0.2 * (found["end_ns"] - found["begin_ns"])
     assert {one.cpu for one in preempted} == {CPU}
-    # In 0.6 s it wakes some 30 times; other neighbours of the machine may come first sometimes.
-    assert not realtime or sum(one.next_comm == "neighbour" for one in preempted) >= 5
+    # It wakes some 50 times a second, and preempts the victim where that has the CPU then: on a
+    # busy machine it often has not.
+    on_s = (found["end_ns"] - found["begin_ns"]) / 1e9
+    on_s -= sum(one.end_ns - one.start_ns for one in found["off_cpu"]) / 1e9
+    named = sum(one.next_comm == "neighbour" for one in preempted)
+    assert not realtime or named >= max(1, int(10 * on_s))
 
 
 def test_a_thread_of_the_same_process_that_preempts_is_called_so() -> None:
