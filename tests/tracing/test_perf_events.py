@@ -77,13 +77,13 @@ def test_switches_are_as_many_as_proc_counts_and_follow_each_other(rights: str) 
             at_most = sum(before <= start <= read_after for start in at)
             assert at_least <= counted <= at_most
     # Two threads have ended, and mostly only the trace knows them (one that was joined may be in
-    # /proc for a moment yet): sleeps of 0.15 ms.
+    # /proc for a moment yet). How often they sleep depends on how busy the machine is.
     threads = {one.tid for one in found["off_cpu"]}
     assert len(threads - {running.process.pid}) == 2
     for tid in threads:
         last = found["begin_ns"]
         own = [one for one in found["off_cpu"] if one.tid == tid]
-        assert sum(one.reason == "waited" for one in own) > 100
+        assert sum(one.reason == "waited" for one in own) >= 0.9 * found["sleeps"][str(tid)] > 0
         for one in own:
             assert last <= one.start_ns <= one.end_ns <= found["end_ns"]
             last = one.end_ns
@@ -169,12 +169,18 @@ def test_wakings_come_before_running_on() -> None:
     assert all(one.start_ns <= one.runnable_ns <= one.end_ns for one in woken)
 
 
+# Of 4096 bytes, by switches of two records of 32 bytes and more.
+_SURELY_FULL = 100
+
+
 def test_what_does_not_fit_is_counted() -> None:
     need("switches")
     with victim("doze", "switches", 0.5, ring_bytes=4096) as running:
         found = running.report()
     ((voluntary, involuntary),) = found["proc"].values()
     seen = len(found["off_cpu"])
+    if voluntary + involuntary < _SURELY_FULL:
+        pytest.skip(f"busy machine: {voluntary + involuntary} switches do not fill the ring")
     assert seen < voluntary + involuntary
     # Two records for each switch: one out, one in.
     missing = 2 * (voluntary + involuntary - seen)
