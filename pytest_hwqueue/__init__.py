@@ -125,12 +125,10 @@ _MODULES = {
 }  # fmt: skip
 
 
+# There is no `__dir__`: who walks through all loaded modules, as freezegun does at each freeze,
+# would import torch by it, into sessions that measure nothing.
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = next((home for home, names in _MODULES.items() if name in names), "errors")
     return getattr(import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -24,7 +24,7 @@ from zlib import crc32
 from pydantic import Field
 
 from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.errors import RecordError, within
+from pytest_hwqueue.errors import within
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import read_model
@@ -265,20 +265,3 @@ def _ended(session: _Session) -> CheckRecord:
     record = write_check(session.folder, session.place, wall_s, reason if status else "")
     print(f"hwq fleet check: {session.place.device}: {record.status}", file=sys.stderr)
     return record
-
-
-def checked_gpus(folder: Path) -> frozenset[tuple[str, str]]:
-    """Return node and name of the GPUs of which a folder has a check that measured.
-
-    One whose record is damaged, as by a full disk, is none of them.
-    """
-    found = set()
-    for path in folder.glob(f"*/*/{CHECK_FILE}"):
-        try:
-            check = read_check(path)
-        except RecordError as error:
-            print(f"hwq fleet: {error}", file=sys.stderr)
-            continue
-        if check.status == "measured":
-            found.add((check.node, check.device))
-    return frozenset(found)

@@ -38,14 +38,13 @@ from pytest_hwqueue.fleet.check import (
     CHECK_FILE,
     LIMIT_S,
     Place,
-    checked_gpus,
     follow,
     names_of,
     read_check,
     seeded,
     write_check,
 )
-from pytest_hwqueue.fleet.collected import collect
+from pytest_hwqueue.fleet.collected import checked_gpus, collect, set_damaged_aside
 from pytest_hwqueue.fleet.verdicts import judge_fleet, to_measure_again
 from pytest_hwqueue.safe_files import write_bytes
 
@@ -286,7 +285,7 @@ class Cluster:
 
 
 def run_fleet(cluster: Cluster, folder: Path, options: Callable[[str], Sequence[str]]) -> None:
-    """Measure all GPUs that ``folder`` does not have yet, and suspicious ones again.
+    """Measure all GPUs that ``folder`` does not have yet, or damaged, and suspicious ones again.
 
     Args:
         cluster: whose.
@@ -298,6 +297,7 @@ def run_fleet(cluster: Cluster, folder: Path, options: Callable[[str], Sequence[
         ConnectionError: if the cluster's head does not answer any more.
 
     """
+    set_damaged_aside(folder)
     cluster.check(
         cluster.targets, folder, lambda name: seeded(options(name), name), checked_gpus(folder)
     )

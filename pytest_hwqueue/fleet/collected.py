@@ -7,6 +7,7 @@ simulated device, by the folder around its sessions.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,13 +17,14 @@ from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.baselines.sources import read_session_file
 from pytest_hwqueue.devices.conditions import Value
 from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.fleet.check import AGAIN, CHECK_FILE, CheckRecord, read_check
 from pytest_hwqueue.fleet.verdicts import Gpu
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
 
 _SESSION = "session.json"
+_DAMAGED = ".damaged"
 # Where the work's rate says more than one sample's latency: these keep the device full.
 _BY_RATE = frozenset({"tiny_kernel_stress", "large_gemm_only"})
 # Whose tagged launches are figures of their own.
@@ -51,6 +53,46 @@ def collect(folders: Sequence[Path]) -> tuple[list[Gpu], list[Gpu]]:
         for path in found:
             (again if AGAIN in path.relative_to(folder).parts else first).append(path)
     return _gpus(first), _gpus(again)
+
+
+def checked_gpus(folder: Path) -> frozenset[tuple[str, str]]:
+    """Return node and name of the GPUs of which a folder has a check that measured.
+
+    One whose record is damaged, as by a full disk, is none of them, and none that has no session.
+    """
+    found = set()
+    for path in folder.glob(f"*/*/{CHECK_FILE}"):
+        try:
+            check = read_check(path)
+        except RecordError as error:
+            print(f"hwq fleet: {error}", file=sys.stderr)
+            continue
+        if check.status == "measured" and any(path.parent.glob(f"*/{_SESSION}")):
+            found.add((check.node, check.device))
+    return frozenset(found)
+
+
+def set_damaged_aside(folder: Path) -> None:
+    """Rename each ``session.json`` of which a file is damaged or missing, and say so.
+
+    Its GPU is measured again, and would have no verdict as long as the session counted.
+
+    Raises:
+        RecordError: if it cannot be renamed.
+
+    """
+    for path in sorted(folder.rglob(_SESSION)):
+        try:
+            read_session_file(path)
+        except RecordError as error:
+            aside = path.with_name(f"{_SESSION}{_DAMAGED}")
+            with files("rename", path):
+                path.replace(aside)
+            print(
+                f"hwq fleet: {error}; the GPU is measured again, and what it had is kept, with "
+                f"{aside.name} as its list",
+                file=sys.stderr,
+            )
 
 
 def _gpus(paths: Sequence[Path]) -> list[Gpu]:

@@ -223,7 +223,8 @@ def interleave(
         nodes = {"old": still["old"], "new": still["new"]}
         planned = 2 * next(look for look in looks(pairs) if look > done)
         say(f"{_tests(len(still['old']))} not decided after {done} pairs, of {pairs} at most")
-    return judging.judgement({name: side.why_absent for name, side in by_name.items()})
+    judgement = judging.judgement({name: side.why_absent for name, side in by_name.items()})
+    return replace(judgement, notes=tuple(note for side in sides for note in side.notes))
 
 
 def _planned(judging: InterleavedJudging, cells: int, say: Callable[[str], None]) -> int:

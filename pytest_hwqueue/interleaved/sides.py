@@ -129,6 +129,7 @@ class Side:
         broken: files of tests that cannot be imported, from the root, and why.
         lacking: tests that were to be run and that it does not have.
         tree: where its code lies, and where it must not come from; None for no look at it.
+        notes: what a reader of the comparison should know of it.
 
     """
 
@@ -146,6 +147,7 @@ class Side:
     broken: Mapping[str, str] = field(default_factory=dict)
     lacking: tuple[str, ...] = ()
     tree: Tree | None = None
+    notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return one line of text."""
@@ -229,7 +231,10 @@ def open_sides(
             places.append(_find(request.place, here))
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder(say))
-        _say_what_is_lacking(places, here, say)
+        notes: dict[str, list[str]] = {request.name: [] for request in requests}
+        if lacking := _what_is_lacking(requests, places, here):
+            notes["A"].append(lacking)
+            say(lacking)
         folders: list[Path] = []
         for request, place in zip(requests, places, strict=True):
             if isinstance(place, Path):
@@ -242,11 +247,13 @@ def open_sides(
                 filters = stack.enter_context(worktree(top, place, tree))
                 folders.append(_counterpart(here, top, place, tree))
             if filters:
-                say(
+                unfiltered = (
                     f"{request.name}: git could not run all its filters ({', '.join(filters)}), so "
                     "files are as the repository has them; if a test needs their content, install "
                     "what filters them"
                 )
+                notes[request.name].append(unfiltered)
+                say(unfiltered)
         chosen = [
             _split(request.variant.words, folder)
             if request.tests is None
@@ -285,6 +292,7 @@ def open_sides(
                         command=tuple(command),
                         root=root,
                         tests=tuple(tests),
+                        notes=tuple(notes[request.name]),
                     )
                 )
         ready = []
@@ -297,18 +305,20 @@ def open_sides(
         yield ready[0], ready[1]
 
 
-def _say_what_is_lacking(
-    places: Sequence[Path | str], here: Path, say: Callable[[str], None]
-) -> None:
+def _what_is_lacking(
+    requests: Sequence[SideRequest], places: Sequence[Path | str], here: Path
+) -> str:
     """Say if B lacks commits of A, so that the comparison is not of B's changes alone."""
     commits = [commit_of(each) if isinstance(each, Path) else each for each in places]
     # Folders may be of other repositories.
     a, b = (commit and commit_of(here, commit) for commit in commits)
     if not a or not b or (places[1] == b and is_ancestor(here, b, a)):
         # Who names two commits, the later one first, means that order.
-        return
-    if lacking := what_is_lacking(here, a, b):
-        say(f"A and B: {lacking}")
+        return ""
+    lacking = what_is_lacking(here, a, b)
+    # A report names no sides, so the sentence does.
+    sides = (f"{each.name} is {each.place or 'this version'}" for each in requests)
+    return lacking and f"{', '.join(sides)}: {lacking}"
 
 
 def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:

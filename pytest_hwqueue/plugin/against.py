@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from pytest_hwqueue.plugin.state import wrong_usage
 from pytest_hwqueue.processes.git import commit_of, is_in, shallow, top_level
 from pytest_hwqueue.processes.reaper import signals_interrupt
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from pytest_hwqueue.verdicts.judging import Judgement
 
 # Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
 # is of this session.
@@ -153,19 +153,18 @@ class _Word(str):
     """A word of the command line that is told from another with the same letters."""
 
 
-def confirmed(
-    judgement: Judgement, interleaved: Mapping[tuple[str, str], CellVerdict]
-) -> Judgement:
+def confirmed(judgement: Judgement, interleaved: Judgement) -> Judgement:
     """Return a judgement that keeps only regressions confirmed by interleaved runs.
 
     Args:
         judgement: against a stored baseline.
-        interleaved: verdicts of the interleaved runs, by cell and figure.
+        interleaved: of the interleaved runs.
 
     """
     verdicts = []
+    beside = {(each.cell_id, each.figure): each for each in interleaved.verdicts}
     for judged in judgement.verdicts:
-        found = interleaved.get((judged.cell_id, judged.figure))
+        found = beside.get((judged.cell_id, judged.figure))
         if judged.verdict.state != "regression" or found is None:
             verdicts.append(judged)
             continue
@@ -175,7 +174,8 @@ def confirmed(
             f"session: {found.verdict.sentence}"
         )
         verdicts.append(replace(found, verdict=replace(found.verdict, sentence=sentence)))
-    return replace(judgement, verdicts=tuple(verdicts))
+    notes = (*judgement.notes, *interleaved.notes)
+    return replace(judgement, verdicts=tuple(verdicts), notes=notes)
 
 
 def _from(here: Path, argument: str) -> str:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 # Keys of the ranks' store.
 _FINISHED = "finished"
-_STACKS = "stacks"
 # How long other ranks may take to end after this one: their last test may have waited.
 _FINISHING_S = 120.0
 _STACKS_S = 5.0
+_LONGEST_SESSION = timedelta(weeks=1)
 _LOOK_S = 0.1
 _MOST_NAMED = 5
 
@@ -58,6 +58,8 @@ def join_ranks(config: pytest.Config) -> RankedSession | None:
     ):  # fmt: skip
         # If the launcher hosts no store, all ranks' workers meet in rank 0's.
         session = RankedSession(launched, connect(launched, "session", keep=True), config)
+    # However the session ends, also before it has this as a plugin.
+    config.add_cleanup(session.close)
     if launched.rank > 0:
         for name in ("hwq_json", "hwq_markdown", "hwq_report", "hwq_save"):
             # Empty, not None: else the environment or the ini file counts.
@@ -82,9 +84,14 @@ class RankedSession:
         self._folder = config.invocation_params.dir / settings.dir
         self._failed: list[str] = []
         self._problems: list[str] = []
+        self._over = threading.Event()
+        self._answering: threading.Thread | None = None
         if launched.rank > 0:
             # Rank 0 is the one that asks.
-            threading.Thread(target=self._tell_stacks, name="hwq-ranks", daemon=True).start()
+            self._answering = threading.Thread(
+                target=self._tell_stacks, name="hwq-ranks", daemon=True
+            )
+            self._answering.start()
 
     @property
     def log(self) -> Path:
@@ -124,6 +131,15 @@ class RankedSession:
         except RuntimeError:  # it has gone without a word
             return pytest.ExitCode.TESTS_FAILED
 
+    def close(self) -> None:
+        """End the thread that answers: in a call of the store at Python's end it would abort."""
+        if self._answering is not None:
+            self._over.set()
+            with suppress(RuntimeError):  # the store is gone, and the thread with it
+                self._store.set(_asked(self._launched.rank), "nobody asks any more")
+            # Not without end: the network may be gone.
+            self._answering.join(_STACKS_S)
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say which ranks have failed, and where those hang that have not ended."""
         for problem in self._problems:
@@ -132,7 +148,8 @@ class RankedSession:
     def _gather(self) -> None:
         """Wait for the others' ends; note what went wrong."""
         if hung := self._missing(_ended, self._finishing_s):
-            self._store.set(_STACKS, "asked for")
+            for rank in self._others:
+                self._store.set(_asked(rank), "asked for")
             silent = self._missing(_stacks, _STACKS_S)
             for rank in self._others:
                 where = "" if rank in silent else self._store.get(_stacks(rank)).decode()
@@ -169,8 +186,10 @@ class RankedSession:
         """Answer once, in a thread of its own, where this session's threads are."""
         store = connect(self._launched, "session")
         with suppress(RuntimeError):  # the session that hosts the store has ended
-            while not store.check([_STACKS]):
-                time.sleep(1)
+            # A look once a second would be seen by tests that count Python's objects.
+            store.wait([_asked(self._launched.rank)], _LONGEST_SESSION)
+            if self._over.is_set():
+                return
             with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
                 file.seek(0)
@@ -181,8 +200,12 @@ def _ended(rank: int) -> str:
     return f"ended/{rank}"
 
 
+def _asked(rank: int) -> str:
+    return f"asked/{rank}"
+
+
 def _stacks(rank: int) -> str:
-    return f"{_STACKS}/{rank}"
+    return f"stacks/{rank}"
 
 
 def _log(folder: Path, rank: int) -> Path:

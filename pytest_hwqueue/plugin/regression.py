@@ -398,7 +398,7 @@ class Regression:
         if found is None:
             # What is not confirmed is not acquitted either.
             return judgement
-        return confirmed(judgement, {(each.cell_id, each.figure): each for each in found.verdicts})
+        return confirmed(judgement, found)
 
     def _judged_against(
         self, against: Against, nodes: Sequence[str], among: int = 1, *, whole: bool = False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pytest_hwqueue.devices.fingerprint import Fingerprint
+from pytest_hwqueue.errors import RecordError, within
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
+from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import Json, SchedulerProof, Status
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version
 from pytest_hwqueue.records.noise import Causes, NoiseRound
@@ -197,6 +200,10 @@ class ColocationRecord(SealedData):
         raise KeyError(name)
 
 
+# Another machine may round the last digits another way.
+_ROUNDING = 1e-9
+
+
 def write_colocation(path: Path, record: ColocationRecord) -> None:
     """Write a record; RecordError if it cannot be written."""
     write_text(path, sealed(record.model_dump_json()))
@@ -204,4 +211,66 @@ def write_colocation(path: Path, record: ColocationRecord) -> None:
 
 def read_colocation(path: Path) -> ColocationRecord:
     """Read a record; RecordError names the file if it is damaged, truncated or foreign."""
-    return read_sealed(path, ColocationRecord, "a co-location's record")[0]
+    record, has_seal = read_sealed(path, ColocationRecord, "a co-location's record")
+    if not has_seal:
+        with within(str(path)):
+            require_own_figures(record)
+    return record
+
+
+def require_own_figures(record: ColocationRecord) -> None:
+    """Refuse a record in which a tenant's figures are not those of its requests.
+
+    Raises:
+        RecordError: with the first that is not.
+
+    """
+    window_ns = round(record.duration_s * 1e9)
+    for tenant in record.tenants:
+        if tenant.requests is None:
+            # Of one that died there are no figures either.
+            continue
+        for wrong in _contradictions(tenant, tenant.requests, window_ns):
+            raise RecordError(
+                f"tenant {tenant.name}: its figures are not its requests': {wrong}; measure again"
+            )
+
+
+def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int) -> Iterator[str]:
+    """Say which figures of a tenant are not those of its requests."""
+    due, begun, ended = requests.scheduled_ns, requests.started_ns, requests.finished_ns
+    if not len(due) == len(begun) == len(ended):
+        yield f"{len(due)} were scheduled, {len(begun)} started and {len(ended)} finished"
+        return
+    failed = {failure.index for failure in tenant.failures}
+    if len(failed) < len(tenant.failures) or not failed <= set(range(len(due))):
+        yield f"failures name a request twice, or one that is none of the {len(due)}"
+        return
+    done = [index for index in range(len(due)) if index not in failed]
+    counts = {
+        "issued": len(due) + (tenant.unserved or 0), "completed": len(done), "failed": len(failed),
+    }  # fmt: skip
+    for name, count in counts.items():
+        if getattr(tenant, name) != count:
+            yield f"{name} is {getattr(tenant, name)}, and its requests give {count}"
+    latency_ns = [ended[index] - due[index] for index in done]
+    if tenant.latency_ns != latency_ns:
+        yield "latency_ns is not the time from each completed request's arrival to its end"
+    tokens = None if tenant.server is None else tenant.server.tokens
+    for name in ("ttft_ns", "last_ns", "tokens") if tokens is not None else ():
+        if len(getattr(tokens, name)) != len(done):
+            yield f"{name} has {len(getattr(tokens, name))} of {counted(len(done), 'request')}"
+    if (rates := tenant.throughput) is not None:
+        per_s = sum(ended[index] <= window_ns for index in done) * 1e9 / window_ns
+        items = rates.items_per_request
+        expected = {"requests_per_s": per_s, "items_per_s": items and per_s * items}
+        for name, rate in expected.items():
+            # Records of versions that did not note an item's size say nothing of their rate.
+            if rate is not None and not math.isclose(getattr(rates, name), rate, rel_tol=_ROUNDING):
+                yield f"{name} is {getattr(rates, name)}, and its requests give {rate}"
+    late = tenant.lateness
+    if late is not None:
+        waits = (start - when for start, when in zip(begun, due, strict=True))
+        most_us = max(waits, default=0) / 1e3
+        if not late.p50_us <= late.p99_us <= late.max_us <= most_us or late.n != len(due):
+            yield f"lateness is {late.max_us} µs at most, and no request began later than {most_us}"

@@ -353,6 +353,7 @@ def judgement_parts(
     style = "red" if judgement.count("regression") else "bold"
     heading = f"Against {judgement.baseline}: {_counts(judgement)}"
     parts: list[Part] = [Heading(heading, style=style)]
+    parts += [Paragraph(note, "yellow") for note in judgement.notes]
     listed = [each for each in judgement.verdicts if each.verdict.state != "no-baseline"]
     passes = [each for each in listed if each.verdict.state == "pass"]
     folded = bool(passes) and (fold or len(passes) > MOST_PASSES)

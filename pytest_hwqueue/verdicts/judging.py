@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated
 
@@ -76,6 +76,7 @@ class Judgement:
         settings: of the gate.
         spreads: how far the baseline's runs differ within a session, by id of each cell that was
             compared.
+        notes: what a reader should know of the comparison as a whole.
 
     """
 
@@ -86,6 +87,7 @@ class Judgement:
     compared: int
     settings: GateSettings
     spreads: dict[str, RunSpread]
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def count(self, state: State) -> int:
         """How many verdicts are in this state."""

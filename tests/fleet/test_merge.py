@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.fleet import check
 from pytest_hwqueue.fleet.check import Place, write_check
-from pytest_hwqueue.fleet.collected import collect
+from pytest_hwqueue.fleet.collected import checked_gpus, collect, set_damaged_aside
 from pytest_hwqueue.fleet.verdicts import judge_fleet
 from pytest_hwqueue.reports.page import render
 
@@ -161,7 +161,7 @@ def test_a_page_that_cannot_be_written_is_refused_first(
 
 @pytest.mark.parametrize("damaged", ["check.json", "session.json", "record"])
 def test_a_gpu_with_a_damaged_file_is_refused_alone(
-    tmp_path: Path, measured: Path, damaged: str
+    tmp_path: Path, measured: Path, damaged: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus = fleet_of(tmp_path, 8, measured)
     for gpu in gpus:
@@ -177,6 +177,16 @@ def test_a_gpu_with_a_damaged_file_is_refused_alone(
     assert {verdicts[f"gpu{number}"] for number in (0, 1, 3, 4, 5, 6, 7)} == {"ok"}
     (reasons,) = (gpu["reasons"] for gpu in found["gpus"] if gpu["device"] == "gpu2")
     assert str(path) in str(reasons)
-    again = set(check.checked_gpus(tmp_path))
-    assert ("node", "gpu0") in again
-    assert (("node", "gpu2") in again) == (damaged != "check.json")
+    # What `--resume` does: it says what is damaged, measures it again, and then it is no part.
+    capsys.readouterr()
+    set_damaged_aside(tmp_path)
+    done = set(checked_gpus(tmp_path))
+    assert done == {("node", f"gpu{number}") for number in (0, 1, 3, 4, 5, 6, 7)}
+    said = capsys.readouterr().err
+    assert str(path) in said
+    assert ("the GPU is measured again" in said) == (damaged != "check.json")
+    write_check(gpus[2], Place("node", "gpu2", "sim:h200"), 1.0)
+    if damaged != "check.json":
+        shutil.copytree(measured / next(measured.glob("*/session.json")).parent, gpus[2] / "anew")
+    assert {gpu.unreachable for gpu in collect([tmp_path])[0]} == {""}
+    assert len(checked_gpus(tmp_path)) == 8

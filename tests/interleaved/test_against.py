@@ -28,7 +28,10 @@ def test_a_regression_stands_only_where_it_is_confirmed() -> None:
     )  # fmt: skip
     beside = [verdict("a", "regression", "it is"), verdict("b", "pass", "it is not"),
               verdict("d", "regression", "not asked")]  # fmt: skip
-    judged = confirmed(stored, {(each.cell_id, each.figure): each for each in beside})
+    interleaved = Judgement(
+        "main", tuple(beside), (), None, 4, GateSettings(), {}, notes=("2 commits are not in B",)
+    )
+    judged = confirmed(stored, interleaved)
     a, b, c, d = (each.verdict for each in judged.verdicts)
     assert [each.state for each in (a, b, c, d)] == ["regression", "pass", "regression", "pass"]
     assert a.sentence == (
@@ -36,6 +39,7 @@ def test_a_regression_stands_only_where_it_is_confirmed() -> None:
     )
     assert "not confirmed in one session: it is not" in b.sentence
     assert (d.sentence, judged.baseline) == ("as before", "h200/main")
+    assert judged.notes == interleaved.notes
 
 
 def test_a_commit_must_exist_and_its_runs_get_the_sessions_options_and_not_its_tests(

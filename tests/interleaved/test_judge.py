@@ -214,6 +214,7 @@ def test_cells_of_one_side_only_are_missing_with_what_happened_to_their_tests() 
     a = make_side(
         "A", collected=(*common, "file.py::test_only A", "file.py::test_gone"),
         broken={"new.py": "ModuleNotFoundError: No module named 'new'"},
+        notes=("2 commits are not in B",),
     )  # fmt: skip
     b = make_side(
         "B", collected=(*common, "file.py::test_only A", "file.py::test_later", "new.py::test")
@@ -234,6 +235,7 @@ def test_cells_of_one_side_only_are_missing_with_what_happened_to_their_tests() 
         ("new", "new.py does not import in A: ModuleNotFoundError: No module named 'new'"),
         ("only A", "measured by A only"),
     ]  # fmt: skip
+    assert judgement.notes == a.notes
     # What the new side has lost is measured once, and only where all tests are.
     assert asked[0] == [*common, "file.py::test_gone"]
     assert asked[3] == common

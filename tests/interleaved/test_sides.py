@@ -112,13 +112,17 @@ def test_filters_left_out_and_commits_lacking_are_said(repository: Path) -> None
     with opened(repository, "main", None, "part/test_old.py") as (a, b):
         assert (a.changed, b.changed) == (False, False)
     assert any("A: git could not run all its filters (lfs)" in text for text in SAID)
+    assert (a.notes, b.notes) == ((next(text for text in SAID if "filters" in text),), ())
     assert not any("merge base" in text for text in SAID)
     git(repository, "config", "--remove-section", "filter.lfs")
     git(repository, "checkout", "-q", "-b", "side", "one")
-    with opened(repository, "main", ".", "part/test_old.py"):
+    with opened(repository, "main", ".", "part/test_old.py") as (a, _):
         pass
     base = git(repository, "rev-parse", "one")[:10]
-    assert any("2 commits of A are not in B" in text and base in text for text in SAID)
+    (note,) = a.notes
+    assert note.startswith("A is main, B is .: 2 commits of A are not in B")
+    assert base in note
+    assert note in SAID
     # Of two commits, the later one may be meant to come first.
     with opened(repository, "main", "one", "part/test_old.py"):
         assert not any("not in B" in text for text in SAID)

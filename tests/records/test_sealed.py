@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
+from array import array
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.baselines.sources import read_session_file
 from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.harness.open_loop import RequestLog, lateness
 from pytest_hwqueue.records.cell import (
     RunRecord,
     SessionInfo,
@@ -24,11 +26,39 @@ from pytest_hwqueue.records.cell import (
     write_record,
 )
 from pytest_hwqueue.records.sealed import sealed
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation, write_colocation
+from pytest_hwqueue.records.tenants import (
+    ColocationRecord,
+    RequestFailure,
+    ServerLoad,
+    TenantResult,
+    TokenTimes,
+    read_colocation,
+    write_colocation,
+)
+from pytest_hwqueue.tenancy.cells import delivered
 from tests.conftest import make_record
 
 RECORD = make_record(n=400)
 SESSION = SessionInfo(id="s", started=RECORD.started, command="pytest", version="0", settings={})
+
+# Three requests of 1, 2 and 3 ms, of which the second raised; the last was begun too late, and one
+# more never.
+LOG = RequestLog(
+    False, array("q", [0, 10_000_000, 20_000_000]), array("q", [0, 10_000_000, 20_500_000]),
+    array("q", [1_000_000, 12_000_000, 23_500_000]), [RequestFailure(index=1, reason="no")], 1,
+)  # fmt: skip
+TOKENS = TokenTimes(ttft_ns=[500_000, 900_000], last_ns=[1_000_000, 3_500_000], tokens=[3, 4])
+COLOCATION = ColocationRecord(
+    id="two", plan={"tenants": []}, status="ok", device="cuda", scheduler="native", seed=0,
+    placement="processes", duration_s=1.5, elapsed_s=2.0, started=RECORD.started,
+    command="hwq which", simulated=False,
+    tenants=[
+        delivered("front", LOG, 1_500_000_000, lateness=lateness(LOG), server=ServerLoad(
+            url="http://127.0.0.1:1", connections=1, most_at_once=1, tokens=TOKENS,
+        )),
+        TenantResult(name="died"),
+    ],
+)  # fmt: skip
 
 
 def written(folder: Path, kind: str) -> tuple[Path, Callable[[Path], Any]]:
@@ -38,12 +68,7 @@ def written(folder: Path, kind: str) -> tuple[Path, Callable[[Path], Any]]:
     if kind == "session":
         path.write_text(sealed(session_text(SESSION, [RECORD], [])), encoding="utf-8")
         return path, read_session_file
-    record = ColocationRecord(
-        id="two", plan={"tenants": []}, status="ok", device="cuda", scheduler="native", seed=0,
-        placement="processes", duration_s=1.5, elapsed_s=2.0, started=RECORD.started,
-        command="hwq which", simulated=False,
-    )  # fmt: skip
-    write_colocation(path, record)
+    write_colocation(path, COLOCATION)
     return path, read_colocation
 
 
@@ -107,3 +132,47 @@ def test_figures_that_contradict_their_samples_are_refused(
     path.write_text(json.dumps(session), encoding="utf-8")
     with pytest.raises(RecordError, match=f"{path}: its figures are not its samples': {says}"):
         read_session_file(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("issued", 3, "issued is 3, and its requests give 4"),
+        ("completed", 3, "completed is 3, and its requests give 2"),
+        ("failed", 0, "failed is 0, and its requests give 1"),
+        ("unserved", 5, "issued is 4, and its requests give 8"),
+        ("latency_ns 1", 3_000_000, "latency_ns is not the time from each completed request's"),
+        ("requests finished_ns 0", 900_000, "latency_ns is not the time from"),
+        ("requests started_ns", [0, 1], "3 were scheduled, 2 started and 3 finished"),
+        ("failures 0 index", 3, "failures name a request twice, or one that is none of the 3"),
+        ("throughput requests_per_s", 2.0, "requests_per_s is 2.0, and its requests give 1.33"),
+        ("throughput items_per_s", 2.0, "items_per_s is 2.0, and its requests give 1.33"),
+        ("lateness max_us", 9e3, "lateness is 9000.0 µs at most, and no .* later than 500.0"),
+        ("lateness n", 2, "lateness is"),
+        ("server tokens tokens", [3], "tokens has 1 of 2 requests"),
+    ],
+)
+def test_figures_that_contradict_their_requests_are_refused(
+    tmp_path: Path, place: str, value: Any, says: str
+) -> None:
+    data = COLOCATION.model_dump(mode="json")
+    path = tmp_path / "two.json"
+    # Of what other tools write again only the content counts.
+    path.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    assert read_colocation(path) == COLOCATION
+    *above, last = (int(part) if part.isdigit() else part for part in place.split())
+    reduce(operator.getitem, above, data["tenants"][0])[last] = value
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(
+        RecordError,
+        match=f"{path}: tenant front: its figures are not its requests': {says}.*; measure again",
+    ):
+        read_colocation(path)
+
+
+def test_records_that_did_not_note_an_items_size_are_read(tmp_path: Path) -> None:
+    data = COLOCATION.model_dump(mode="json")
+    data["tenants"][0]["throughput"] |= {"items_per_request": None, "items_per_s": 7.0}
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert read_colocation(path).tenants[0].throughput is not None

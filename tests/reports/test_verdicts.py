@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -19,6 +20,8 @@ from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import P95, P99, State
 from pytest_hwqueue.reports import verdicts
 from pytest_hwqueue.reports.judgement_file import json_schema, judgement_file, judgement_text
+from pytest_hwqueue.reports.judgement_file import judgement_of as stored_judgement
+from pytest_hwqueue.reports.outcome import render_markdown
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from tests.reports.conftest import cell_id, judgement_of, verdict_of
 from tests.reports.stored_texts import assert_as_stored
@@ -126,6 +129,16 @@ def test_tables_of_verdicts_are_as_stored(judgement: Judgement) -> None:
         "20 passes": verdicts.render_judgement(judgement_of(many[:20]), 80, False),
     }
     assert_texts_are_stored("judgements.txt", texts)
+
+
+def test_notes_of_a_comparison_stand_under_its_heading_in_every_form(judgement: Judgement) -> None:
+    note = "A is main, B is this version: 2 commits of A are not in B"
+    noted = replace(judgement, notes=(note,))
+    for text in (verdicts.render_judgement(noted, 160, False), render_markdown([noted], [])):
+        assert text.index("Against") < text.index(note) < text.index("regression ")
+    written = judgement_file(noted, "new", 1, {})
+    # The page and later reports read it from there.
+    assert stored_judgement(written, Path("session.json")).notes == (note,)
 
 
 def test_what_needs_a_reader_comes_first_in_its_colour(judgement: Judgement) -> None:

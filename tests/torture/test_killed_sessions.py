@@ -19,7 +19,8 @@ import pytest
 from pytest_hwqueue.baselines.sources import read_session_file
 from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.capacity.result import CapacityFile
-from pytest_hwqueue.fleet.check import checked_gpus, read_check
+from pytest_hwqueue.fleet.check import read_check
+from pytest_hwqueue.fleet.collected import checked_gpus
 from pytest_hwqueue.records.cell import read_record
 from pytest_hwqueue.records.tenants import read_colocation
 from tests.conftest import slow

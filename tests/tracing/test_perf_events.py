@@ -77,13 +77,13 @@ def test_switches_are_as_many_as_proc_counts_and_follow_each_other(rights: str) 
             at_most = sum(before <= start <= read_after for start in at)
             assert at_least <= counted <= at_most
     # Two threads have ended, and mostly only the trace knows them (one that was joined may be in
-    # /proc for a moment yet): sleeps of 0.15 ms.
+    # /proc for a moment yet). How often they sleep depends on how busy the machine is.
     threads = {one.tid for one in found["off_cpu"]}
     assert len(threads - {running.process.pid}) == 2
     for tid in threads:
         last = found["begin_ns"]
         own = [one for one in found["off_cpu"] if one.tid == tid]
-        assert sum(one.reason == "waited" for one in own) > 100
+        assert sum(one.reason == "waited" for one in own) >= 0.9 * found["sleeps"][str(tid)] > 0
         for one in own:
             assert last <= one.start_ns <= one.end_ns <= found["end_ns"]
             last = one.end_ns
@@ -131,14 +131,18 @@ def test_a_busy_neighbour_on_the_same_cpu_preempts(rights: str) -> None:
     need(rights)
     # Not only one of many that compute on a busy machine, where the rights allow it.
     realtime = rights == "tracepoints"
-    with busy_neighbour(realtime=realtime), victim("spin", rights, 0.6, cpu=CPU) as running:
+    with busy_neighbour(realtime=realtime), victim("spin", rights, 1.2, cpu=CPU) as running:
         found = running.report()
     preempted = [one for one in found["off_cpu"] if one.reason == "preempted"]
     lost_ns = sum(one.end_ns - one.start_ns for one in preempted)
     assert lost_ns >= 0.2 * (found["end_ns"] - found["begin_ns"])
     assert {one.cpu for one in preempted} == {CPU}
-    # In 0.6 s it wakes some 30 times; other neighbours of the machine may come first sometimes.
-    assert not realtime or sum(one.next_comm == "neighbour" for one in preempted) >= 5
+    # It wakes some 50 times a second, and preempts the victim where that has the CPU then: on a
+    # busy machine it often has not.
+    on_s = (found["end_ns"] - found["begin_ns"]) / 1e9
+    on_s -= sum(one.end_ns - one.start_ns for one in found["off_cpu"]) / 1e9
+    named = sum(one.next_comm == "neighbour" for one in preempted)
+    assert not realtime or named >= max(1, int(10 * on_s))
 
 
 def test_a_thread_of_the_same_process_that_preempts_is_called_so() -> None:
@@ -165,12 +169,18 @@ def test_wakings_come_before_running_on() -> None:
     assert all(one.start_ns <= one.runnable_ns <= one.end_ns for one in woken)
 
 
+# Of 4096 bytes, by switches of two records of 32 bytes and more.
+_SURELY_FULL = 100
+
+
 def test_what_does_not_fit_is_counted() -> None:
     need("switches")
     with victim("doze", "switches", 0.5, ring_bytes=4096) as running:
         found = running.report()
     ((voluntary, involuntary),) = found["proc"].values()
     seen = len(found["off_cpu"])
+    if voluntary + involuntary < _SURELY_FULL:
+        pytest.skip(f"busy machine: {voluntary + involuntary} switches do not fill the ring")
     assert seen < voluntary + involuntary
     # Two records for each switch: one out, one in.
     missing = 2 * (voluntary + involuntary - seen)

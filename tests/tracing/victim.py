@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +28,10 @@ def spin(seconds: float) -> None:
         pass
 
 
+# How often each thread has dozed, by its id.
+SLEEPS: Counter[int] = Counter()
+
+
 def doze(seconds: float) -> None:
     """Compute and wait by turns, so that there are switches of both kinds."""
     end = time.monotonic() + seconds
@@ -34,6 +39,7 @@ def doze(seconds: float) -> None:
         for _ in range(5_000):
             pass
         time.sleep(1e-4)
+        SLEEPS[threading.get_native_id()] += 1
 
 
 def doze_in_threads(seconds: float) -> None:
@@ -79,7 +85,7 @@ def traced(tracer: PerfTracer, job: str, seconds: float) -> dict[str, Any]:
     tracer.close()
     counted = threads_between(before, after)
     proc = {tid: [one.voluntary, one.involuntary] for tid, one in counted.items()}
-    return {**dataclasses.asdict(trace), "reading_ns": at_ns, "proc": proc}
+    return {**dataclasses.asdict(trace), "reading_ns": at_ns, "proc": proc, "sleeps": SLEEPS}
 
 
 def main() -> None:
