@@ -81,7 +81,8 @@ class GateSettings:
             ("screen", 0 < self.screen < 1, "above 0 and below 1"),
             ("warn", 0 < self.warn < 1, "above 0 and below 1"),
             ("power", 0.5 < self.power < 1, "above 0.5 and below 1"),
-            ("tau", 0 <= self.tau < 1, "0 or more and below 1"),
+            # What a baseline shows may be any: runs of 1 and of 1000 ms give more than 1.
+            ("tau", 0 <= self.tau < math.inf, "0 or more"),
             ("session_effect", 0 <= self.session_effect < 1, "0 or more and below 1"),
             ("min_effect", 0 < self.min_effect < 10, effect),
             ("detect", 0 < self.detect < 10, effect),

@@ -334,3 +334,22 @@ def test_one_session_says_what_it_cannot_know(slower: float, state: str) -> None
     assert (verdict.state, verdict.assumes) == (state, words)
     assert words in verdict.line
     assert judged(*suite(0, 5))["c0"].assumes == ""
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(1e-6, 1e9), min_size=2, max_size=6).map(
+            lambda values: [ProcessRun(value, 1000, f"s{i % 5}") for i, value in enumerate(values)]
+        ),
+        min_size=1, max_size=3,
+    )
+)  # fmt: skip
+def test_a_baseline_however_wild_its_runs_has_what_it_allows_for(
+    given: list[list[ProcessRun]],
+) -> None:
+    old = {f"c{i}": runs for i, runs in enumerate(given)}
+    found = with_session_effect(old, dict.fromkeys(old, P99), SETTINGS)
+    assert all(math.isfinite(each.main.tau) for each in found.values())
+    gate = SuiteGate(SETTINGS, old)
+    fresh = {key: [times(runs[i % len(runs)], 1.0) for i in range(15)] for key, runs in old.items()}
+    assert set(drive(gate, fresh)) == set(old)
