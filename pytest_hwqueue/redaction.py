@@ -187,9 +187,9 @@ def secrets_among(arguments: Sequence[str]) -> Iterator[str]:
 _VALUE_OF_NAME = _rule(rf"(?:--?)?{_NAMES}[ \t]*=", ".*")
 _NAMED_OPTION = re.compile(rf"--?{_NAMES}=?", re.IGNORECASE)
 # What follows an option's value may be another value, or an argument of its own: a number, a word,
-# a path, a file or a test is taken for that.
+# a path, a file, a test or a setting is taken for that.
 _PLAIN_ARGUMENT = re.compile(
-    r"-.*|[\d.,:]*|[a-z._:@-]*|.*/.*|.*\.[a-z]{1,4}|.*::.*", re.I | re.DOTALL
+    r"-.*|[\d.,:]*|[a-z._:@-]*|.*/.*|.*\.[a-z]{1,4}|.*::.*|[a-z_]\w*=[^=].*", re.I | re.DOTALL
 )
 _ANY_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?", re.DOTALL)
 

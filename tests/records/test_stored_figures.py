@@ -145,8 +145,7 @@ def test_stored_figures_follow_from_the_samples(path: Path) -> None:
     ("path", "parts"),
     [
         (CELL, ["metrics latency mean", "metrics throughput 0 value", "metrics device_time max"]),
-        (TRACED, ["tenants 0 completed", "tenants 0 latency_ns 3",
-                  "tenants 0 causes tails p99 threshold_ms"]),
+        (TRACED, ["tenants 0 causes tails p99 threshold_ms"]),
     ],
 )  # fmt: skip
 def test_figures_off_by_their_last_digit_are_found(
