@@ -13,6 +13,7 @@ import pytest
 
 from pytest_hwqueue.suite import plugin_name
 from tests.acceptance.inner import plain_environment
+from tests.conftest import slow
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -84,14 +85,16 @@ def test_twice(hwq, n):
 """
 
 
-@pytest.mark.parametrize("text", [TWICE, EXAMPLES], ids=["loop", "hypothesis"])
 @pytest.mark.parametrize(
-    "mode",
+    ("mode", "text"),
     [
-        (), ("--hwq-isolation=none",), ("--hwq-save=mine", "--hwq-runs=2"), ("-n2",),
-        ("--hwq-compare=mine", "--hwq-save=mine"),
+        ((), TWICE), (("--hwq-isolation=none",), TWICE), (("-n2",), EXAMPLES),
+        (("--hwq-save=mine", "--hwq-runs=2"), EXAMPLES),
+        (("--hwq-compare=mine", "--hwq-save=mine"), TWICE),
+        slow((), EXAMPLES), slow(("--hwq-isolation=none",), EXAMPLES), slow(("-n2",), TWICE),
+        slow(("--hwq-save=mine", "--hwq-runs=2"), TWICE),
+        slow(("--hwq-compare=mine", "--hwq-save=mine"), EXAMPLES),
     ],
-    ids=["plain", "none", "save", "xdist", "compare"],
 )  # fmt: skip
 def test_what_one_test_measures_again_has_no_figure(
     mode: tuple[str, ...], text: str, sessions: Sessions, tmp_path: Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import PYTEST
+from tests.conftest import PYTEST, slow
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions
@@ -42,8 +42,14 @@ def watched(record: dict[str, Any]) -> list[str]:
     return [note for note in record["notes"] if note.startswith(NOTE)]
 
 
-@pytest.mark.parametrize("how", ["subprocess", "fork", "variable", "conftest"])
-@pytest.mark.parametrize("own_server", [True, False], ids=["forked", "anew"])
+@pytest.mark.parametrize(
+    ("how", "own_server"),
+    [
+        ("subprocess", False), ("conftest", True),
+        *(slow(how, anew) for how in ("fork", "variable") for anew in (True, False)),
+        slow("subprocess", True), slow("conftest", False),
+    ],
+)  # fmt: skip
 def test_coverage_is_stopped(
     how: str, own_server: bool, sessions: Sessions, tmp_path: Path
 ) -> None:
@@ -156,7 +162,7 @@ def make_step(*, device, streams, seed):
 """
 
 
-@pytest.mark.parametrize("placement", ["processes", "threads"])
+@pytest.mark.parametrize("placement", [slow("processes"), "threads"])
 def test_tenants_are_not_traced_either(placement: str, sessions: Sessions, tmp_path: Path) -> None:
     pytest.importorskip("coverage")
     (tmp_path / ".coveragerc").write_text(COVERAGE)
