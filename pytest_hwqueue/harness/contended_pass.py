@@ -42,9 +42,10 @@ from pytest_hwqueue.workloads.workload import PrimaryLatency
 # Of each stream in a window, at least. Five keep 32 streams of 48 eager launches within what 8
 # connections hold (some 1,020 each on an H200).
 _LAUNCHES = 5
-# One window in four is followed by one without marks, whose time says what marks cost; of many
-# windows, so many in all.
-_ONE_IN = 4
+# One window in four is followed by one without stamps, whose time says what they cost. Where that
+# is not known (one launch a stream), or nothing is taken off (events), the rate needs fewer.
+_ONE_IN, _ONE_IN_FOR_RATE = 4, 10
+# Of many windows, so many in all.
 _COMPARED = 10
 
 
@@ -211,7 +212,7 @@ def contended_pass(
         too_long = wall_cap(device, plan.wall_ns)
         for number in range(planned):
             rank_sync.barrier()
-            windows.add(number % max(_ONE_IN, planned // _COMPARED) == 0)
+            windows.add(number % max(windows.one_in, planned // _COMPARED) == 0)
             if rank_sync.agreed(too_long()):
                 break
             pause(number + 1)
@@ -246,6 +247,12 @@ class _Windows:
         # Without marks, each behind the marked one before it.
         self._compared: list[tuple[HeldWindow, HeldWindow]] = []
         self._paired: list[HeldWindow] = []
+
+    @property
+    def one_in(self) -> int:
+        """How many windows there are for one without marks, if they are few."""
+        costs = self._timed_by == "stamps" and self._launches > 1
+        return _ONE_IN if costs else _ONE_IN_FOR_RATE
 
     def begin(self, rank_sync: RankSynchronisation) -> None:
         """Take a window that is no sample, and find out whether all work can be held.
