@@ -86,21 +86,21 @@ def test_twice(hwq, n):
 
 
 @pytest.mark.parametrize(
-    ("mode", "text"),
+    ("options", "how"),
     [
-        ((), TWICE), (("--hwq-isolation=none",), TWICE), (("-n2",), EXAMPLES),
-        (("--hwq-save=mine", "--hwq-runs=2"), EXAMPLES),
-        (("--hwq-compare=mine", "--hwq-save=mine"), TWICE),
-        slow((), EXAMPLES), slow(("--hwq-isolation=none",), EXAMPLES), slow(("-n2",), TWICE),
-        slow(("--hwq-save=mine", "--hwq-runs=2"), TWICE),
-        slow(("--hwq-compare=mine", "--hwq-save=mine"), EXAMPLES),
+        ("", "loop"), ("--hwq-isolation=none", "loop"), ("-n2", "examples"),
+        ("--hwq-save=mine --hwq-runs=2", "examples"),
+        ("--hwq-compare=mine --hwq-save=mine", "loop"),
+        slow("", "examples"), slow("--hwq-isolation=none", "examples"), slow("-n2", "loop"),
+        slow("--hwq-save=mine --hwq-runs=2", "loop"),
+        slow("--hwq-compare=mine --hwq-save=mine", "examples"),
     ],
 )  # fmt: skip
 def test_what_one_test_measures_again_has_no_figure(
-    mode: tuple[str, ...], text: str, sessions: Sessions, tmp_path: Path
+    options: str, how: str, sessions: Sessions, tmp_path: Path
 ) -> None:
-    (tmp_path / "test_mine.py").write_text(text)
-    result = sessions.result(tmp_path, *FAST, "--hwq-json=s.json", *mode)
+    (tmp_path / "test_mine.py").write_text({"loop": TWICE, "examples": EXAMPLES}[how])
+    result = sessions.result(tmp_path, *FAST, "--hwq-json=s.json", *options.split())
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*is not measured: it is measured 2 times in one run: give *"])
     statuses = [record["status"] for record in measured(tmp_path)]
@@ -108,7 +108,7 @@ def test_what_one_test_measures_again_has_no_figure(
     # What was measured the first time is nobody's run.
     assert not list(tmp_path.rglob("*.jsonl"))
     said = result.stdout.str()
-    assert ("examples of Hypothesis" in said) == (text == EXAMPLES)
+    assert ("examples of Hypothesis" in said) == (how == "examples")
 
 
 SAME_WORKLOAD = """
