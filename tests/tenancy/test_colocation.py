@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -226,8 +227,8 @@ def test_a_late_generator_counts_by_what_is_asked(
     assert said[0].startswith(
         "tenant high: of its P99 of" if status == "ok" else "tenant high: the"
     )
-    # It stays in the latency, which counts from the schedule.
-    assert min(record.tenant("high").latency_ns) >= 20_000_000
+    # It stays in the latency, which counts from the schedule. Who is late already does not wait.
+    assert median(record.tenant("high").latency_ns) >= 20_000_000
 
 
 class Killing(Watched):
