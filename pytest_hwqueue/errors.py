@@ -171,7 +171,7 @@ def of_side(name: str) -> Iterator[None]:
     except SideFailed:
         raise
     except HwqError as error:
-        raise SideFailed(name, str(error)) from error
+        raise SideFailed([name], str(error)) from error
 
 
 @contextmanager

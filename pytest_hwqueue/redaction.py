@@ -32,7 +32,8 @@ SHORTEST = 4
 # `max_tokens`, which count, are none: a name ends where its word does. Nor are the tokens of a
 # model's vocabulary, and those that are timed.
 _OF_A_MODEL = (
-    r"(?!(?:[\w-]*[_-])?(?:eos|bos|pad|unk|sep|cls|mask|stop|first|last|next|inter|per|max|min|new)"
+    r"(?!(?:[\w-]*[_-])?(?:eos|bos|pad|unk|sep|cls|mask|stop|first|last|next|inter|per|max|min|new|input"
+    r"|output|prompt|decode|generated|completion)"
     r"[_-]token(?![\w-]))"
 )
 _NAMES = (
@@ -52,7 +53,7 @@ _OF_QUERY = rf"(?:{_SHELLS_QUOTE}|[^\s&#\"])+?(?=['\"]?[,;:.)\]]*(?:[\s&#]|\"(?!
 # What follows in a list of JSON, Python or YAML.
 _NEXT = r"\s*(?:[:,=]|\n[ \t]*-[ \t])\s*"
 # `--token --port 1` is a switch and another option.
-_NO_OPTION = r"(?!--[a-z][a-z0-9-]*(?:[\s=]|$))"
+_NO_OPTION = r"(?!--[a-z][a-z0-9-]*(?:[\s=,\]]|$))"
 # Between a name and its value, as shells, ini files and Python write it; `a == b` compares.
 _EQUALS = rf"(?:=|=[ \t]+{_NO_OPTION}|[ \t]+=(?!=)[ \t]*{_NO_OPTION})"
 # What says that there is no secret is none.
@@ -97,9 +98,10 @@ _RULES = (
 _FIELD = rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*:\s*"
 _NUMBER = _rule(_FIELD, r"-?\d[\w.+-]*")
 """A field of JSON that is a number: it is found by its name alone, as numbers stand everywhere."""
-_LIST = _rule(rf"{_FIELD}\[", r"[^\]]+")
+_LIST = _rule(rf"{_FIELD}\[", r"(?:(?P=quote).*?(?<!\\)(?P=quote)|[^\]\"'])*")
 """A field of JSON with several values, as servers in Go print headers."""
-_STRING = re.compile(r"(?P<quote>\\*[\"'])(?P<secret>.*?)(?P=quote)", re.DOTALL)
+_STRING = re.compile(r"(?P<quote>\\*[\"'])(?P<secret>.*?)(?<!\\)(?P=quote)", re.DOTALL)
+_BARE_NUMBER = re.compile(r"(?:^|(?<=[,\s]))-?\d[\w.+-]*(?=\s*(?:,|$))")
 
 # Most texts have none of this, and need none of the rules: thousands of requests may fail.
 _HINT = re.compile(
@@ -133,6 +135,7 @@ def _quoted(text: str, match: re.Match[str]) -> str:
 
 
 def _without_strings(values: str) -> str:
+    values = _BARE_NUMBER.sub(f'"{REDACTED}"', values)
     return _STRING.sub(lambda match: _quoted(mask(match["secret"]), match), values)
 
 
@@ -140,7 +143,7 @@ def redacted_arguments(arguments: Sequence[str], known: Collection[str] = ()) ->
     """Return a command's arguments without secrets: an option's value may be the next argument."""
     return [
         redacted(argument, known) if secret is None else f"{before}{mask(secret)}"
-        for argument, before, secret in _divided(arguments)
+        for argument, before, secret, _ in _divided(arguments)
     ]
 
 
@@ -176,12 +179,19 @@ def secrets_in(text: str) -> Iterator[str]:
 
 
 def secrets_among(arguments: Sequence[str]) -> Iterator[str]:
-    """Return the values that the rules leave out of a command's arguments."""
-    for argument, _, secret in _divided(arguments):
+    """Return the values that the rules leave out of a command's arguments.
+
+    What may be a further value is one if it is long: a model's name, ``llama3-8b``, would be left
+    out of all that a server prints.
+    """
+    for argument, _, secret, is_further in _divided(arguments):
         if secret is None:
             yield from secrets_in(argument)
-        else:
+        elif not is_further or len(secret) >= _LONG:
             yield secret
+
+
+_LONG = 16
 
 
 _VALUE_OF_NAME = _rule(rf"(?:--?)?{_NAMES}[ \t]*=", ".*")
@@ -194,19 +204,22 @@ _PLAIN_ARGUMENT = re.compile(
 _ANY_OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?", re.DOTALL)
 
 
-def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Return each argument, and the secret that it ends in, behind what; or None."""
+def _divided(arguments: Sequence[str]) -> Iterator[tuple[str, str, str | None, bool]]:
+    """Return each argument, and the secret that it ends in, behind what; or None.
+
+    Last comes whether it is only a further value of an option, or may be one.
+    """
     secret_follows = more_follow = False
     for argument in arguments:
         match = _VALUE_OF_NAME.fullmatch(argument)
         is_first = secret_follows and not _ANY_OPTION.fullmatch(argument)
         is_further = more_follow and not _PLAIN_ARGUMENT.fullmatch(argument)
         if (is_first or is_further) and _may_be_one(argument):
-            yield argument, "", argument
+            yield argument, "", argument, not is_first
         elif match is not None and _may_be_one(match["secret"]):
-            yield argument, match["before"], match["secret"]
+            yield argument, match["before"], match["secret"], False
         else:
-            yield argument, "", None
+            yield argument, "", None, False
         more_follow = is_first or is_further
         secret_follows = _NAMED_OPTION.fullmatch(argument) is not None
 

@@ -158,7 +158,7 @@ def test_no_command_shows_a_secret(secret: str, name: str) -> None:
 
 
 def test_each_value_of_an_option_that_takes_several_is_left_out() -> None:
-    values = ["k3y-one", "k3y-two", "3f2.Zm9v.YmFyYmF6"]
+    values = ["k3y-one", "k3y-two-is-a-long-one", "3f2.Zm9v.YmFyYmF6"]
     arguments = ["serve", "--api-key", *values, "--port", "8000"]
     assert redacted_arguments(arguments) == [
         "serve", "--api-key", *[REDACTED] * 3, "--port", "8000"
@@ -168,6 +168,25 @@ def test_each_value_of_an_option_that_takes_several_is_left_out() -> None:
     for other in ("main", "serve.py", "tests/test_a1.py::test_x", "org/Model-8B", "8000"):
         assert redacted_arguments(["--token", "k3y", other]) == ["--token", REDACTED, other]
     assert redacted_arguments(["--token=", "k3y", "x"]) == ["--token=", REDACTED, "x"]
+    # Or it is a model, whose name a server prints.
+    assert [*secrets_among(["serve", "--token", "k3y", "llama3-8b"])] == ["k3y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('{"token": ["a\\"bcd", "c"], "n": 1}', {"token": [REDACTED, REDACTED], "n": 1}),
+        ('{"X-Api-Key": ["ab]cd9", "zzz1"]}', {"X-Api-Key": [REDACTED, REDACTED]}),
+        ('{"token": [123456, 99]}', {"token": [REDACTED, REDACTED]}),
+        ('{"output_token": 3.2}', {"output_token": 3.2}),
+    ],
+)
+def test_a_list_under_a_secret_key_stays_json(text: str, left: object) -> None:
+    assert json.loads(redacted(text)) == left
+
+
+def test_a_switch_in_a_list_of_yaml_has_no_value() -> None:
+    assert redacted("[--use-token, --api-key, abc9]") == f"[--use-token, --api-key, {REDACTED}]"
 
 
 @given(SECRETS, HEADERS)

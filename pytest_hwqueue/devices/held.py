@@ -95,7 +95,7 @@ class Gate:
             self.stamp(address_of(log, device))
             torch.cuda.synchronize(device)
         except RuntimeError as error:
-            raise _no_kernel(device, error) from error
+            raise no_kernel(device, error) from error
 
     def close(self, *, open_already: bool) -> None:
         """Launch the gate; streams that wait for `opened` are held until `open`."""
@@ -335,11 +335,12 @@ def compiled(source: str, device: torch.device) -> Callable[..., Any]:
     try:
         made: Callable[..., Any] = torch.cuda.jiterator._create_jit_fn(source.replace("NOW", now))
     except (AttributeError, RuntimeError) as error:
-        raise _no_kernel(device, error) from error
+        raise no_kernel(device, error) from error
     return made
 
 
-def _no_kernel(device: torch.device, error: Exception) -> DeviceError:
+def no_kernel(device: torch.device, error: Exception) -> DeviceError:
+    """Return the error of a kernel that cannot be compiled."""
     return DeviceError(f"torch cannot compile a kernel for {device}: {error}")
 
 

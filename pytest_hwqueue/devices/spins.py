@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from pytest_hwqueue.devices.held import compiled, ns_per_tick
+from pytest_hwqueue.devices.held import compiled, no_kernel, ns_per_tick
 
 # The value of each element is for how many ticks its thread spins.
 _FILL = """template <typename T> T hwq_fill(T ticks) {
@@ -62,8 +62,11 @@ class FillingSpin:
         self._ticks_per_ns = 1 / ns_per_tick(device) / _ELEMENTS_OF_A_THREAD
         self._fill = compiled(_FILL, device)
         trial = self._kernel(_TRIAL_NS * self._ticks_per_ns)
-        # Its threads may do another number of elements each, or not fit at once.
-        self._ticks_per_ns *= _TRIAL_NS / _took_ns(device, trial)
+        try:
+            # Its threads may do another number of elements each, or not fit at once.
+            self._ticks_per_ns *= _TRIAL_NS / _took_ns(device, trial)
+        except RuntimeError as error:
+            raise no_kernel(device, error) from error
 
     def kernel_of(self, duration_ns: int) -> Callable[[], None]:
         """Return a kernel that lasts about ``duration_ns``."""
@@ -71,8 +74,10 @@ class FillingSpin:
 
     def _kernel(self, ticks: float) -> Callable[[], None]:
         values = torch.full(
-            (self._elements,), max(1, round(ticks)), dtype=torch.int32, device=self._device
+            (self._elements,), max(1, round(ticks)), dtype=torch.int64, device=self._device
         )
+        # Other streams read them.
+        torch.cuda.synchronize(self._device)
 
         def kernel() -> None:
             self._fill(values)

@@ -187,7 +187,10 @@ def scores(far: Floats) -> Floats:
 
     """
     expected = np.cumsum(1 / np.arange(far.size, 0, -1))
-    return np.asarray(expected[far.argsort(axis=None).argsort()].reshape(far.shape))
+    # Those that are as far have the mean of their ranks: which is first says nothing.
+    _, same, counts = np.unique(far, return_inverse=True, return_counts=True)
+    of_each = np.add.reduceat(expected, np.cumsum(counts) - counts) / counts
+    return np.asarray(of_each[same.reshape(far.shape)])
 
 
 def unsteady(far: Floats, alpha: float) -> NDArray[np.bool_]:

@@ -212,7 +212,7 @@ def contended_pass(
         too_long = wall_cap(device, plan.wall_ns)
         for number in range(planned):
             rank_sync.barrier()
-            windows.add(number % max(windows.one_in, planned // _COMPARED) == 0)
+            windows.add(number % max(windows.one_in, -(-planned // _COMPARED)) == 0)
             if rank_sync.agreed(too_long()):
                 break
             pause(number + 1)

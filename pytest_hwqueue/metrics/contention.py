@@ -192,7 +192,7 @@ class Contention(PlainData):
     mark_cost: MarkCost | None = Field(
         None,
         description="what stamps or events add, by whole windows with and without; null where a "
-        "stream's only launch has its mark in both",
+        "stream's only launch has its mark in both, or fewer than 5 windows without were taken",
     )
     launches_per_s: float = Field(
         description="rate of judged launches, of windows without stamps or events but for one at "
@@ -262,19 +262,21 @@ def mark_cost(
         judged: of their launches: only streams that have some count.
 
     """
+    if len(pairs) < _PAIRS:
+        return None
     marked_ns, bare_ns, streams, launches = [], [], 0, 0
     for marked, bare in pairs:
         streams = len({each.stream for each in bare.launches if judged(each.tag)})
-        launches = _launches(bare, judged)
+        launches = max(1, _launches(bare, judged))
         marked_ns.append(_streams_ns(marked, judged) / launches)
         bare_ns.append(_streams_ns(bare, judged) / launches)
-    if len(pairs) < _PAIRS or launches <= streams:
+    if launches <= streams:
         return None
     # Each stream's last launch has its mark in both.
     both = streams / launches
     added_ns = [(one - other) / (1 - both) for one, other in zip(marked_ns, bare_ns, strict=True)]
     mean_ns = fmean(added_ns)
-    launch_ns = fmean(bare_ns) - mean_ns * both
+    launch_ns = max(1.0, fmean(bare_ns) - mean_ns * both)
     error_ns = stdev(added_ns) / math.sqrt(len(pairs))
     half_ns = student_quantile(0.975, len(pairs) - 1) * error_ns
     return MarkCost(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # Of a slope's Student t, two-sided, over the parts of a series. A series that merely wanders slopes
 # too, and its window's mean is not its mean: so lines have to stand out far. Where the series
 # outlasts its window there is no other interval to lose, and less suffices; of autoregressive
-# series with a correlation of 0.97 to 0.999 at most 3 % are then called drifting.
+# series with a correlation of 0.97 to 0.999 at most 3 % are then called drifting, and beneath white
+# noise of three times their spread up to 20 % (of 1,000 samples): such a wander looks like a line.
 _RATE, _RATE_OF_LONG = 0.001, 0.01
 _LONG = 3.0
 """Degrees of freedom below which a series outlasts its window."""

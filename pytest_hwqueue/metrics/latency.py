@@ -20,6 +20,7 @@ from pytest_hwqueue.metrics.dependence import (
 )
 from pytest_hwqueue.metrics.drift import MeanInterval, mean_interval
 from pytest_hwqueue.metrics.estimate import Estimate, Figures
+from pytest_hwqueue.metrics.numbers import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +92,8 @@ def too_few(
     confidence: float = CONFIDENCE,
 ) -> str:  # fmt: skip
     """Return why a quantile has no interval of ``n`` samples worth so many independent ones."""
-    enough = max(sufficient_samples(quantile), minimum_samples(quantile, confidence))
+    more = minimum_samples(quantile, confidence) / minimum_samples(quantile)
+    enough = math.ceil(sufficient_samples(quantile) * more)
     if n < enough and not 0 < worth < n:
         return f"has {n} {noun}; {enough} independent ones suffice"
     if n < enough:
@@ -319,6 +321,8 @@ def above_percentiles(
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 10
 LEAST_BLOCK_ITERATIONS = 5
+# A line that rises by twice its mean begins at 0.
+_STEEPEST = 2.0
 LEAST_ITERATIONS = LEAST_BLOCKS * LEAST_BLOCK_ITERATIONS
 """The number of iterations below which no interval of a throughput is given."""
 
@@ -423,7 +427,7 @@ def throughput(work_per_iteration: float, iteration_ns: Sequence[float], unit: s
         return rate.model_copy(update={"refused": reason})
     low, high = (work_ns / mean_ns * math.exp(half) for half in (-relative, relative))
     # A rate falls as the time it takes rises.
-    drift = None if mean.drift is None else -mean.drift / mean_ns
+    drift = None if mean.drift is None else _of_rate(mean.drift / mean_ns)
     return rate.model_copy(update={"low": low, "high": high, "drift": drift})
 
 
@@ -438,6 +442,16 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
     return durations
 
 
+def _of_rate(rise: float) -> float:
+    """Return how far a rate drifts whose durations rise by so much, both as shares of their means.
+
+    Of a line that begins below nothing, only the direction is known, and that it is this far.
+    """
+    if abs(rise) >= _STEEPEST:
+        return -rise
+    return 1 / (1 + rise / 2) - 1 / (1 - rise / 2)
+
+
 def wandering(what: str, values: NDArray[np.float64]) -> str:
     """Return why a mean has no interval: its values follow each other for too long.
 
@@ -450,10 +464,7 @@ def wandering(what: str, values: NDArray[np.float64]) -> str:
 
     levels = [float(part.mean()) for part in np.array_split(values, LEAST_BLOCKS)]
     apart = (max(levels) - min(levels)) / float(values.mean())
-    return (
-        f"{what} for as long as the window lasts, and along no line: its tenths differ by "
-        f"{100 * apart:.2g} %"
-    )
+    return f"{what} for as long as the window lasts: its tenths differ by {percent(apart)}"
 
 
 def _mean_interval(durations: NDArray[np.float64]) -> MeanInterval:

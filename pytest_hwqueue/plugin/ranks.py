@@ -184,8 +184,8 @@ class RankedSession:
 
     def _tell_stacks(self) -> None:
         """Answer once, in a thread of its own, where this session's threads are."""
-        store = connect(self._launched, "session")
         with suppress(RuntimeError):  # the session that hosts the store has ended
+            store = connect(self._launched, "session")
             # A look once a second would be seen by tests that count Python's objects.
             store.wait([_asked(self._launched.rank)], _LONGEST_SESSION)
             if self._over.is_set():

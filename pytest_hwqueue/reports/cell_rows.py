@@ -300,7 +300,7 @@ def _contended(found: Contention) -> list[str]:
     cost = found.mark_cost
     if cost is not None:
         low, high = (percent(each / cost.launch_ns) for each in (cost.low_ns, cost.high_ns))
-        by += f" (windows without: {low} to {high} less)"
+        by += f" (against windows without: {low} to {high} longer)"
     return [*parts, by]
 
 

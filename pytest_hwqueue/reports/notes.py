@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import counted, grouped
+from pytest_hwqueue.metrics.numbers import counted, grouped, percent
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.reports.document import Heading, Paragraph, Part, Row
 
@@ -243,7 +243,7 @@ class Notes:
 
 def drift_in_words(sizes: Sequence[float]) -> str:
     """Return how far figures drift, each a share of itself, and what that does to the interval."""
-    least, most = (f"{100 * size:+.2g} %" for size in (min(sizes), max(sizes)))
+    least, most = (f"{'+' * (size > 0)}{percent(size)}" for size in (min(sizes), max(sizes)))
     span = least if least == most else f"{least} to {most}"
     return f"drifts by {span} over its window, whose mean the interval is of"
 

@@ -35,6 +35,8 @@ length 80 or more do (docs/evidence/intervals.md)."""
 _LONGEST_S = 24 * 3600.0
 # Few requests beyond a percentile hardly show how they follow each other; so many times as many do.
 _WIDER = 5
+# Beyond it, the least number that can be met suffices nearly as often.
+_FURTHEST = 0.999
 _POSTERIOR_POINTS = 200
 _BLOCKS = 8
 _LEAST_CHANCE = 0.2
@@ -309,7 +311,7 @@ def planned_window(goal: Goal, rate_per_s: float, confidence: float) -> PlannedW
     share, least = allowed_slow(goal), least_requests(goal, confidence)
     if share is None or least is None:
         return None
-    enough = least if goal.quantile is None else sufficient_samples(goal.quantile)
+    enough = max(least, sufficient_samples(min(1 - share, _FURTHEST)))
     half = requests_if(share, share / 2, confidence, int(_LONGEST_S * rate_per_s))
     half_s = None if half is None else max(enough, half) / rate_per_s
     return PlannedWindow(goal, rate_per_s, enough, least / rate_per_s, enough / rate_per_s, half_s)

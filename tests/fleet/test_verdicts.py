@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.fleet.outliers import compare, distances, scores, spreads
+from pytest_hwqueue.fleet.outliers import compare, distances, scores, spreads, unsteady
 from pytest_hwqueue.fleet.verdicts import Gpu, confirmed, judge_fleet, to_measure_again
 from pytest_hwqueue.reports.document import markdown
 from pytest_hwqueue.reports.fleet import drain_commands, fleet_document, fleet_json, prometheus_text
@@ -285,6 +285,14 @@ def test_ranks_alone_tell_how_far_repeats_are(
     assert scores(far).mean() == pytest.approx(1)
     assert np.array_equal(scores(far), scores(far**3))
     assert np.array_equal(scores(far).argsort(axis=None), far.argsort(axis=None))
+
+
+def test_repeats_that_are_as_far_name_nobody() -> None:
+    """A coarse clock gives many the same: which of them comes first says nothing."""
+    assert not unsteady(np.zeros((8, 6)), 0.01).any()
+    assert scores(np.array([[0.0, 1.0], [1.0, 1.0]])) == pytest.approx(
+        np.array([[0.25, 1.25], [1.25, 1.25]])
+    )
 
 
 def test_a_gpus_usual_time_is_not_moved_by_as_many_stalls() -> None:

@@ -76,9 +76,15 @@ def test_what_only_wanders_is_refused_for_what_it_does() -> None:
     found = throughput(1, waves.tolist(), "x/s")
     assert (found.interval, found.drift) == (None, None)
     assert found.refused == (
-        "durations wander for as long as the window lasts, and along no line: its tenths differ "
-        "by 2 %"
+        "durations wander for as long as the window lasts: its tenths differ by 1.97 %"
     )
+
+
+def test_a_rate_falls_by_what_its_line_says() -> None:
+    """From five times as fast to once: by what lies between both ends, over the mean rate."""
+    jitter = np.random.default_rng(0).normal(0, 5, 1000)
+    found = throughput(1, (np.linspace(1000, 5000, 1000) + jitter).tolist(), "x/s")
+    assert found.drift == pytest.approx(3000 / 5000 - 3000 / 1000, rel=0.02)
 
 
 def test_a_tenant_that_slows_down_has_the_rate_of_its_window() -> None:

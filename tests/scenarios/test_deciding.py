@@ -154,7 +154,11 @@ def test_planned_windows_are_those_of_the_sample_size_rule() -> None:
     assert "1000 requests suffice, which take 50 s" in plan.too_short(5)
     assert plan.too_short(20) == ""
     assert planned_window(parse_goal("low.throughput >= 1/s"), 20.0, 0.95) is None
-    assert least_requests(parse_goal("high.attainment >= 99%"), 0.95) == 368
+    attained = parse_goal("high.attainment >= 99%")
+    assert least_requests(attained, 0.95) == 368
+    same = planned_window(attained, 20.0, 0.95)
+    assert same is not None
+    assert (same.requests, same.none_s) == (1000, 50)
 
 
 def test_advice_stands_in_the_check_and_before_and_after_measuring(tmp_path: Path) -> None:
