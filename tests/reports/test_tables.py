@@ -252,8 +252,8 @@ def test_a_drift_is_told_with_its_size_beside_the_figure_that_it_leaves() -> Non
     for cell, drift in (("a", 0.01), ("b", -0.0213), ("c", None)):
         notes.note(Estimate(value=9, low=8, high=10, drift=drift), "throughput", cell)
     assert notes.lines(3) == [
-        "throughput of 2 cells drifts by -2.13 % to +1.00 % over its window, whose mean the interval "
-        "is of"
+        "throughput of 2 cells drifts by -2.13 % to +1.00 % over its window, whose mean the "
+        "interval is of"
     ]
 
 
