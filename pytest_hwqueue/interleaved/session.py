@@ -400,7 +400,7 @@ def _refuse_other_code(judgement: Judgement) -> None:
     for each in judgement.verdicts:
         if each.verdict.reason == OTHER_CODE:
             # No commit can be judged so: that is the fault of none.
-            raise SideFailed("AB", f"{each.cell_id}: {each.verdict.sentence}")
+            raise SideFailed(["A", "B"], f"{each.cell_id}: {each.verdict.sentence}")
 
 
 def judged(judgement: Judgement, tracked: Tracked | None) -> CellVerdict | None:

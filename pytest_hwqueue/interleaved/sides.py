@@ -308,7 +308,7 @@ def open_sides(
 def _what_is_lacking(
     requests: Sequence[SideRequest], places: Sequence[Path | str], here: Path
 ) -> str:
-    """Say if B lacks commits of A, so that the comparison is not of B's changes alone."""
+    """Return that B lacks commits of A, so that not B's changes alone are compared; or nothing."""
     commits = [commit_of(each) if isinstance(each, Path) else each for each in places]
     # Folders may be of other repositories.
     a, b = (commit and commit_of(here, commit) for commit in commits)

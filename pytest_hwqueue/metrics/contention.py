@@ -264,33 +264,25 @@ def mark_cost(
     """
     if len(pairs) < _PAIRS:
         return None
-    marked_ns, bare_ns, streams, launches = [], [], 0, 0
+    added_ns, launch_ns = [], []
     for marked, bare in pairs:
-        streams = len({each.stream for each in bare.launches if judged(each.tag)})
-        launches = max(1, _launches(bare, judged))
-        marked_ns.append(_streams_ns(marked, judged) / launches)
-        bare_ns.append(_streams_ns(bare, judged) / launches)
-    if launches <= streams:
-        return None
-    # Each stream's last launch has its mark in both.
-    both = streams / launches
-    added_ns = [(one - other) / (1 - both) for one, other in zip(marked_ns, bare_ns, strict=True)]
+        streams = {each.stream for each in bare.launches if judged(each.tag)}
+        launches = sum(each.stream in streams for each in bare.launches)
+        if launches <= len(streams):
+            return None
+        with_marks, without = (
+            sum(window.ended_ns[stream] for stream in streams) for window in (marked, bare)
+        )
+        # Each stream's last launch has its mark in both.
+        added = (with_marks - without) / (launches - len(streams))
+        added_ns.append(added)
+        launch_ns.append((without - added * len(streams)) / launches)
     mean_ns = fmean(added_ns)
-    launch_ns = max(1.0, fmean(bare_ns) - mean_ns * both)
     error_ns = stdev(added_ns) / math.sqrt(len(pairs))
     half_ns = student_quantile(0.975, len(pairs) - 1) * error_ns
     return MarkCost(
-        added_ns=mean_ns, low_ns=mean_ns - half_ns, high_ns=mean_ns + half_ns, launch_ns=launch_ns
+        added_ns=mean_ns,
+        low_ns=mean_ns - half_ns,
+        high_ns=mean_ns + half_ns,
+        launch_ns=max(1.0, fmean(launch_ns)),
     )
-
-
-def _launches(window: HeldWindow, judged: Callable[[str | None], bool]) -> int:
-    """Return the number of launches on streams that have judged ones."""
-    streams = {each.stream for each in window.launches if judged(each.tag)}
-    return sum(each.stream in streams for each in window.launches)
-
-
-def _streams_ns(window: HeldWindow, judged: Callable[[str | None], bool]) -> int:
-    """Return how long streams that have judged launches took, summed."""
-    streams = {each.stream for each in window.launches if judged(each.tag)}
-    return sum(window.ended_ns[stream] for stream in streams)

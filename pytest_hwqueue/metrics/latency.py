@@ -321,8 +321,6 @@ def above_percentiles(
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 10
 LEAST_BLOCK_ITERATIONS = 5
-# A line that rises by twice its mean begins at 0.
-_STEEPEST = 2.0
 LEAST_ITERATIONS = LEAST_BLOCKS * LEAST_BLOCK_ITERATIONS
 """The number of iterations below which no interval of a throughput is given."""
 
@@ -440,6 +438,10 @@ def _durations(iteration_ns: Sequence[float]) -> NDArray[np.float64]:
     if not bool(np.isfinite(durations).all()) or bool((durations <= 0).any()):
         raise ValueError("iteration durations must be finite and above 0 ns")
     return durations
+
+
+# A line that rises by twice its mean begins at 0.
+_STEEPEST = 2.0
 
 
 def _of_rate(rise: float) -> float:
