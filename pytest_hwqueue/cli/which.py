@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_hwqueue.cli import scenario as common
-from pytest_hwqueue.cli.options import INTERRUPTED, USAGE, output, say, with_options
+from pytest_hwqueue.cli.options import INTERRUPTED, USAGE, Asked, output, say, with_options
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.settings.values import share
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NOTHING_SHOWN = 1
 
 
-@with_options(only=(*common.MEASURING_OPTIONS, "whole-windows"))
+@with_options(only=(*common.MEASURING_OPTIONS, "until"))
 @click.command()
 @click.option("--duration", metavar="TIME", help="longest measuring time of each case, such as 60s "
               "(default: the scenario's; at sizes tiny and small its short one)")  # fmt: skip
@@ -106,9 +106,11 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(measurer)
-            asked = None if given["whole_windows"] else wanted
+            until = Asked(given).until
             with common.interrupts() as interrupted:
-                runs.take_turns(all_runs(wanted), given["rounds"], asked, progress.run_begins)
+                runs.take_turns(
+                    all_runs(wanted), given["rounds"], wanted, until, progress.run_begins
+                )
         stopped = bool(interrupted)
         capacities = None
         if plan is not None and not stopped:
@@ -337,7 +339,6 @@ def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str)
     from pytest_hwqueue.metrics.numbers import counted, duration
     from pytest_hwqueue.scenarios.planned_runs import runs_needed
 
-    warmup_s = scenario.warmup_s(device.partition(":")[0])
     keys: set[tuple[str, float, int]] = set()
     total_s = 0.0
     for each in begun:
@@ -347,7 +348,7 @@ def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str)
                     # What goals are compared with is measured once for all schedulers.
                     if (key := (run.key, rate, number)) not in keys:
                         keys.add(key)
-                        total_s += looks.window_s(rate) + warmup_s
+                        total_s += looks.window_s(rate) + scenario.warmup
     start = begun[0].grid.rate_per_s(begun[0].first)
     virtual = capabilities_of(device).virtual_time
     clock = "virtual time, which passes faster" if virtual else "and start-up"

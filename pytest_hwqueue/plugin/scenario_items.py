@@ -103,8 +103,8 @@ class ScenarioItem(pytest.Item):
         if self._run is None:
             # A process of xdist's does not know what other tests will ask of the same runs.
             apart = hasattr(self.config, "workerinput")
-            early = not (apart or self.config.stash[SETTINGS].whole_windows)
-            self._runs.measure(self._together(), early=early)
+            until = "end" if apart else self.config.stash[SETTINGS].until
+            self._runs.measure(self._together(), until)
         else:
             self._runs.measure_run(self.case)
         records = self._runs.records(own_run(self.case))

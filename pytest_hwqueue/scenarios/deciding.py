@@ -184,6 +184,31 @@ def decided_by_s(
     return times * seen_s if times * seen_s <= _LONGEST_S else None
 
 
+def both_ends_by_s(windows: Sequence[Served], quantile: float, confidence: float) -> float | None:
+    """Return the length in seconds of a window that gives a tail percentile both ends.
+
+    Of as many samples as suffice where they are independent, had each the worth of those seen.
+
+    Args:
+        windows: of its tenant; with requests that never completed, no length is long enough.
+        quantile: such as 0.99.
+        confidence: of the interval.
+
+    Returns:
+        the window's length; None if it is over 24 h, or cannot be told.
+
+    """
+    issued = sum(window.issued for window in windows)
+    if issued == 0 or sum(len(window.latency_ns) for window in windows) < issued:
+        return None
+    # As in `decided_by_s`: few requests beyond the percentile hardly show how they follow.
+    levels = (quantile, 1 - _WIDER * (1 - quantile))
+    worth = min(worth_at(windows, level, confidence) for level in levels)
+    seen_s = sum(window.window_ns for window in windows) / 1e9
+    found_s = seen_s * sufficient_samples(quantile) / worth
+    return found_s if found_s <= _LONGEST_S else None
+
+
 def _worth(
     share: float, windows: Sequence[Served], goal: Goal, confidence: float, within_ns: float | None
 ) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from pydantic import (
     ValidationError,
 )
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadScenario, nearest
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.checks import check_names
@@ -50,8 +49,8 @@ from pytest_hwqueue.scenarios.located_yaml import (
 )
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 
-_WARMUP_S = 3.0
-_WARMUP_CPU_S = 1.0
+# An H200's clocks, and a model's latency, are where they stay after half of it.
+_WARMUP_S = 1.0
 _SHORT_S = 5.0
 # Where pydantic speaks of Python's types.
 _GIVE = {
@@ -183,9 +182,9 @@ class Scenario(_Model):
     ci_duration: Seconds | None = Field(
         None, description="its length at sizes tiny and small; by default 5s, or less if it is less"
     )
-    warmup: Seconds | None = Field(
-        None,
-        description="for how long each tenant runs before; by default 3s, on the CPU 1s",
+    warmup: Seconds = Field(
+        default_factory=lambda: _WARMUP_S,
+        description="for how long each tenant runs before; by default 1s",
     )
     placement: TenantPlacement | None = Field(
         None, description="a process for each tenant (the default), or threads of one process"
@@ -214,13 +213,6 @@ class Scenario(_Model):
         """Return what must not be written or shown, as `ServerSpec.secrets` says."""
         servers = [tenant.server for tenant in self.tenants if tenant.server is not None]
         return frozenset(secret for server in servers for secret in server.spec().secrets())
-
-    def warmup_s(self, device_kind: str) -> float:
-        """Return for how long each tenant runs before the window, in seconds."""
-        if self.warmup is not None:
-            return self.warmup
-        # A processor has reached its clock speed, and its caches their state, long before a GPU.
-        return _WARMUP_CPU_S if capabilities_of(device_kind).host else _WARMUP_S
 
     def duration_s(self, size: str) -> float:
         """Return the window's length at a size (`full`, `small` or `tiny`) in seconds."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.metrics.latency import minimum_samples
+from pytest_hwqueue.metrics.latency import minimum_samples, sufficient_samples
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.scenarios.deciding import agrees_in_blocks, chances, may_decide
 from pytest_hwqueue.scenarios.goals import (
@@ -84,6 +84,8 @@ class ScenarioRuns:
         self._run: int | None = None
         # The tests whose goals end windows early; None measures all windows to their end.
         self._asked: Sequence[Case] | None = None
+        # Whether the rows of their table must have figures before that.
+        self._with_figures = False
         # How many windows share a run's time; 0 where nobody has planned that.
         self._rounds = 0
 
@@ -103,25 +105,25 @@ class ScenarioRuns:
         for run in once([*runs_with_references(case), *runs_needed(case)]):
             self.measure_window(run, self._run, first=self._run)
 
-    def measure(self, wanted: Sequence[Case], *, early: bool = False) -> None:
+    def measure(self, wanted: Sequence[Case], until: str) -> None:
         """Measure what these tests still need.
 
         Args:
             wanted: the tests.
-            early: likewise leave runs that have decided all that is asked of them, also while they
-                run; not under noise, whose cost is asked, too.
+            until: as `take_turns` takes it; to the end under noise, whose cost is asked, too.
 
         """
         runs = once(run for case in wanted for run in runs_needed(case))
         rounds = ROUNDS if self.compares(wanted) else 1
         quiet = all(case.noise == NONE for case in wanted)
-        self.take_turns(runs, rounds, wanted if early and quiet else None)
+        self.take_turns(runs, rounds, wanted, until if quiet else "end")
 
     def take_turns(
         self,
         runs: Sequence[PlannedRun],
         rounds: int,
-        asked: Sequence[Case] | None,
+        asked: Sequence[Case],
+        until: str,
         begins: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         """Measure runs in this many rounds of mirrored order.
@@ -131,17 +133,20 @@ class ScenarioRuns:
         Args:
             runs: each once.
             rounds: into how many windows the scenario's duration is cut.
-            asked: the tests whose goals end windows, and leave runs out; None to measure all.
+            asked: the tests whose goals end windows, and leave runs out.
+            until: ``decided``: once these goals are; ``figures``: once their rows in a table are
+                known, too; ``end``: after all of the duration.
             begins: receives the number of finished windows and of all, before each.
 
         """
         from pytest_hwqueue.gate.statistics import turns
 
-        self._asked, self._rounds = asked, rounds
+        self._asked = None if until == "end" else asked
+        self._with_figures, self._rounds = until == "figures", rounds
         order = turns(runs, rounds)
         for done, (number, run) in enumerate(order):
             begins(done, len(order))
-            if asked is None or not self._is_decided(run, asked):
+            if self._asked is None or not self._is_decided(run, self._asked):
                 self.measure_window(run, number, 1 / rounds)
 
     def measure_window(
@@ -187,7 +192,9 @@ class ScenarioRuns:
         if not stored or any(record.status != "ok" for record, _ in stored):
             return False
         own = [case for case in cases if own_run(case).key == run.key]
-        if not all(map(self.settled, own)):
+        if not all(map(self.settled, own)) or (
+            self._with_figures and not self._has_figures(run, cases)
+        ):
             return False
 
         def estimated(name: str, estimator: Estimator) -> Estimate:
@@ -204,6 +211,30 @@ class ScenarioRuns:
         if not (compared or own or arrives):
             compared = [(tenant.name, throughput) for tenant in run.tenants]
         return all(_is_sharp(estimated(*each)) for each in compared)
+
+    def _has_figures(self, run: PlannedRun, cases: Sequence[Case]) -> bool:
+        """Whether a table's row of a run is known, or will hardly be in the time that is left.
+
+        Of the most urgent tenants it has the P99, for which windows wait until it has both ends of
+        as many samples as suffice; of the others, the throughput.
+        """
+        urgent = _urgent(run, cases)
+        longer = self._longer(run)
+        for tenant in run.tenants if urgent else ():
+            windows = self.windows(run, tenant.name)
+            if tenant.name not in urgent:
+                rate = over_sessions.absolute(throughput, windows, CONFIDENCE)
+                if rate.interval is None and longer > 1:
+                    return False
+                continue
+            p99 = over_sessions.absolute(percentile(0.99), windows, CONFIDENCE)
+            worth = worth_at(windows, 0.99, CONFIDENCE)
+            if p99.interval is not None and worth >= sufficient_samples(0.99):
+                continue
+            least = minimum_samples(0.99)
+            if longer > 2 or worth * longer >= least or p99.n < least <= p99.n * longer:
+                return False
+        return True
 
     def settled(self, case: Case) -> bool:
         """Whether a test's goals are decided, one missed or all met, or hardly will be."""
@@ -422,6 +453,22 @@ class ScenarioRuns:
         throughput = record.tenants[0].throughput if record.status == "ok" else None
         rate = 0.0 if throughput is None else throughput.requests_per_s
         return rate or None
+
+
+def _urgent(run: PlannedRun, cases: Sequence[Case]) -> set[str]:
+    """Return the most urgent tenants of the case in whose table a run has a row, which are in it.
+
+    Without priorities all are; a less urgent tenant alone, or a peak, has no row to decide by.
+    """
+    for case in cases:
+        with_row = [own_run(case), native_run(case)]
+        with_row += [solo_run(case, tenant) for tenant in case.tenants]
+        if run.key in {each.key for each in with_row}:
+            most = max(tenant.priority for tenant in case.tenants)
+            return {each.name for each in case.tenants if each.priority == most} & {
+                each.name for each in run.tenants
+            }
+    return set()
 
 
 def _is_sharp(figure: Estimate) -> bool:

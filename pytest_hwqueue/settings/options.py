@@ -24,6 +24,7 @@ SIZES = ("auto", "tiny", "small", "full")
 PRIORITIES = ("P0", "P1", "P2", "P3")
 ISOLATIONS = ("process", "none")
 CAUSES = ("failing", "always", "never")
+UNTIL = ("decided", "figures", "end")
 
 
 Value = TypeVar("Value")
@@ -198,10 +199,12 @@ class Settings:
         "maximum measuring time per cell, in seconds (on a simulated device, of virtual and of "
         "wall time); a safety net, since the number of samples is planned. A compared run may "
         "take three times as long to reach its baseline's samples")
-    whole_windows = Option("no", read.flag, "", "samples",
-        "measure scenarios' windows to their end",
-        "measure tenants of scenarios for all of the duration, also where all goals are decided "
-        "before", flag=True, rare=True)
+    until = Option("figures", read.one_of(*UNTIL), "WHEN", "samples",
+        "scenarios' windows end: decided, figures, end",
+        "when the windows of a scenario's tenants end: decided (once goals are decided), figures "
+        "(once the urgent tenants also have their P99, with both ends, and the others their "
+        "throughput, unless the rest of the time would hardly give it), end (after all of the "
+        "duration)", rare=True)
     timeout = Option("300", read.seconds, "SECONDS", "samples",
         "total time a cell may take, in seconds",
         "; a cell that hangs is ended and recorded")

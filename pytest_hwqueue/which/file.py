@@ -48,6 +48,11 @@ class WhichTenant(PlainData):
     p50_ms: Estimate = Field(description="latency, from the scheduled arrival")
     p95_ms: Estimate
     p99_ms: Estimate
+    p99_by_s: float | None = Field(
+        None,
+        description="length of a window that would give P99 both ends; null if it has them, if "
+        "requests never completed, or beyond 24 h",
+    )
     max_ms: Estimate = Field(description="the longest of these windows; without an interval")
     attained_within_ms: float | None = Field(
         None, description="the tenant's deadline_ms, or its P99 goal; null without either"

@@ -121,7 +121,7 @@ class Measurer:
             run,
             peaks_per_s,
             duration_s=duration_s,
-            warmup_s=self._scenario.warmup_s(settings.device.partition(":")[0]),
+            warmup_s=self._scenario.warmup,
             # Rounds see other arrivals, and what is compared within a round sees the same.
             seed=settings.seed + number - 1,
             device=settings.device,

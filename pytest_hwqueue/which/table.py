@@ -15,6 +15,7 @@ from pytest_hwqueue.records.tenants import (
     ServerOrigin,
     TenantResult,
 )
+from pytest_hwqueue.scenarios.deciding import both_ends_by_s
 from pytest_hwqueue.scenarios.file import Tenant
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run, within_of
 from pytest_hwqueue.scenarios.runs import PeakUnknown
@@ -151,6 +152,7 @@ def _tenant(
     def over(estimator: Estimator, reference: PlannedRun) -> Estimate | None:
         return _ratio(estimator, entry.run, reference, tenant.name, runs)
 
+    p99 = _percentile(windows, 0.99)
     kept = None if entry.role == "solo" else over(figures.throughput, native)
     return WhichTenant(
         name=tenant.name,
@@ -164,7 +166,10 @@ def _tenant(
         failed_for=failed_for(results),
         p50_ms=_percentile(windows, 0.5),
         p95_ms=_percentile(windows, 0.95),
-        p99_ms=_percentile(windows, 0.99),
+        p99_ms=p99,
+        p99_by_s=None
+        if p99.value is not None and p99.interval is not None
+        else both_ends_by_s(windows, 0.99, CONFIDENCE),
         max_ms=_longest(windows),
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
         attainment=None

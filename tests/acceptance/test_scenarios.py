@@ -487,11 +487,14 @@ def test_a_window_ends_once_its_goals_are_decided(run: Run, tmp_path: Path) -> N
     goals = ("urgent.p99 < 1 us", "greedy.throughput >= 80% of native")
     file = write(tmp_path, *goals, arrival="constant: 400/s", duration="8s", mm_dim=4096)
     asked = (file, "--hwq-device=sim:h200", "--hwq-size=full", "--hwq-causes=never")
-    early, whole = run(*asked), run(*asked, "--hwq-whole-windows")
-    for session in (early, whole):
+    early, figures = run(*asked, "--hwq-until=decided"), run(*asked)
+    whole = run(*asked, "--hwq-until=end")
+    for session in (early, figures, whole):
         assert session.status == pytest.ExitCode.TESTS_FAILED
         assert "urgent.p99 < 1 us (207" in session.output
     assert [record.duration_s for record in early.records] == [1.0]
+    # 1,000 requests at 400/s, at a look.
+    assert [record.duration_s for record in figures.records] == [4.0]
     assert [record.duration_s for record in whole.records] == [8.0]
 
 
@@ -514,7 +517,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
         ),
         write_own(tmp_path, "dies", DIES),
     ]  # fmt: skip
-    session = run(*files, *HOST, "-rs", "--hwq-whole-windows")
+    session = run(*files, *HOST, "-rs", "--hwq-until=end")
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.output
     for told in (
         "1 failed, 2 passed, 1 skipped", "stream-priority needs an accelerator",
@@ -555,7 +558,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
 @pytest.mark.usefixtures("no_process_is_left")
 def test_real_tenants_that_come_late_fail_their_test(run: Run, tmp_path: Path) -> None:
     file = write_own(tmp_path, "late", LATE, "urgent.p50 < 10 s", arrival="constant: 20/s")
-    session = run(file, *HOST, "--hwq-whole-windows")
+    session = run(file, *HOST, "--hwq-until=end")
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.output
     assert "is invalid: tenant urgent: the generator was late" in session.output
     assert [record.status for record in session.records] == ["invalid"] * ATTEMPTS

@@ -79,7 +79,7 @@ def test_one_called_like_an_option_is_set_by_param(launched: Launched) -> None:
 
 
 def test_given_options_have_their_values_and_flags_yes() -> None:
-    given = {"lean": True, "whole_windows": False, "streams": "4", "param": ("a=1", "b=2")}
+    given = {"lean": True, "until": None, "streams": "4", "param": ("a=1", "b=2")}
     found = {option.name: values for option, values in given_options({**given, "seed": None})}
     assert found == {"lean": ("yes",), "streams": ("4",), "param": ("a=1", "b=2")}
     assert "--hwq-lean" in plugin_arguments(given)

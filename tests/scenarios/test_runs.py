@@ -52,7 +52,7 @@ class Session:
     def measure(self, *names: str) -> list[tuple[str, float, int]]:
         """Measure tests; return which runs that took, with their share and round."""
         before = len(self.measured)
-        self.runs.measure([self.case(name) for name in names])
+        self.runs.measure([self.case(name) for name in names], "end")
         return self.measured[before:]
 
     def verdicts(self, name: str) -> dict[str, tuple[str, str]]:

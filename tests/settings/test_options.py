@@ -133,7 +133,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "tau": [("0", 0.0), ("1%", 0.01), ("0.02", 0.02)],
     "sentinel": [("a[cpu]", "a[cpu]"), ("b", "b"), ("c", "c")],
     "allow-env": [("yes", True), ("1", True), ("on", True)],
-    "whole-windows": [("yes", True), ("1", True), ("on", True)],
+    "until": [("decided", "decided"), ("end", "end"), ("decided", "decided")],
     "lean": [("yes", True), ("1", True), ("on", True)],
     "on": [
         (
@@ -220,7 +220,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "tau": [(value, "above 0") for value in ("-1%", "100%", "x%")],
     "sentinel": [],
     "allow-env": [(value, "yes or no") for value in ("maybe", "2")],
-    "whole-windows": [(value, "yes or no") for value in ("maybe", "2")],
+    "until": [("never", "decided, figures, end")],
     "lean": [(value, "yes or no") for value in ("maybe", "2")],
     "on": [
         ("missing:cry", "give VERDICT:REACTION"),

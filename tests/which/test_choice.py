@@ -6,8 +6,9 @@ import pytest
 
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import in_unit
+from pytest_hwqueue.reports.which import words
 from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
-from pytest_hwqueue.which.file import WhichCase, WhichTenant, choices
+from pytest_hwqueue.which.file import WhichCase, WhichFile, WhichTenant, choices
 
 
 def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:
@@ -49,6 +50,39 @@ def test_the_mode_that_met_all_and_leaves_most_is_best(
     (choice,) = choices(cases)
     met = [each.id for each in cases if each.goals[0].verdict == "met"]
     assert (choice.met, choice.best, choice.alike) == (met, best, alike)
+
+
+def told(*cases: WhichCase) -> tuple[str, str]:
+    """Return the answer's sentence, and the one of what it leaves."""
+    found = WhichFile(
+        device="cuda", simulated=False, seed=0, command="", git_commit=None, fingerprint=None,
+        scenario="mix", description="", complete=True, cases=[*cases], choices=choices(cases),
+    )  # fmt: skip
+    (choice,) = found.choices
+    return words.headline(found, choice), words.what_it_leaves(found, choice)
+
+
+def test_the_answer_says_that_native_is_enough() -> None:
+    native, mps = judged("native", "met", 90), judged("mps", "met", 80)
+    assert told(mps, native)[0] == "All goals were met under native and mps: native is enough."
+    # Also where it was measured only to be compared with.
+    compared = native.model_copy(update={"role": "reference"})
+    assert told(mps, compared)[0] == "All goals were met under native and mps: native is enough."
+    threads = native.model_copy(update={"id": "threads-native", "placement": "threads"})
+    enough = "native and threads-native are enough"
+    assert told(native, threads)[0] == f"{enough}: all goals were met."
+    assert told(native, threads, mps)[0].endswith(f"and mps: {enough}.")
+    missed = judged("native", "missed", 90)
+    assert told(mps, missed)[0] == "All goals were met under mps."
+
+
+def test_the_answer_ranks_only_what_can_be_told_apart() -> None:
+    a, b, c = judged("a", "met", 94), judged("b", "met", 95), judged("c", "met", 80)
+    assert told(a, c)[1].startswith("Of these, it is a that leaves most to low0 94.0 images/s")
+    told_apart = "what they leave less urgent tenants: the intervals of that throughput overlap."
+    assert told(a, b)[1].startswith(f"They cannot be told apart by {told_apart} b leaves low0 95.0")
+    most = "b and a leave most, and cannot be told apart by"
+    assert told(a, b, c)[1].startswith(f"{most} {told_apart} b leaves low0 95.0")
 
 
 def test_without_goals_nothing_is_met() -> None:

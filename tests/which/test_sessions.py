@@ -20,7 +20,7 @@ from pytest_hwqueue.which.session import Measurer
 from tests.conftest import slow
 from tests.which.conftest import SCENARIO, case, hwq
 
-SIMULATED = ("--device", "sim:h200", "--size", "tiny", "--duration", "1s", "--whole-windows")
+SIMULATED = ("--device", "sim:h200", "--size", "tiny", "--duration", "1s", "--until=end")
 
 
 @pytest.fixture(scope="module", name="simulated")

@@ -75,6 +75,8 @@ def which_document(
         if left := words.what_it_leaves(found, choice):
             parts.append(Paragraph(left, "none"))
     parts += _decision(found, verbose)
+    if missing := words.missing_ends("P99", _without_both_ends(found)):
+        parts.append(Paragraph(missing))
     parts += [Verbatim(line, "red") for line in words.failed_lines(found)]
     parts += map(Paragraph, words.more_requests(found))
     measured = [case for case in found.cases if case.status == "ok"]
@@ -228,7 +230,7 @@ def _decision(found: WhichFile, verbose: bool) -> list[Part]:
         if case.status != "ok" or case.role != "solo" or case.tenants[0].name in urgent
     ]
     columns = _columns(measured[0]) if measured else [Column("case", "scheduler")]
-    said = notes.lines(len(rows))
+    said = [*words.placements(found.cases), *notes.lines(len(rows))]
     more = 0 if verbose else len(said) - _MOST_NOTES
     if more > 0:
         said = [*said[:_MOST_NOTES], f"and {counted(more, 'more note')}: -v"]
@@ -239,6 +241,18 @@ def _decision(found: WhichFile, verbose: bool) -> list[Part]:
             parts.append(Paragraph(text, words.STYLES.get(case.status, "red")))
             parts += map(Verbatim, words.last_outputs(case))
     return parts
+
+
+def _without_both_ends(found: WhichFile) -> list[tuple[str, WhichTenant]]:
+    """Return the rows of the decision table whose P99 lacks an end, with the tenants."""
+    rows = [case for case in found.cases if case.status == "ok"]
+    urgent = {t.name for case in rows if case.role != "solo" for t in _split(case)[0]}
+    return [
+        (case.id, tenant)
+        for case in rows
+        for tenant in case.tenants
+        if tenant.name in urgent and tenant.p99_by_s is not None
+    ]
 
 
 def _columns(case: WhichCase) -> list[Column]:

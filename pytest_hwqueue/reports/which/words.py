@@ -10,7 +10,9 @@ from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import counted, duration, grouped, in_unit, listed
 from pytest_hwqueue.records.tenants import NOT_OURS
 from pytest_hwqueue.reports.servers import failures
-from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof
+from pytest_hwqueue.schedulers.declaration import NATIVE
+from pytest_hwqueue.schedulers.syntax import THREADS
+from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof, WhichTenant
 
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
@@ -73,6 +75,16 @@ def several_sessions(found: WhichFile) -> str:
         "that reach over each GPU's: do not divide one row by another. What each session says by "
         "itself follows the table."
     )
+
+
+def placements(rows: Sequence[WhichCase]) -> list[str]:
+    """Return what a row's name says of where its tenants live, where some are in threads."""
+    if not any(row.id.startswith(f"{THREADS}-") for row in rows):
+        return []
+    return [
+        f"{THREADS}-…: tenants are threads of one process and share its context; elsewhere each is "
+        "a process, and they take turns unless the mode merges them"
+    ]
 
 
 def remark(given: Estimate) -> str:
@@ -172,10 +184,27 @@ def headline(found: WhichFile, choice: WhichChoice) -> str:
         sentence = "No scheduler came to figures, so none is named."
     elif not choice.goals:
         sentence = "The scenario sets no goals, so no scheduler is named."
+    elif enough := _native_that_met_all(found, choice):
+        others = [name for name in choice.met if name not in enough]
+        are_enough = f"{listed(enough)} {'is' if len(enough) == 1 else 'are'} enough"
+        met = f"All goals were met under {listed([*enough, *others])}"
+        sentence = f"{met}: {are_enough}." if others else f"{are_enough}: all goals were met."
     elif choice.met:
         sentence = f"All goals were met under {listed(choice.met)}."
     simulated = "Simulated, not measured. " if found.simulated else ""
     return f"{simulated}{_variant(choice)}{sentence}"
+
+
+def _native_that_met_all(found: WhichFile, choice: WhichChoice) -> list[str]:
+    """Return native's rows that met all goals, also where it was only measured to compare with."""
+    return [
+        case.id
+        for case in found.cases
+        if case.variant == choice.variant
+        and case.scheduler == NATIVE.name
+        and case.role != "solo"
+        and case.met_all
+    ]
 
 
 def _variant(choice: WhichChoice) -> str:
@@ -194,17 +223,22 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
             else "No tenant is less urgent than another, so nothing is to be lost."
         )
     best = next(case for case in found.cases if case.id == choice.best)
-    lead = "It leaves"
-    if len(choice.met) > 1:
-        lead = f"Of these, it is {choice.best} that leaves most to"
-    left = [_throughput_of(best, name) for name in choice.less_urgent]
-    sentences = [f"{lead} {'; '.join(left)}."]
-    if choice.alike:
+    left = "; ".join(_throughput_of(best, name) for name in choice.less_urgent)
+    if not choice.alike:
+        alone = len(choice.met) == 1
+        only = choice.best if _native_that_met_all(found, choice) else "It"
+        lead = f"{only} leaves" if alone else f"Of these, it is {choice.best} that leaves most to"
+        sentences = [f"{lead} {left}."]
+    else:
         several = len(found.sessions) > 1
-        what = "its share of that alone, within each session," if several else "that throughput"
-        sentences.append(
-            f"By {what} {listed(choice.alike)} cannot be told apart from it: the intervals overlap."
-        )
+        what = "its share of that alone, within each session" if several else "that throughput"
+        group = listed([choice.best, *choice.alike])
+        few = len(choice.alike) + 1 < len(choice.met)
+        lead = f"{group} leave most, and" if few else "They"
+        sentences = [
+            f"{lead} cannot be told apart by what they leave less urgent tenants: the intervals of "
+            f"{what} overlap. {choice.best} leaves {left}."
+        ]
     proof = best.proof
     if proof is not None and proof.priority not in (None, "proven"):
         sentences.append(f"But its priority is not proven: {proof.priority_evidence}.")
@@ -227,6 +261,26 @@ def _throughput_of(case: WhichCase, name: str) -> str:
         gain = Estimate(value=-loss.value, low=-loss.high, high=-loss.low)
         return f"{text}, {in_unit(gain, '%')} more than under native"
     return f"{text}, a loss of {in_unit(loss, '%')} to native"
+
+
+def missing_ends(figure: str, missing: Sequence[tuple[str, WhichTenant]]) -> str:
+    """Return how long a window would give a percentile both ends; empty if none is missing.
+
+    Args:
+        figure: its name.
+        missing: rows, and the tenant whose percentile lacks an end there.
+
+    """
+    known_s = [tenant.p99_by_s for _, tenant in missing if tenant.p99_by_s is not None]
+    if not known_s:
+        return ""
+    longest_s = math.ceil(max(known_s))
+    where = grouped((tenant.name, row) for row, tenant in missing if tenant.p99_by_s is not None)
+    whose = "; ".join(f"{name} in {listed(rows)}" for name, rows in where.items())
+    return (
+        f"{figure} lacks an end for {whose}: a window of {duration(longest_s)} "
+        f"(--duration {longest_s}s) would give both, if further requests are like these."
+    )
 
 
 def more_requests(found: WhichFile) -> list[str]:

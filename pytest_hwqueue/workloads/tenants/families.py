@@ -91,6 +91,17 @@ _DEPTHS = {
 _BASIC = ("18", "34")
 
 
+# Of a batch, so many items are drawn: a host draws a thousand images in more than a second, which
+# every window's start would pay.
+_DRAWN = 16
+
+
+def _repeated(drawn: torch.Tensor, batch: int) -> torch.Tensor:
+    """Return a batch in which items drawn for it take turns."""
+    times = -(-batch // len(drawn))
+    return drawn.repeat(times, *[1] * (drawn.dim() - 1))[:batch].contiguous()
+
+
 class ResNet(ModelFamily):
     """ResNet-18, -34, -50, -101 or -152 on square images (tiny: with thin layers)."""
 
@@ -117,8 +128,8 @@ class ResNet(ModelFamily):
     ) -> Callable[[], torch.Tensor]:
         """Make images of unit variance and return their classification."""
         side = shape.image_size
-        images = torch.randn(batch, 3, side, side, generator=generator)
-        images = images.to(model.device, model.dtype)
+        drawn = torch.randn(min(batch, _DRAWN), 3, side, side, generator=generator)
+        images = _repeated(drawn.to(model.device, model.dtype), batch)
         return lambda: model(pixel_values=images).logits
 
     def tame(self, model: Any) -> None:
@@ -226,8 +237,9 @@ class DecodeStep:
         self.next_tokens = torch.empty_like(self.tokens)
         shape = (batch, config.num_key_value_heads, context + 1, config.head_dim)
         drawn = torch.empty((2, config.num_hidden_layers, *shape), device=place, dtype=model.dtype)
+        few = (min(batch, _DRAWN), *shape[1:])
         for layer in drawn.flatten(0, 1):
-            layer.copy_(torch.randn(shape, generator=generator))
+            layer.copy_(_repeated(torch.randn(few, generator=generator), batch))
         self.cache = drawn.transpose(0, 1)
         self._model = model
         self._context = context
