@@ -1,6 +1,6 @@
 """How many samples suffice, and how often the window that an undecided goal names decides it.
 
-    python -m tools.advice [--runs 800] [--processes 2]
+    python -m tools.advice [--runs 800] [--seed 0] [--processes 2]
 
 Prints two Markdown tables. First: of independent series of n samples, the share whose percentile
 has an interval with both ends. Second: of P99 goals whose true share of slow requests is drawn
@@ -104,9 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=800)
+    parser.add_argument("--seed", type=int, default=0, help="the first of those used")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
-    generator = np.random.default_rng(1)
+    generator = np.random.default_rng(given.seed + 1)
     print("| percentile | samples | both ends in % |\n|---|---:|---:|")
     for quantile, sizes in _SAMPLES.items():
         for n in sizes:
@@ -119,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name: np.quantile(make(_LONG, np.random.default_rng(1)), at)
         for name, make in SERIES.items()
     }
-    tasks = [(name, seed, shares[name]) for name in SERIES for seed in range(given.runs // _CHUNK)]
+    seeds = range(given.seed, given.seed + given.runs // _CHUNK)
+    tasks = [(name, seed, shares[name]) for name in SERIES for seed in seeds]
     found = dict.fromkeys(SERIES, Counts())
     with Pool(given.processes) as pool:
         for name, counts in pool.imap_unordered(_advice, tasks):

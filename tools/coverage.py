@@ -1,6 +1,7 @@
-"""How often intervals of 95 % hold the truth where samples follow each other.
+r"""How often intervals of 95 % hold the truth where samples follow each other.
 
-    python -m tools.coverage [--runs 400] [--n 400,1000,3000,10000] [--processes 2] [SERIES ...]
+    python -m tools.coverage [--runs 400] [--n 400,1000,3000,10000] [--seed 7] [--processes 2] \
+        [SERIES ...]
 
 Prints two Markdown tables, for each series and n. First: in how many of all runs an interval with
 both ends was given, in %, and of these, how many missed the true value. Second, since a goal is met
@@ -147,11 +148,11 @@ def _truth_of(name: str) -> _Truth:
     return _truth(_series()[name][0])
 
 
-def _ends_of(task: tuple[str, int, int]) -> dict[str, Ends]:
+def _ends_of(task: tuple[str, int, int, int]) -> dict[str, Ends]:
     """Return what became of the intervals of so many runs of n requests, by figure."""
-    name, n, runs = task
+    name, n, runs, seed = task
     (generate, block), truth = _series()[name], _truth_of(name)
-    generator = np.random.default_rng(7)
+    generator = np.random.default_rng(seed)
     found = {figure: Ends() for figure in FIGURES}
 
     def count(
@@ -185,15 +186,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--n", default="400,1000,3000,10000")
+    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("series", nargs="*", default=list(_series()))
     given = parser.parse_args(arguments)
-    tasks = [(name, n, given.runs) for name in given.series for n in map(int, given.n.split(","))]
+    sizes = [int(n) for n in given.n.split(",")]
+    tasks = [(name, n, given.runs, given.seed) for name in given.series for n in sizes]
     with Pool(given.processes) as pool:
         rows = list(zip(tasks, pool.map(_ends_of, tasks, chunksize=1), strict=True))
     print("| series | n | " + " | ".join(FIGURES) + " |")
     print("|---|---:|" + "---:|" * len(FIGURES))
-    for (name, n, runs), found in rows:
+    for (name, n, runs, _), found in rows:
         cells = [
             f"{_percent(each.both, runs)}: {_percent(each.missed, each.both)}"
             for each in found.values()
@@ -202,12 +205,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     titles = [f"{figure}, {end} end" for figure in _ONE_SIDED for end in ("lower", "upper")]
     print("\n| series | n | " + " | ".join(titles) + " |")
     print("|---|---:|" + "---:|" * len(titles))
-    for (name, n, _), found in rows:
+    for (name, n, *_), found in rows:
         ends = [end for figure in _ONE_SIDED for end in (found[figure].low, found[figure].high)]
         cells = [_percent(beyond, all_of_them) for all_of_them, beyond in ends]
         print(f"| {name} | {n} | {' | '.join(cells)} |")
     given_ones = [
-        each for (_, _, runs), found in rows for each in found.values() if each.both >= 0.05 * runs
+        each
+        for (_, _, runs, _), found in rows
+        for each in found.values()
+        if each.both >= 0.05 * runs
     ]
     false = sum(each.missed > 0.07 * each.both for each in given_ones)
     print(f"\n{false} of {len(given_ones)} entries of which 5 % or more are given miss in over 7 %")
