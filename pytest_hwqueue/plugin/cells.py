@@ -155,7 +155,10 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
         size = resolve_size(settings.size, kind)
         parts += [] if size == default_size(kind) else [size]
         if settings.param:
-            given = given_parameters(settings, workload_class(workload.name))
+            from pytest_hwqueue.workloads.workload import as_given
+
+            found = workload_class(workload.name)
+            given = as_given(found, size, given_parameters(settings, found))
             parts += [f"{name}={value}" for name, value in given.items()]
     return "".join(f"-{part}" for part in parts)
 

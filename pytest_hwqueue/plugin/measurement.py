@@ -103,7 +103,7 @@ class Hwq:
 
         """
         from pytest_hwqueue.workloads.registry import workload_class
-        from pytest_hwqueue.workloads.workload import Where, parameters_for
+        from pytest_hwqueue.workloads.workload import Where, as_given, parameters_for
 
         if workload is None:
             mark = self._request.node.get_closest_marker("hwq_workload")
@@ -118,7 +118,7 @@ class Hwq:
         def make(changed: Mapping[str, Any]) -> Workload:
             return found(values.model_copy(update=dict(changed)))
 
-        variant = [f"{name}={value}" for name, value in given.items()]
+        variant = [f"{name}={value}" for name, value in as_given(found, size, given).items()]
         if size != default_size(self._device.kind):
             variant.insert(0, size)
         cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))

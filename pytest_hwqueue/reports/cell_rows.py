@@ -49,12 +49,14 @@ COLUMNS = (
     Column("in_flight", "kernels", "in flight", rank=5),
     Column("overlap", "overlap", rank=5),
     Column("peak_allocated", "peak", "memory", unit_in_header=False, rank=5),
+    Column("allocated", "allocated", "at the end", unit_in_header=False, rank=6),
+    Column("reserved", "reserved", "at the end", unit_in_header=False, rank=6),
     Column("process_peak", "peak", "of process", unit_in_header=False, rank=5),
 )
 """Of a cell's figures; narrow tables leave P95, P99.9 and the maximum to the records."""
 _NS_PER_MS = 1e6
-# Of memory, the best first: a device offers one of them.
-_MEMORY = ("peak_allocated", "process_peak")
+# Of memory: an accelerator's, from torch's allocator, or else the process's.
+_MEMORY = ("peak_allocated", "allocated", "reserved", "process_peak")
 # Of an iteration's time; from here on what a device could do besides is not known.
 _LAUNCHING_SHARE = 0.9
 Show = Callable[[float, Interval | None], PrintedFigure]
@@ -198,10 +200,8 @@ class CellRows:
             mean, share = metrics.timeline.in_flight_mean, metrics.timeline.overlap_efficiency
             found["in_flight"] = [self._figure("kernels in flight", mean, figure, told=False)]
             found["overlap"] = [self._figure("overlap", share, percent, told=False)]
-        peak = next((key for key in _MEMORY if key in metrics.memory_bytes), None)
-        if peak is not None:
-            found[peak] = [memory(metrics.memory_bytes[peak])]
-        return found
+        known = metrics.memory_bytes
+        return found | {key: [memory(known[key])] for key in _MEMORY if key in known}
 
     def _ratio(self, name: str, ratio: LatencyRatioResult, once: bool) -> list[str]:
         parts = []

@@ -82,6 +82,9 @@ def _scaling_table(result: Scaling) -> Table:
         row = Row({"streams": str(point.streams), "mark": "saturated" if saturated else ""})
         shown = rate(float(given), result.unit, given.interval, like=greatest)
         row.figures["throughput"] = [shown]
+        # A count divides it exactly: its interval is that of the throughput.
+        each = float(given) / point.streams
+        row.figures["per_stream"] = [rate(each, result.unit, None, like=greatest)]
         for key, show in (("speedup", times), ("efficiency", percent)):
             value = getattr(point, key)
             row.figures[key] = [show(float(value)) if base else printed(value, show)]
@@ -92,6 +95,7 @@ def _scaling_table(result: Scaling) -> Table:
     columns = [
         Column("streams", "streams", right=True),
         Column("throughput", "throughput", interval_rank=1, kept=False),
+        Column("per_stream", "per stream", kept=False),
         Column("speedup", "speedup", against, unit_in_header=False, interval_rank=1, kept=False),
         Column(
             "efficiency", "efficiency", "per stream", unit_in_header=False,

@@ -20,7 +20,16 @@ from pytest_hwqueue.baselines.runs import (
 from pytest_hwqueue.baselines.sources import Source, Unmatched
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
-from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings, State, Verdict
+from pytest_hwqueue.gate.verdict import (
+    LEAST_FIRST_RUNS,
+    P50,
+    P90,
+    P95,
+    GateSettings,
+    State,
+    Verdict,
+    percent,
+)
 from pytest_hwqueue.metrics.between_runs import RunSpread, spread_within
 from pytest_hwqueue.metrics.contention import in_flight_words, kept_full
 from pytest_hwqueue.metrics.numbers import counted, grouped
@@ -388,11 +397,27 @@ def _of_few_runs(
         return replace(verdict, sentence=why)
     change = prepared.figure.change(old[0], new[0])
     if change.value is None:
-        return replace(verdict, sentence=f"{why}; no change: {change.refused}")
+        lower = _of_lower(prepared, old[0], new[0])
+        return replace(verdict, sentence=f"{why}; no change: {change.refused}{lower}")
     shown = "the change has the interval that each run's own samples give"
     if change.interval is None:
         shown = f"the change has no interval by samples: {change.refused}"
     return replace(verdict, sentence=f"{why}; {shown}", by_samples=change)
+
+
+def _of_lower(prepared: Prepared, old: Run, new: Run) -> str:
+    """Return the change of the highest lower percentile for which the samples suffice, as text."""
+    figure = prepared.figure
+    wanted = figure.quantity.quantile
+    if figure.kind not in ("latency", "pace") or wanted is None:
+        return ""
+    for quantity in (P95, P90, P50):
+        if quantity.quantile is not None and quantity.quantile < wanted:
+            change = replace(figure, quantity=quantity).change(old, new)
+            if change.value is not None and change.interval is not None:
+                low, high = (percent(end - 1) for end in change.interval)
+                return f"; {quantity.label} {percent(change.value - 1)} [{low}, {high}] by samples"
+    return ""
 
 
 def _key(cell_id: str, name: str) -> str:

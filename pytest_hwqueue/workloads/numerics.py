@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from pytest_hwqueue.devices.torch_settings import Float32Precision
 from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.workload import Setup
-
-MatmulType = Literal["fp32", "tf32", "bf16", "fp16"]
+from pytest_hwqueue.workloads.workload import MatmulType, Setup
 
 TORCH_TYPES = {
     "fp32": torch.float32,

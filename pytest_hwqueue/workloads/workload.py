@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.devices.protocol import Device, Stream
@@ -24,6 +24,15 @@ StreamRange = registry.StreamRange
 # No more than this many launches are held at once in the timeline pass: an accelerator's launch
 # queue takes about a thousand, then enqueueing waits for the device.
 HELD_KERNELS = 800
+
+
+_FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+TORCH_SPELLINGS = BeforeValidator(lambda given: _FORMATS.get(given, given))
+"""Of a parameter that is a numeric format: it may also be called as torch calls it."""
+
+MatmulType = Annotated[Literal["fp32", "tf32", "bf16", "fp16"], TORCH_SPELLINGS]
+"""Numeric formats of products; those of weights and inputs have the same names."""
 
 
 class Parameters(BaseModel):
@@ -254,6 +263,26 @@ def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]
     """
     values = {**workload.sizes[size], **given}
     return valid_parameters(workload.name, workload.parameter_model, values)
+
+
+def as_given(workload: type[Workload], size: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was given of a workload's parameters, each value spelt in the one way.
+
+    So ``mm_dim=512,512,512`` and ``mm_dim=512`` name the same cell.
+
+    Raises:
+        BadInput: as `parameters_for`.
+
+    """
+    values = parameters_for(workload, size, given)
+    fields = workload.parameter_model.model_fields
+    return {
+        name: _spelt(getattr(values, name)) for name in given if fields[name].exclude is not True
+    }
+
+
+def _spelt(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 Checked = TypeVar("Checked", bound=BaseModel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -204,6 +205,11 @@ def test_one_run_each_shows_the_change_that_its_samples_give_and_no_verdict(
         assert change.low < 1.2 < change.high < 1.5
     assert rate.by_samples is not None
     assert (rate.by_samples.interval, "samples of their primary" in rate.sentence) == (None, True)
+    # Too few samples for a change of P99 may have one of a lower percentile.
+    few = source(make_cell(runs=[1], n=340)), source(make_cell(runs=[2], scale=1.2, n=340))
+    (short,) = compare_sources(*few, ["p99"], SETTINGS).verdicts
+    assert short.verdict.by_samples is None
+    assert re.search(r"no change: .*; P(95|90|50) \+\d.* by samples", short.verdict.sentence)
     # Of many baseline runs, the samples of none stand for all.
     (alone,) = compare_sources(source(make_cell()), source(new), ["p99"], SETTINGS).verdicts
     assert (alone.verdict.by_samples, "--runs 5" in alone.verdict.sentence) == (None, True)

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.workloads.registry import OF_CLASS, WORKLOADS, ahead, workload_class
-from pytest_hwqueue.workloads.workload import Where, Workload, parameters_for
+from pytest_hwqueue.workloads.workload import Where, Workload, as_given, parameters_for
 
 from .everyone import EVERYONE
 
@@ -193,3 +193,32 @@ def test_every_workload_has_a_benchmark_with_its_mark_and_family() -> None:
                     assert marks.keys() & PRIORITIES == {EVERYONE[name].mark}, name
                     assert EVERYONE[name].family in marks, name
     assert measured == set(WORKLOADS)
+
+
+# Of each workload, the parameters that are numeric formats.
+FORMATS = {
+    name: [parameter for parameter in workload_class(name).parameter_model.model_fields
+           if parameter.endswith("dtype")]
+    for name in WORKLOADS
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, formats in FORMATS.items() if formats])
+def test_formats_are_also_called_as_torch_calls_them(name: str) -> None:
+    given = dict.fromkeys(FORMATS[name], "bfloat16")
+    workload = workload_class(name)
+    assert as_given(workload, "tiny", given) == dict.fromkeys(given, "bf16")
+    given = dict.fromkeys(given, "float64")
+    with pytest.raises(BadInput, match="Input should be"):
+        as_given(workload, "tiny", given)
+
+
+def test_what_was_given_is_spelt_in_one_way() -> None:
+    workload = workload_class("comms_compute_overlap")
+    given = {"mm_dim": "512,512, 512", "comm_size": "1024k", "async_op": "TRUE"}
+    spelt = {"mm_dim": "512", "comm_size": "1M", "async_op": "true"}
+    assert as_given(workload, "tiny", given) == spelt
+    # What has one value only is taken, and told by nothing.
+    assert as_given(workload, "tiny", {**given, "real_collectives": "true"}) == spelt
+    with pytest.raises(BadInput, match="always carried out"):
+        as_given(workload, "tiny", {"real_collectives": "false"})

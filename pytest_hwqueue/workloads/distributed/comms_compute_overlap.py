@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch.distributed as dist
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.errors import NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import Collective, Exchange, bus_factor
-from pytest_hwqueue.workloads.numerics import TORCH_TYPES, Matmul, MatmulType, poison, set_precision
+from pytest_hwqueue.workloads.numerics import TORCH_TYPES, Matmul, poison, set_precision
 from pytest_hwqueue.workloads.workload import (
+    TORCH_SPELLINGS,
+    MatmulType,
     Parameters,
     PrimaryLatency,
     Setup,
@@ -43,6 +45,12 @@ def _bytes_text(given: Any) -> str:
         raise ValueError("give bytes as a whole number above 0, with K, M or G for powers of 1024")
     unit = max((unit for unit in _UNITS if size % _UNITS[unit] == 0), key=_UNITS.__getitem__)
     return f"{size // _UNITS[unit]}{unit}"
+
+
+def _require_real(given: bool) -> bool:
+    if not given:
+        raise ValueError("collectives are always carried out: leave it out, or give true")
+    return given
 
 
 def _groups_text(given: Any) -> str | None:
@@ -88,7 +96,7 @@ class OverlapParameters(Parameters):
         "for powers of 1024; rounded down to equal parts for all ranks",
     )
     num_coll: int = Field(1, ge=1, description="collectives per iteration and other stream")
-    comm_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+    comm_dtype: Annotated[Literal["fp32", "bf16", "fp16"], TORCH_SPELLINGS] = Field(
         "fp32", description="numeric format of the collectives"
     )
     collective: Collective = Field("all_reduce", description="which one")
@@ -98,6 +106,10 @@ class OverlapParameters(Parameters):
         description="streams that compute, the others communicate; by default all but two, or but "
         "one of two and of three. Each stream that communicates has its own communicator, and "
         "NCCL may hang if more of them are active than fit on the device together",
+    )
+    # Told by nothing that is kept: it has one value.
+    real_collectives: Annotated[bool, AfterValidator(_require_real)] = Field(
+        True, exclude=True, description="collectives are always carried out, and never modelled"
     )
     async_op: bool = Field(
         False,

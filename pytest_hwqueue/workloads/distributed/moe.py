@@ -15,8 +15,15 @@ from pydantic import Field, ValidationInfo, field_validator
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.errors import CheckFailed, NotApplicable
 from pytest_hwqueue.workloads.distributed.collectives import all_gather, all_reduce, all_to_all
-from pytest_hwqueue.workloads.numerics import MatmulType, poison, set_precision
-from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
+from pytest_hwqueue.workloads.numerics import poison, set_precision
+from pytest_hwqueue.workloads.workload import (
+    MatmulType,
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    Where,
+    Workload,
+)
 
 
 class Router:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.numerics import poison, require_close, set_precision
-from pytest_hwqueue.workloads.workload import Parameters, Setup
+from pytest_hwqueue.workloads.workload import TORCH_SPELLINGS, Parameters, Setup
 
 
 class ParallelBlock(nn.Module):
@@ -103,7 +103,7 @@ def _own_group(rows: list[list[int]]) -> dist.ProcessGroup:
 
 
 # fp16 is left out: its gradients need a scaled loss.
-TrainingType = Literal["fp32", "tf32", "bf16"]
+TrainingType = Annotated[Literal["fp32", "tf32", "bf16"], TORCH_SPELLINGS]
 
 
 class TransformerParameters(Parameters):

@@ -17,10 +17,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.numerics import MatmulType, set_precision
+from pytest_hwqueue.workloads.numerics import set_precision
 from pytest_hwqueue.workloads.tenants.families import CacheBehind, Qwen3Decode, decoded
 from pytest_hwqueue.workloads.tenants.models import seeded_model
-from pytest_hwqueue.workloads.workload import HELD_KERNELS, Parameters
+from pytest_hwqueue.workloads.workload import HELD_KERNELS, MatmulType, Parameters
 
 
 @dataclass(frozen=True)

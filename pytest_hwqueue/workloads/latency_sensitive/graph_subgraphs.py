@@ -13,12 +13,17 @@ from pydantic import Field
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.numerics import (
     TORCH_TYPES,
-    MatmulType,
     poison,
     require_close,
     set_precision,
 )
-from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
+from pytest_hwqueue.workloads.workload import (
+    MatmulType,
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    Workload,
+)
 
 # Relative error of the norm against float64 behind four layers. A format of p bits of mantissa
 # rounds by 2^-(p+1), evenly spread (over √3), at about eight places (operands, stored results):

@@ -12,13 +12,13 @@ from pydantic import Field
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.workloads.numerics import (
     Matmul,
-    MatmulType,
     poison,
     require_close,
     set_precision,
 )
 from pytest_hwqueue.workloads.workload import (
     LatencyRatio,
+    MatmulType,
     Parameters,
     PrimaryLatency,
     Setup,

@@ -8,8 +8,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.numerics import Matmul, MatmulType, poison, set_precision
-from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Workload
+from pytest_hwqueue.workloads.numerics import Matmul, poison, set_precision
+from pytest_hwqueue.workloads.workload import (
+    MatmulType,
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    Workload,
+)
 
 
 class GemmParameters(Parameters):

@@ -9,12 +9,13 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.numerics import MatmulType, poison, require_close, set_precision
+from pytest_hwqueue.workloads.numerics import poison, require_close, set_precision
 from pytest_hwqueue.workloads.pipeline.stages import grouped, host_empty, thirds
 from pytest_hwqueue.workloads.tenants.models import seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import ModelSize, model_family
 from pytest_hwqueue.workloads.workload import (
     HELD_KERNELS,
+    MatmulType,
     Parameters,
     PrimaryLatency,
     Setup,

@@ -14,8 +14,15 @@ from torch.nn.functional import gelu, layer_norm
 
 from pytest_hwqueue.devices.protocol import Event, Stream
 from pytest_hwqueue.errors import HwqError, NotApplicable
-from pytest_hwqueue.workloads.numerics import MatmulType, poison, require_close, set_precision
-from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
+from pytest_hwqueue.workloads.numerics import poison, require_close, set_precision
+from pytest_hwqueue.workloads.workload import (
+    MatmulType,
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    Where,
+    Workload,
+)
 
 Region = Callable[..., torch.Tensor]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,7 +23,14 @@ from pytest_hwqueue.workloads.pipeline.stages import (
     matrices,
     thirds,
 )
-from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
+from pytest_hwqueue.workloads.workload import (
+    TORCH_SPELLINGS,
+    Parameters,
+    PrimaryLatency,
+    Setup,
+    Where,
+    Workload,
+)
 
 # Relative error of a layer's gradient against autograd's, whose products run in the same format on
 # the whole batch at once: rounding of the format, over a chain of layers and a sum over samples.
@@ -48,7 +55,7 @@ class OffloadParameters(Parameters):
         8, ge=1, description="samples in a training step, shared out to the compute streams"
     )
     sequence: int = Field(512, ge=1, description="rows of a sample")
-    dtype: Literal["fp32", "tf32", "bf16"] = Field(
+    dtype: Annotated[Literal["fp32", "tf32", "bf16"], TORCH_SPELLINGS] = Field(
         "fp32",
         description="numeric format on the device; with bf16 the host keeps the parameters in "
         "float32 and sends them as bf16",

@@ -16,7 +16,7 @@ import torch
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.torch_settings import tf32_allowed
 from pytest_hwqueue.errors import BadInput, CheckFailed, translated
-from pytest_hwqueue.workloads.numerics import TORCH_TYPES, MatmulType, require_close, set_precision
+from pytest_hwqueue.workloads.numerics import TORCH_TYPES, require_close, set_precision
 from pytest_hwqueue.workloads.tenants.families import ModelFamily, transformers
 from pytest_hwqueue.workloads.tenants.shapes import (
     MODEL_SIZES,
@@ -24,6 +24,7 @@ from pytest_hwqueue.workloads.tenants.shapes import (
     model_family,
     model_shape,
 )
+from pytest_hwqueue.workloads.workload import MatmulType
 
 # transformers draws from torch's global generator and sets torch's default format, which threads of
 # a process share.

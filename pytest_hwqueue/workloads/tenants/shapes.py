@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.workloads.workload import valid_parameters
+from pytest_hwqueue.workloads.workload import MatmulType, valid_parameters
 
 if TYPE_CHECKING:
     from pytest_hwqueue.workloads.tenants.families import ModelFamily
@@ -46,8 +46,7 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     sizes: ClassVar[Mapping[ModelSize, Mapping[str, int]]]
 
-    # As `numerics.MatmulType` has them.
-    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+    dtype: MatmulType = Field(
         "fp32", description="numeric format of weights, inputs and arithmetic"
     )
 
