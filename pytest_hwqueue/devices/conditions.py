@@ -37,8 +37,6 @@ _SETTINGS: Mapping[str, tuple[str, ...]] = {
     "hip": (
         *_OF_TORCH, "PYTORCH_HIP_ALLOC_CONF", "HIPBLASLT_WORKSPACE_SIZE", "MIOPEN_FIND_ENFORCE",
         "MIOPEN_FIND_MODE",
-        # Logs of every call: they cost time.
-        "AMD_LOG_LEVEL", "HIP_TRACE_API",
     ),
 }  # fmt: skip
 # Families of variables, too many to name: those that are set are one field.
@@ -390,10 +388,36 @@ _INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "HSA_TOOLS_LIB",
              "ROCP_TOOL_LIBRARIES", "LD_AUDIT")  # fmt: skip
 
 
+# Logs of every call or kernel cost each of them time. By variable, texts with which nothing is
+# logged that often: HIP's levels (how-to/logging), MIOpen's (DebugAndLogging), XSched's (log.h).
+_NO = ("0", "no", "false", "disable", "disabled")
+_SELDOM: Mapping[str, tuple[str, ...]] = {
+    "AMD_LOG_LEVEL": ("0", "1", "2"),
+    "HIP_TRACE_API": _NO,
+    "MIOPEN_ENABLE_LOGGING": _NO,
+    "MIOPEN_LOG_LEVEL": ("0", "1", "2", "3", "4"),
+    "XLOG_LEVEL": ("erro", "warn", "info"),
+}
+# Of user-written shims, such as TRACE_MALLOC and TRACE_KERNEL.
+_TRACING = "TRACE_"
+
+
+def _logs() -> list[str]:
+    """Return the variables by which every call of this process is logged, with their texts."""
+    names = [*_SELDOM, *sorted(name for name in os.environ if name.startswith(_TRACING))]
+    texts = [(name, os.environ.get(name, "")) for name in names]
+    return [
+        f"{name}={text}"
+        for name, text in texts
+        if text and text.lower() not in _SELDOM.get(name, _NO)
+    ]
+
+
 def tracers() -> list[str]:
     """Return what watches this process and thread, each by a few words."""
     found = [f"{name}={os.path.basename(text)}" for name in _INJECTED
              if (text := os.environ.get(name, ""))]  # fmt: skip
+    found += _logs()
     found += python_tracers()
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     tracing = next((line for line in status.splitlines() if line.startswith("TracerPid:")), "")

@@ -138,6 +138,23 @@ def test_what_watches_the_process_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "seldom", "each_call"),
+    [
+        ("AMD_LOG_LEVEL", "2", "3"),
+        ("HIP_TRACE_API", "0", "1"),
+        ("MIOPEN_ENABLE_LOGGING", "Disabled", "yes"),
+        ("MIOPEN_LOG_LEVEL", "4", "6"),
+        ("XLOG_LEVEL", "INFO", "DEBG"),
+        ("TRACE_KERNEL", "0", "1"),
+    ],
+)
+def test_a_log_of_each_call_is_named(name: str, seldom: str, each_call: str) -> None:
+    code = "print(*conditions.tracers(), sep='; ')"
+    assert printed(code, **{name: seldom}) == printed(code, **{name: ""}) == ""
+    assert printed(code, **{name: each_call}) == f"{name}={each_call}"
+
+
+@pytest.mark.parametrize(
     ("code", "variables", "expected"),
     [
         ("threading.settrace(print)", {}, "threading.settrace: builtins"),
