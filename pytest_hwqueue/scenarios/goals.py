@@ -35,6 +35,8 @@ _NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
 # Units of each figure, by their factor to the unit in which it is measured.
 FIGURES: dict[str, dict[str, float]] = {
     **dict.fromkeys(_PERCENTILES, _NS),
+    "mean": _NS,
+    "max": _NS,
     "attainment": {"%": 0.01},
     "throughput": {"/s": 1.0},
     "variation": {"%": 0.01},
@@ -43,7 +45,7 @@ FIGURES: dict[str, dict[str, float]] = {
 }
 OF_TOKENS = tuple(name for name in FIGURES if name.startswith(("ttft", "tbt", "goodput")))
 """Figures of servers that stream tokens."""
-_LONG = re.compile(r"(?:latency_|((?:ttft|tbt)_))(p[0-9]+)_(us|ms|s)")
+_LONG = re.compile(r"(?:latency_|((?:ttft|tbt)_))(p[0-9]+|mean|max)_(us|ms|s)")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -91,12 +93,17 @@ class Goal:
     @property
     def about_latency(self) -> bool:
         """Whether slow requests can make it missed."""
-        return self.figure in _PERCENTILES or self.figure == "attainment"
+        return self.figure in _PERCENTILES or self.figure in ("mean", "max", "attainment")
 
     @property
     def quantile(self) -> float | None:
         """Of the latency, such as 0.99; None if the figure is no percentile."""
         return _PERCENTILES.get(self.figure)
+
+    @property
+    def of_these_requests(self) -> bool:
+        """Whether it is of the requests measured alone, and so not met before the last one."""
+        return self.figure == "max"
 
     @property
     def factor(self) -> float:
@@ -150,11 +157,10 @@ class GoalResult(PlainData):
         if found.n:
             low, high = (_plain(end) for end in found.ends)
             sessions = f" in {found.sessions} sessions" if found.sessions > 1 else ""
-            parts.append(
-                f"{_plain(found.value)} {found.unit}, {100 * self.confidence:.4g}% interval "
-                f"{low} to {high}, "
-                f"n = {found.n}{sessions}"
-            )
+            between = f"{100 * self.confidence:.4g}% interval {low} to {high}, "
+            if parse_goal(self.goal).of_these_requests:
+                between = "of these alone, "
+            parts.append(f"{_plain(found.value)} {found.unit}, {between}n = {found.n}{sessions}")
         if self.reason:
             parts.append(self.reason)
         if self.decided_by_s is not None:
@@ -309,6 +315,8 @@ def estimator_of(goal: Goal, within_ns: float | None) -> Estimator:
             raise ValueError("attainment needs the latency within which a request counts")
         return figures.attainment(within_ns)
     others = {
+        "mean": figures.mean,
+        "max": figures.longest,
         "throughput": figures.throughput,
         "variation": figures.variation,
         "goodput": figures.goodput,

@@ -270,14 +270,19 @@ class ScenarioRuns:
         return whole_s / sum(record.duration_s for record in records) if whole_s else math.inf
 
     def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
-        """Return the verdicts on a test's goals to which blocks of its requests come, too."""
+        """Return the verdicts on a test's goals to which blocks of its requests come, too.
+
+        What is of the requests measured alone is not met before the last of them.
+        """
         own = own_run(case)
+        ends_later = self._longer(own) > 1
         goals = case.goals
         confidence = self._confidence(own)
         return [
             each.verdict
             for goal, each in zip(goals, results, strict=True)
             if each.verdict != "undecided"
+            and not (goal.of_these_requests and each.verdict == "met" and ends_later)
             and agrees_in_blocks(
                 goal, each.verdict == "met", self.windows(own, goal.tenant), confidence,
                 within_of(own, goal.tenant, goals),

@@ -135,6 +135,48 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
     return estimate
 
 
+def mean(windows: Sequence[Served], confidence: float) -> Estimate:
+    """Estimate the mean latency in ns, of all requests; infinite if one never completed.
+
+    The interval is that of `drift.mean_interval` over the requests in order of arrival.
+    """
+    times = _times(windows)
+    n = sum(each.size for each in times)
+    if n == 0:
+        return Estimate(low=0.0, unit="ns", refused="there was no request")
+    value = sum(float(each.sum()) for each in times) / n
+    if math.isinf(value):
+        return Estimate(
+            value=value, low=0.0, n=n, unit="ns", refused=NEVER_COMPLETED.format("some")
+        )
+    if n < LEAST_ITERATIONS:
+        return Estimate(
+            value=value, low=0.0, n=n, unit="ns", refused=shortfall(LEAST_ITERATIONS, n, "requests")
+        )
+    found = mean_interval(times, confidence)
+    if found.outlasts and found.half_width >= value:
+        reason = wandering("latency wanders", times[0])
+        return Estimate(value=value, low=0.0, n=n, unit="ns", refused=reason)
+    low, high = max(0.0, value - found.half_width), value + found.half_width
+    drift = None if found.drift is None else found.drift / value
+    return Estimate(value=value, low=low, high=high, n=n, unit="ns", drift=drift)
+
+
+def longest(windows: Sequence[Served], _: float) -> Estimate:
+    """Return the longest latency in ns of these requests; infinite if one never completed.
+
+    It is no estimate of what further requests do: the longest of more is longer. So both ends are
+    the value itself.
+    """
+    times = [each for each in _times(windows) if each.size]
+    n = sum(each.size for each in times)
+    if n == 0:
+        return Estimate(low=0.0, unit="ns", refused="there was no request")
+    value = max(float(each.max()) for each in times)
+    never = NEVER_COMPLETED.format("some") if math.isinf(value) else ""
+    return Estimate(value=value, low=value, high=value, n=n, unit="ns", refused=never)
+
+
 def attainment(within_ns: float) -> Estimator:
     """Return the estimator of the share of issued requests completed ``within_ns``.
 

@@ -45,7 +45,12 @@ class WhichTenant(PlainData):
     failed_for: dict[str, int] = Field(
         default_factory=dict, description="how many failed, by the three most frequent reasons"
     )
-    p50_ms: Estimate = Field(description="latency, from the scheduled arrival")
+    requests_per_s: Estimate = Field(description="completed within the windows")
+    mean_ms: Estimate = Field(
+        description="latency, from the scheduled arrival, as the following ones"
+    )
+    p50_ms: Estimate
+    p90_ms: Estimate
     p95_ms: Estimate
     p99_ms: Estimate
     p99_by_s: float | None = Field(

@@ -164,7 +164,12 @@ def _tenant(
         failed=sum(result.failed or 0 for result in results),
         unserved=sum(result.unserved or 0 for result in results),
         failed_for=failed_for(results),
+        requests_per_s=told(over_sessions.absolute(figures.throughput, windows, CONFIDENCE)),
+        mean_ms=told(
+            over_sessions.absolute(figures.mean, windows, CONFIDENCE), 1 / _NS_PER_MS, "ms"
+        ),
         p50_ms=_percentile(windows, 0.5),
+        p90_ms=_percentile(windows, 0.9),
         p95_ms=_percentile(windows, 0.95),
         p99_ms=p99,
         p99_by_s=None

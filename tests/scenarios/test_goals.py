@@ -27,6 +27,7 @@ from pytest_hwqueue.scenarios.planned_runs import cases, colocation, own_run
 from pytest_hwqueue.tenancy.figures import (
     Served,
     attainment,
+    mean,
     percentile,
     ratio,
     throughput,
@@ -142,6 +143,17 @@ IDLE, BUSY = Served(1, [], [], 60 * S), served(np.full(600, 10**8), window_ns=60
         ("a.p99 < 10 ms", [FEW] * 4, None, "met: "),
         ("a.variation < 2%", served([MS] * 49), None, "needs at least 50 requests"),
         ("a.variation < 2%", served([MS] * 60), None, "met: "),
+        ("a.mean < 2 ms", served([MS] * 60), None, "met: "),
+        ("a.latency_mean_ms < 1.5", served([MS, 2 * MS] * 60), None, "undecided: "),
+        ("a.mean < 1.2 ms", served([MS, 2 * MS] * 60), None, "missed: "),
+        ("a.mean < 2 ms", served([MS] * 49), None, "needs at least 50 requests"),
+        ("a.mean < 2 s", served(np.full(1000, MS), never=1), None, "some requests never completed"),
+        ("a.mean < 2 s", NONE, None, "there was no request"),
+        # Of these requests, however few they are.
+        ("a.max < 2.5 ms", served([MS, 2 * MS]), None, "(2 ms, of these alone, n = 2)"),
+        ("a.max < 2 ms", served([MS, 2 * MS]), None, "missed: "),
+        ("a.max < 2 s", served(np.full(1000, MS), never=1), None, "missed: "),
+        ("a.max < 2 s", NONE, None, "there was no request"),
         # What was never completed is slower than any bound.
         ("a.p99 < 10 ms", FAST, None, "met: "),
         ("a.p99 < 10 ms", served(np.full(1000, MS), never=10), None, "undecided: "),
@@ -272,6 +284,18 @@ def test_variation_of_known_distributions() -> None:
         for _ in range(REPEATS)
     ]
     assert outside(estimates, 0.02) <= 0.09
+
+
+def test_mean_of_known_distributions() -> None:
+    generator = np.random.default_rng(5)
+    estimates = [mean([served(1e9 * generator.gamma(2, 0.5, 500))], 0.95) for _ in range(REPEATS)]
+    assert outside(estimates, 1e9) <= 0.09
+    # Of several windows as of one; a drift is told, and the interval is of the windows' own mean.
+    (line,) = [1e9 * np.linspace(0.9, 1.1, 500) + 1e7 * generator.standard_normal(500)]
+    found = mean([served(line[:250]), served(line[250:])], 0.95)
+    assert found.value == pytest.approx(line.mean(), rel=1e-6)
+    assert found.drift == pytest.approx(0.1, rel=0.1)
+    assert found.interval is not None
 
 
 def test_ratio_to_a_reference_at_its_bound_is_seldom_called() -> None:

@@ -14,8 +14,9 @@ from pytest_hwqueue.which.file import WhichCase, WhichFile, WhichTenant, choices
 def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:
     none = Estimate()
     return WhichTenant(
-        name=name, priority=priority, issued=1, completed=1, failed=0, unserved=0, p50_ms=none,
-        p95_ms=none, p99_ms=none, max_ms=none, unit="images", throughput_loss=None,
+        name=name, priority=priority, issued=1, completed=1, failed=0, unserved=0,
+        requests_per_s=none, mean_ms=none, p50_ms=none, p90_ms=none, p95_ms=none,
+        p99_ms=none, max_ms=none, unit="images", throughput_loss=None,
         p50_over_solo=None, p99_over_solo=None,
         throughput_items_per_s=Estimate(value=value, low=value - half, high=value + half),
     )  # fmt: skip

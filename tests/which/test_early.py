@@ -109,6 +109,14 @@ def test_windows_go_on_until_their_rows_have_figures(file: Path) -> None:
     assert windows["mix processes native"] == windows["mix threads native"] == [7.5]
 
 
+def test_what_is_of_the_requests_measured_is_not_met_before_the_last(file: Path) -> None:
+    file.write_text(SCENARIO.partition("goals:")[0] + "goals: [high.max < 10 ms]\n")
+    windows = Session(file).windows
+    assert windows["mix processes mps"] == windows["mix threads stream-priority"] == [30, 30]
+    # Missed once and for all.
+    assert windows["mix processes native"] == [3.75]
+
+
 def test_windows_that_would_hardly_have_figures_end_when_decided(file: Path) -> None:
     found = Session(file, "figures", rate=2)
     assert found.windows["mix processes native"] == [30]

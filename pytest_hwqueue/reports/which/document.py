@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from pytest_hwqueue.reports.document import (
 )
 from pytest_hwqueue.reports.notes import Notes, drift_in_words
 from pytest_hwqueue.reports.which import words
-from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
+from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict, parse_goal
 from pytest_hwqueue.schedulers.declaration import NATIVE
 from pytest_hwqueue.which.file import Trend, WhichCase, WhichFile, WhichTenant, trends
 
@@ -32,7 +33,10 @@ _FIGURES = (
     Column("tenant", "tenant"),
     Column("sessions", "sessions", right=True, rank=8),
     Column("n", "n", right=True, rank=4),
+    Column("rate", "rate", rank=9),
+    Column("mean", "mean", rank=9),
     Column("p50", "P50", rank=2),
+    Column("p90", "P90", rank=9),
     Column("p95", "P95", rank=6),
     Column("p99", "P99"),
     Column("max", "max", rank=10),
@@ -45,7 +49,9 @@ _FIGURES = (
 )
 # Their fields and units; a throughput has the tenant's.
 _FIELDS = {
-    "p50": ("p50_ms", "ms"), "p95": ("p95_ms", "ms"), "p99": ("p99_ms", "ms"),
+    "rate": ("requests_per_s", "/s"), "mean": ("mean_ms", "ms"),
+    "p50": ("p50_ms", "ms"), "p90": ("p90_ms", "ms"), "p95": ("p95_ms", "ms"),
+    "p99": ("p99_ms", "ms"),
     "max": ("max_ms", "ms"), "attained": ("attainment", "share"),
     "throughput": ("throughput_items_per_s", ""), "loss": ("throughput_loss", "%"),
     "p50_solo": ("p50_over_solo", "×"), "p99_solo": ("p99_over_solo", "×"),
@@ -181,7 +187,10 @@ def _goal_text(goal: GoalResult) -> str:
     unit = "×" if goal.figure.unit == "x" else goal.figure.unit
     # Goals give shares in %, where a table's figures are of one.
     scale = 0.01 if unit == "%" else 1.0
-    return str(in_unit(goal.figure.scaled(scale, unit), unit))
+    figure = goal.figure.scaled(scale, unit)
+    if parse_goal(goal.goal).of_these_requests:
+        figure = figure.model_copy(update={"low": -math.inf, "high": math.inf})
+    return str(in_unit(figure, unit))
 
 
 def _in_short(found: WhichFile) -> list[Part]:

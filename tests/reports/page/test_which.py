@@ -19,22 +19,21 @@ STORED = ROOT / "baselines" / "nvidia-h200" / "co-location"
 
 
 def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures() -> None:
-    found = find_records([STORED / "fixed_priority"])
+    found = find_records([STORED / "high_load-mps"])
     page = page_of(found, Path("report.html"))
-    assert page.verdict.sentence == "All goals were met under xsched:level=1,threshold=1."
+    assert page.verdict.sentence == "All goals were met under mps-partition:low=80%."
     assert page.verdict.level == "good"
     (stored,) = found.tables
     (document,) = page.answers
     (choice,) = stored.record.choices
-    # Second, after the remark that the session was interrupted.
-    assert document.parts[2] == Paragraph(headline(stored.record, choice), "bold")
+    assert document.parts[1] == Paragraph(headline(stored.record, choice), "bold")
     tables = [part for part in document.parts if isinstance(part, Table)]
     _, goals, tenants = (each.rows for each in tables)
     judged = {case.id: case.goals for case in stored.record.cases if case.goals}
     assert [row.texts["case"] for row in goals] == list(judged)
     for row in goals:
         for goal in judged[row.texts["case"]]:
-            assert row.texts[goal.goal].startswith(f"{goal.verdict} {goal.figure:.2f}")
+            assert row.texts[goal.goal].startswith(f"{goal.verdict} {goal.figure:.3g}")
     # Each tenant's name leads to its cell.
     cells = {details.cell.key: details.cell.shown.cell_id for details in page.details}
     for row in tenants:
@@ -48,9 +47,9 @@ def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures(
     measured = {point["case"]: (point["p99"], point["loss"]) for point in points}
     for point in points:
         case = cases[point["case"]]
-        loss = case.tenant("background").throughput_loss
+        loss = case.tenant("low").throughput_loss
         p99, lost = measured[point["case"]]
-        assert p99 == case.tenant("foreground").p99_ms.value
+        assert p99 == case.tenant("high").p99_ms.value
         assert lost == (0 if loss is None else 100 * (loss.value or 0.0))
         others = measured.values()
         beaten = any(a <= p99 and b <= lost and (a, b) != (p99, lost) for a, b in others)
@@ -61,5 +60,8 @@ def test_a_mode_without_a_p99_is_left_out_with_the_reason() -> None:
     page = page_of(find_records([STORED / "standard_load"]), Path("report.html"))
     (front,) = (part for part in page.answers[0].parts if isinstance(part, Chart))
     assert front.spec is None
-    assert "needs at least 368 requests, has 120 (248 missing)" in front.left_out["native"]
+    assert (
+        "has 120 requests, worth 93 independent ones at least; 1000 suffice"
+        in front.left_out["native"]
+    )
     assert "No mode has both figures." in Parsed(render_page(page)).text
