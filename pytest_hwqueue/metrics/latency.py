@@ -96,9 +96,11 @@ def too_few(
     enough = math.ceil(sufficient_samples(quantile) * more)
     if n < enough and not 0 < worth < n:
         return f"has {n} {noun}; {enough} independent ones suffice"
+    # However they follow each other, there is one.
+    counted = max(1, int(worth))
     if n < enough:
-        return f"has {n} {noun}, worth {int(worth)} independent ones at least; {enough} suffice"
-    return f"has {n} {noun}, which follow each other and are worth {int(worth)} independent ones"
+        return f"has {n} {noun}, worth {counted} independent ones at least; {enough} suffice"
+    return f"has {n} {noun}, which follow each other and are worth {counted} independent ones"
 
 
 def minimum_samples(quantile: float, confidence: float = CONFIDENCE) -> int:
