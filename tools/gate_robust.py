@@ -392,6 +392,18 @@ def auto(options: argparse.Namespace) -> None:
             told.append("{} x {}".format(*shape) + f": {alarms / suites:.2%} "
                         f"({doubtful / cells:.1%}, {spent / cells:.1f})")  # fmt: skip
         print(f"{name:38s} {suites} suites  " + "   ".join(told), flush=True)
+    vouched = GateSettings.of_options(min_effect=None, tau=0.0)
+    for name, noise in (("normal", plain), ("t(2.5)", heavy), ("outliers", wild)):
+        told = []
+        for sd in (0.001, 0.003, 0.01):
+            rng = np.random.default_rng(options.seed)
+            alarms = 0
+            for _ in range(suites):
+                old, new = drawn(rng, (1, 10), (sd,), (0.0,), noise)
+                verdicts = judged(old, new, vouched).values()
+                alarms += any(each.state == "regression" for each in verdicts)
+            told.append(f"{sd:.1%}: {alarms / suites:.2%}")
+        print(f"tau 0, 1 x 10, {name}: {suites} suites  " + "   ".join(told), flush=True)
     for name, noise in (("normal", plain), ("t(2.5)", heavy), ("outliers", wild)):
         for pairs in (12, 16):
             figures = 10 if pairs == 12 else SUITE_CELLS

@@ -59,8 +59,8 @@ def own(old: Runs, settings: GateSettings = AUTO, **more: Sequence[str]) -> list
 
 
 def test_2_percent_is_found_in_quiet_cells_and_only_if_asked_for() -> None:
-    old = stored(0.003)
-    new = {key: new_runs(0.003, 0.02 * (key == "c3"), seed=i) for i, key in enumerate(old)}
+    old = stored(0.002)
+    new = {key: new_runs(0.002, 0.02 * (key == "c3"), seed=i) for i, key in enumerate(old)}
     assert judged(old, new, GateSettings())["c3"].state == "pass"
     verdicts = judged(old, new, AUTO)
     assert [key for key, each in verdicts.items() if each.state == "regression"] == ["c3"]
@@ -70,16 +70,13 @@ def test_2_percent_is_found_in_quiet_cells_and_only_if_asked_for() -> None:
 
 @pytest.mark.parametrize("effect", [0.0, 0.0025, 0.005, 0.01])
 def test_sessions_that_differ_fail_no_unchanged_suite(effect: float) -> None:
-    """The rate is counted in docs/evidence/gate.md; at tau 0 five of these suites fail."""
-    alarms = 0
+    """At a tau of 0, 0, 2, 15 and 18 of them fail; docs/evidence/gate.md has more."""
     for seed in range(20):
         old = stored(0.003, 6, 2, effect, seed)
-        held = {key: runs[-1:] for key, runs in old.items()}
-        moved = {key: math.log(runs[0].value) for key, runs in held.items()}
+        moved = {key: math.log(runs[-1].value) for key, runs in old.items()}
         new = {key: new_runs(0.003, math.expm1(log), seed=seed) for key, log in moved.items()}
         known = {key: runs[:-2] for key, runs in old.items()}
-        alarms += any(each.state == "regression" for each in judged(known, new, AUTO).values())
-    assert alarms <= 1
+        assert {each.state for each in judged(known, new, AUTO).values()} <= {"pass", "improvement"}
 
 
 @given(
@@ -190,3 +187,13 @@ def test_what_keeps_a_cell_from_2_percent_is_said(
     assert limit_of(found, sd, runs, quantity, settings, 16) == limit
     assert limit_of(None, sd, runs, quantity, settings, 16) == ""
     assert limit_of(found, sd, runs, quantity, replace(settings, own_effects=False), 16) == ""
+
+
+def test_a_quiet_cell_whose_sessions_differ_has_them_allowed_for() -> None:
+    """The median cell's sessions say nothing of it."""
+    old = stored(0.001, 5, 4)
+    old["c3"] = stored(0.001, 5, 4, effect=0.01)["c3"]
+    found = own(old)
+    assert found[3].tau > 0.01
+    assert {each.tau for each in (*found[:3], *found[4:])} == {LEAST_TAU}
+    assert own(old, GateSettings())[3].tau == GateSettings().tau
