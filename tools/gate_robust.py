@@ -369,6 +369,8 @@ def auto(options: argparse.Namespace) -> None:
         ("quiet H200; as its own", QUIET, _ODD, plain, plain, False),
         ("quiet H200; by 1 % in one cell of 11", QUIET, (0.0004,) * 10 + (0.01,), plain, plain,
          False),
+        ("0.1 to 22 %; by 0.4 of runs", UNEVEN, tuple(0.4 * sd for sd in UNEVEN), plain, plain,
+         False),
         ("0.3%, t(2.5); not at all", (0.003,), (0.0,), heavy, plain, False),
         ("0.3%, t(2.5); by 0.25%", (0.003,), (0.0025,), heavy, plain, False),
         ("0.3%, outliers; not at all", (0.003,), (0.0,), wild, plain, False),

@@ -35,8 +35,9 @@ SURE = 0.99
 
 ODD = 0.75
 """Of a cell's sessions differing by no more than those of all cells, one-sided: beyond it they are
-taken to. At 0.9, among ten quiet cells one whose sessions differ by 1 % failed 7 of 400 unchanged
-suites with four sessions."""
+taken to. With four sessions and, among ten quiet cells, one whose sessions differ by 1 %, 7 of 400
+unchanged suites failed at 0.9 and 4 at 0.75 (tools/gate_robust.py auto, other seeds than in docs).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,9 @@ class _Sessions:
         squares = math.fsum(value**2 for value in self.deviations.values())
         return squares / (len(self.deviations) - 1)
 
-    @property
-    def most(self) -> float:
-        """What its sessions differ by at most, as a standard deviation, by this cell alone."""
-        sure = self.variance * _upper(len(self.deviations) - 1, SURE)
+    def most(self, confidence: float) -> float:
+        """Return what its sessions differ by at most, as a standard deviation, by it alone."""
+        sure = self.variance * _upper(len(self.deviations) - 1, confidence)
         return math.sqrt(max(0.0, sure - (self.noise or 0.0)))
 
     def exceeds(self, sd: float) -> bool:
@@ -93,11 +93,12 @@ def with_session_effect(
 
     Cells with 4 sessions or more have the upper bound of what the sessions of all such cells show
     of the quantity, or of the time per iteration, or what a cell's own sessions show for sure if
-    that is less; with least effects of cells' own, the latter also where a cell's sessions differ
-    by more than those of all cells explain. All others have ``settings.session_effect``, or 0.6 of
-    the standard deviation of their runs if that is more. Nobody has less than ``settings.tau``, or
-    than `LEAST_TAU` with least effects of cells' own; ``settings.tau`` counts alone if the user
-    vouches for it. Cells of a device that is only a model have no session effect.
+    that is less; with least effects of cells' own, where a cell's sessions differ by more than
+    those of all cells explain, the upper bound of what they show alone. All others have
+    ``settings.session_effect``, or 0.6 of the standard deviation of their runs if that is more.
+    Nobody has less than ``settings.tau``, or than `LEAST_TAU` with least effects of cells' own;
+    ``settings.tau`` counts alone if the user vouches for it. Cells of a device that is only a model
+    have no session effect.
 
     Args:
         baselines: runs by cell.
@@ -131,8 +132,8 @@ def with_session_effect(
             shown = known.sd(cell)
             # A least effect of 5 % covers a cell whose sessions differ more; a lower one does not.
             if settings.own_effects and cell.exceeds(max(least, shown)):
-                shown = cell.most
-            allowed[name, key] = max(least, min(shown, cell.most))
+                shown = cell.most(CONFIDENCE)
+            allowed[name, key] = max(least, min(shown, cell.most(SURE)))
 
     return {
         key: Allowing(

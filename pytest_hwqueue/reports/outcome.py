@@ -177,6 +177,7 @@ def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
             "too few runs to find a regression"
             if figure.detectable is None
             else f"can detect {figure.quantity.label} >= {percent(figure.detectable)}",
+            figure.limit,
             figure.warning,
         ]
         lines.append(f"  {figure.cell_id}: {'; '.join(filter(None, parts))}")

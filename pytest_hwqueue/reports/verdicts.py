@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from pytest_hwqueue.baselines.runs import in_words
+from pytest_hwqueue.gate.effects import PROMISED
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
 from pytest_hwqueue.gate.verdict import GateSettings, Quantity, State, Verdict, percent, sd_words
@@ -198,6 +199,8 @@ def _passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
     weak = sum(effect > settings.detect for effect in reach)
     if weak:
         parts.append(f"{weak} cannot detect {100 * settings.detect:+.3g} %")
+    if limited := sum(bool(verdict.limit) for verdict in passes):
+        parts.append(f"{limited} cannot detect {percent(PROMISED)} (why: -v)")
     blind = len(passes) - len(reach)
     if blind:
         parts.append(f"{blind} can detect none, having too small a baseline")
