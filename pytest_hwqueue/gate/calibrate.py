@@ -301,7 +301,7 @@ def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings)
     return Calibration(found, tau, tau_is_floor)
 
 
-def drift_alarm(runs: Sequence[ProcessRun], sessionless: bool = False) -> str:
+def drift_alarm(runs: Sequence[ProcessRun]) -> str:
     """Return why a baseline's runs may not be independent, or an empty string.
 
     The reasons are one session only, and successive runs that resemble each other: a lag-1
@@ -309,10 +309,9 @@ def drift_alarm(runs: Sequence[ProcessRun], sessionless: bool = False) -> str:
 
     Args:
         runs: in the order measured, values finite and above zero.
-        sessionless: whether sessions cannot differ.
     """
     advice = "use interleaved confirmation"
-    if len(runs) > 1 and len({run.session for run in runs}) == 1 and not sessionless:
+    if len(runs) > 1 and len({run.session for run in runs}) == 1:
         return f"all {len(runs)} runs come from one session: {advice}"
     if len(runs) < DRIFT_RUNS:
         return ""

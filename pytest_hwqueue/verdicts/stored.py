@@ -158,8 +158,9 @@ def describe_stored(
         limit = ""
         if sd is not None:
             limit = limit_of(detectable, sd, runs, quantities[key], allowing[key].main, compared)
-        alike = key in sessionless
-        warning = drift_alarm(runs, alike) if sound else "a run's figure is not above 0"
+        warning = "" if sound else "a run's figure is not above 0"
+        if sound and key not in sessionless:
+            warning = drift_alarm(runs)
         described.append(
             StoredFigure(
                 cell_ids[key], quantities[key], runs, sd, seen != sd, detectable, limit, warning
