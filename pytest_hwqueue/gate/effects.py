@@ -53,33 +53,44 @@ def cell_settings(
         cells: how many share the error rate.
         sessionless: cells whose sessions cannot differ.
     """
-    allowing = with_session_effect(baselines, quantities, settings, sessionless)
+    usual = replace(settings, own_effects=False)
+    allowing = with_session_effect(baselines, quantities, usual, sessionless)
     if not settings.own_effects:
         return allowing
+    own = with_session_effect(baselines, quantities, settings, sessionless)
     found = {}
     for key, runs in baselines.items():
-        own = allowing[key]
         values = [(run.value, run.session) for run in runs]
         times = [(run.iteration_ns or math.nan, run.session) for run in runs]
         found[key] = Allowing(
-            _with_own_effect(values, own.main, cells),
-            _with_own_effect(times, own.companion, cells),
+            _sharper(values, allowing[key].main, own[key].main, cells),
+            _sharper(times, allowing[key].companion, own[key].companion, cells),
         )
     return found
 
 
-def _with_own_effect(
-    values: Sequence[tuple[float, str]], settings: GateSettings, cells: int
+def _sharper(
+    values: Sequence[tuple[float, str]], usual: GateSettings, own: GateSettings, cells: int
 ) -> GateSettings:
-    """Return settings with the least effect that runs with their sessions let the gate find."""
+    """Return the settings of a figure with the least effect that its runs let the gate find.
+
+    Where that is not below the usual one, all else is as usual, too.
+
+    Args:
+        values: of the runs, with their sessions.
+        usual: with the session effect allowed for at the usual least effect.
+        own: with that allowed for at one of the cell's own.
+        cells: how many share the error rate.
+    """
+    usual = replace(usual, own_effects=True)
     logs, sessions = sound_logs(values)
-    if len(logs) < LEAST_RUNS or not can_convict(len(logs), settings.last_look, settings, cells):
-        return settings
-    sd = max(stdev(logs), settings.floor)
+    if len(logs) < LEAST_RUNS or not can_convict(len(logs), own.last_look, own, cells):
+        return usual
+    sd = max(stdev(logs), own.floor)
     # New runs are all of one session.
     share = 1 + session_share(sessions)
-    found = least_effect(sd, len(logs), settings, cells, session_share=share)
-    return _limited(found, settings)
+    found = least_effect(sd, len(logs), own, cells, session_share=share)
+    return _limited(found, own) if found < usual.min_effect else usual
 
 
 def of_pairs(

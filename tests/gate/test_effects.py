@@ -192,8 +192,13 @@ def test_what_keeps_a_cell_from_2_percent_is_said(
 def test_a_quiet_cell_whose_sessions_differ_has_them_allowed_for() -> None:
     """The median cell's sessions say nothing of it."""
     old = stored(0.001, 5, 4)
-    old["c3"] = stored(0.001, 5, 4, effect=0.01)["c3"]
+    old["c3"] = stored(0.001, 5, 4, effect=0.003)["c3"]
     found = own(old)
-    assert found[3].tau > 0.01
+    assert found[3].tau == pytest.approx(0.0075, abs=0.0001)
+    assert found[3].min_effect == pytest.approx(0.040, abs=0.001)
     assert {each.tau for each in (*found[:3], *found[4:])} == {LEAST_TAU}
-    assert own(old, GateSettings())[3].tau == GateSettings().tau
+    usual = own(old, GateSettings())
+    assert usual[3].tau == GateSettings().tau
+    # At its usual least effect a cell is judged as usual.
+    old["c3"] = stored(0.001, 5, 4, effect=0.02)["c3"]
+    assert replace(own(old)[3], own_effects=False) == own(old, GateSettings())[3]
