@@ -124,6 +124,7 @@ def with_session_effect(
             logs, sessions = sound_logs(values)
             if len(set(sessions)) >= LEAST_SESSIONS:
                 seen.setdefault(name, {})[key] = _sessions(logs, sessions)
+                continue
             spread = stdev(logs) if len(logs) > 1 else 0.0
             allowed[name, key] = max(settings.tau, settings.session_effect, PROPORTION * spread)
     for name, cells in seen.items():
