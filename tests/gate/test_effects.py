@@ -59,8 +59,8 @@ def own(old: Runs, settings: GateSettings = AUTO, **more: Sequence[str]) -> list
 
 
 def test_2_percent_is_found_in_quiet_cells_and_only_if_asked_for() -> None:
-    old = stored(0.002)
-    new = {key: new_runs(0.002, 0.02 * (key == "c3"), seed=i) for i, key in enumerate(old)}
+    old = stored(0.001)
+    new = {key: new_runs(0.001, 0.02 * (key == "c3"), seed=i) for i, key in enumerate(old)}
     assert judged(old, new, GateSettings())["c3"].state == "pass"
     verdicts = judged(old, new, AUTO)
     assert [key for key, each in verdicts.items() if each.state == "regression"] == ["c3"]
@@ -189,16 +189,10 @@ def test_what_keeps_a_cell_from_2_percent_is_said(
     assert limit_of(found, sd, runs, quantity, replace(settings, own_effects=False), 16) == ""
 
 
-def test_a_quiet_cell_whose_sessions_differ_has_them_allowed_for() -> None:
+def test_a_quiet_cell_whose_own_sessions_differ_is_judged_as_usual() -> None:
     """The median cell's sessions say nothing of it."""
     old = stored(0.001, 5, 4)
     old["c3"] = stored(0.001, 5, 4, effect=0.003)["c3"]
     found = own(old)
-    assert found[3].tau == pytest.approx(0.0075, abs=0.0001)
-    assert found[3].min_effect == pytest.approx(0.040, abs=0.001)
+    assert replace(found[3], own_effects=False) == own(old, GateSettings())[3]
     assert {each.tau for each in (*found[:3], *found[4:])} == {LEAST_TAU}
-    usual = own(old, GateSettings())
-    assert usual[3].tau == GateSettings().tau
-    # At its usual least effect a cell is judged as usual.
-    old["c3"] = stored(0.001, 5, 4, effect=0.02)["c3"]
-    assert replace(own(old)[3], own_effects=False) == own(old, GateSettings())[3]
