@@ -3,6 +3,8 @@
 python tools/gate_robust.py unchanged  the whole gate, 2,000 unchanged suites of 100 cells each
 python tools/gate_robust.py power      one changed cell of 100: outliers, half of the runs, +2 %
 python tools/gate_robust.py sessions   sessions that differ, and nobody vouches for by how much
+python tools/gate_robust.py auto       --hwq-min-effect=auto: suites that alarm, stored and in pairs
+python tools/gate_robust.py small      --hwq-min-effect=auto: +2, +3 and +5 % in one cell
 
 OLD=20 CELLS=16 python tools/gate_robust.py ...   other numbers of baseline runs and of cells
 """
@@ -22,10 +24,13 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from pytest_hwqueue.gate.cell_gate import CellGate
+from pytest_hwqueue.gate.effects import of_pairs
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.suite_gate import SuiteGate, conclude
-from pytest_hwqueue.gate.verdict import P99, GateSettings
+from pytest_hwqueue.gate.verdict import P99, GateSettings, Verdict
+from pytest_hwqueue.interleaved.sides import acquitted_early, by_pairs, looks, reach
+from pytest_hwqueue.verdicts.judging import judged_once
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -219,30 +224,65 @@ _CHANGED = "10"
 Suite = dict[str, list[ProcessRun]]
 
 
+Shape = tuple[int, ...]
+Drawn = Callable[[np.random.Generator, Shape], Floats]
+
+
+def plain(rng: np.random.Generator, shape: Shape) -> Floats:
+    """Return normal noise with an sd of 1."""
+    return rng.standard_normal(shape)
+
+
+def heavy(rng: np.random.Generator, shape: Shape) -> Floats:
+    """Return Student's t with 2.5 degrees of freedom, of scale 1."""
+    return rng.standard_t(2.5, shape)
+
+
+def wild(rng: np.random.Generator, shape: Shape) -> Floats:
+    """Return normal noise; one run in twenty is slower by 10 standard deviations."""
+    return np.asarray(rng.standard_normal(shape) + 10 * (rng.random(shape) < 0.05))
+
+
+def walk(rng: np.random.Generator, shape: Shape) -> Floats:
+    """Return sessions of which each differs from the one before it: a drift."""
+    return np.cumsum(rng.standard_normal(shape), axis=0)
+
+
 def drawn(
-    rng: np.random.Generator, shape: tuple[int, int], sds: Sequence[float], spreads: Sequence[float]
-) -> tuple[Suite, Suite]:
-    """Return old runs of so many sessions, and new ones of another, by cell."""
+    rng: np.random.Generator, shape: tuple[int, int], sds: Sequence[float],
+    spreads: Sequence[float], runs: Drawn = plain, sessions: Drawn = plain, shared: bool = False,
+) -> tuple[Suite, Suite]:  # fmt: skip
+    """Return old runs of so many sessions, and new ones of another, by cell.
+
+    A session moves each cell in its own way or, ``shared``, all cells alike.
+    """
     old: Suite = {}
     new: Suite = {}
     number, each = shape
+    common = sessions(rng, (number + 1, 1)) if shared else None
     for i in range(SUITE_CELLS):
-        logs = spreads[i % len(sds)] * rng.standard_normal((number + 1, 1))
-        noise = rng.standard_normal((number + 1, max(each, MOST_NEW)))
-        logs = logs + sds[i % len(sds)] * noise
+        moves = sessions(rng, (number + 1, 1)) if common is None else common
+        noise = runs(rng, (number + 1, max(each, MOST_NEW)))
+        logs = spreads[i % len(spreads)] * moves + sds[i % len(sds)] * noise
         old[f"{i}"] = [run for j in range(number) for run in as_runs(logs[j, :each], f"s{j}")]
         new[f"{i}"] = list(as_runs(logs[-1, :MOST_NEW], "new"))
     return old, new
 
 
-def regressions(old: Suite, new: Suite) -> set[str]:
-    """Return the cells that the gate calls a regression, nobody vouching for sessions."""
-    gate = SuiteGate(GateSettings(), old)
+def judged(old: Suite, new: Suite, settings: GateSettings) -> dict[str, Verdict]:
+    """Return the verdicts on a suite whose cells are run again as the gate asks for it."""
+    gate = SuiteGate(settings, old)
     left = {key: iter(runs) for key, runs in new.items()}
     while wanted := gate.wanted():
         for key, _ in wanted:
             gate.add(key, next(left[key]))
-    return {key for key, verdict in gate.verdicts().items() if verdict.state == "regression"}
+    return gate.verdicts()
+
+
+def regressions(old: Suite, new: Suite) -> set[str]:
+    """Return the cells that the gate calls a regression, nobody vouching for sessions."""
+    verdicts = judged(old, new, GateSettings())
+    return {key for key, verdict in verdicts.items() if verdict.state == "regression"}
 
 
 def sessions(options: argparse.Namespace) -> None:
@@ -279,9 +319,148 @@ def sessions(options: argparse.Namespace) -> None:
         print(f"{name:22s} {suites} suites  " + "   ".join(told), flush=True)
 
 
+KNOWN = (5, 4), (5, 2), (10, 1), (4, 3)
+"""Baselines of enough sessions to show how these differ."""
+
+AUTO = GateSettings.of_options(min_effect=None)
+# ln figure's standard deviation between runs of an H200's 17 cells dispatched as graphs, of the
+# packaged reference.
+QUIET = (0.0005, 0.0006, 0.0007, 0.0008, 0.0009, 0.0011, 0.0017, 0.003, 0.003, 0.0035, 0.006)
+# ... and how much their sessions differ; llm_decode's by twenty times what its runs do.
+_ODD = (0.0004,) * 10 + (0.0035,)
+
+
+def in_pairs(x: Floats, y: Floats, figures: int, settings: GateSettings) -> Verdict:
+    """Judge one cell of a suite by pairs, as an interleaved session does.
+
+    Args:
+        x: shape (P,), logarithms of the old runs' figures.
+        y: the new ones'.
+        figures: that share the error rate.
+        settings: of the gate.
+    """
+    pairs = len(x)
+    old, new = (list(as_runs(side.tolist(), "one")) for side in (x, y))
+    every = by_pairs(settings, pairs)
+    for count in looks(pairs):
+        values = [[run.value for run in side[:count]] for side in (old, new)]
+        own = of_pairs(values[0], values[1], every, figures)
+        cell = CellGate(old[:count], P99, judged_once(own, count), figures)
+        for run in new[:count]:
+            cell.add(run)
+        verdict = conclude(cell, cell.p <= settings.rate / figures)
+        if acquitted_early(verdict, settings.detect):
+            break
+    return replace(verdict, detectable=reach(verdict.sd or 0.0, own, figures)[0])
+
+
+def auto(options: argparse.Namespace) -> None:
+    """Unchanged suites that alarm where each cell has its own least effect."""
+    suites = options.cells // SUITE_CELLS // 10
+    rows: list[tuple[str, tuple[float, ...], tuple[float, ...], Drawn, Drawn, bool]] = []
+    for sd in (0.001, 0.003, 0.005, 0.01):
+        rows.append((f"{sd:.1%}; not at all", (sd,), (0.0,), plain, plain, False))
+    for effect in (0.0025, 0.005, 0.01):
+        for sd in (0.001, 0.003, 0.01):
+            rows.append((f"{sd:.1%}; by {effect:.2%}", (sd,), (effect,), plain, plain, False))
+        rows.append((f"0.3%; by {effect:.2%}, all cells alike", (0.003,), (effect,), plain, plain,
+                     True))  # fmt: skip
+    rows += [
+        ("quiet H200; as its own", QUIET, _ODD, plain, plain, False),
+        ("quiet H200; by 1 % in one cell of 11", QUIET, (0.0004,) * 10 + (0.01,), plain, plain,
+         False),
+        ("0.1 to 22 %; by 0.4 of runs", UNEVEN, tuple(0.4 * sd for sd in UNEVEN), plain, plain,
+         False),
+        ("0.3%, t(2.5); not at all", (0.003,), (0.0,), heavy, plain, False),
+        ("0.3%, t(2.5); by 0.25%", (0.003,), (0.0025,), heavy, plain, False),
+        ("0.3%, outliers; not at all", (0.003,), (0.0,), wild, plain, False),
+        ("0.3%, outliers; by 0.25%", (0.003,), (0.0025,), wild, plain, False),
+        ("0.3%; drift of 0.25% a session", (0.003,), (0.0025,), plain, walk, False),
+        ("0.3%; drift of 0.50% a session", (0.003,), (0.005,), plain, walk, False),
+        ("0.3%; drift of 0.25%, all cells alike", (0.003,), (0.0025,), plain, walk, True),
+    ]  # fmt: skip
+    for name, sds, spreads, runs, between, shared in rows:
+        told = []
+        for shape in KNOWN:
+            rng = np.random.default_rng(options.seed)
+            alarms = doubtful = spent = 0
+            for _ in range(suites):
+                old, new = drawn(rng, shape, sds, spreads, runs, between, shared)
+                found = list(judged(old, new, AUTO).values())
+                alarms += any(each.state == "regression" for each in found)
+                doubtful += sum(each.state == "inconclusive" for each in found)
+                spent += sum(len(each.new) for each in found)
+            cells = suites * SUITE_CELLS
+            told.append("{} x {}".format(*shape) + f": {alarms / suites:.2%} "
+                        f"({doubtful / cells:.1%}, {spent / cells:.1f})")  # fmt: skip
+        print(f"{name:38s} {suites} suites  " + "   ".join(told), flush=True)
+    vouched = GateSettings.of_options(min_effect=None, tau=0.0)
+    for name, noise in (("normal", plain), ("t(2.5)", heavy), ("outliers", wild)):
+        told = []
+        for sd in (0.001, 0.003, 0.01):
+            rng = np.random.default_rng(options.seed)
+            alarms = 0
+            for _ in range(suites):
+                old, new = drawn(rng, (1, 10), (sd,), (0.0,), noise)
+                verdicts = judged(old, new, vouched).values()
+                alarms += any(each.state == "regression" for each in verdicts)
+            told.append(f"{sd:.1%}: {alarms / suites:.2%}")
+        print(f"tau 0, 1 x 10, {name}: {suites} suites  " + "   ".join(told), flush=True)
+    for name, noise in (("normal", plain), ("t(2.5)", heavy), ("outliers", wild)):
+        for pairs in (12, 16):
+            figures = 10 if pairs == 12 else SUITE_CELLS
+            rng = np.random.default_rng(options.seed)
+            alarms = doubtful = spent = 0
+            count = options.cells // figures // 10
+            for _ in range(count):
+                logs = 0.003 * noise(rng, (figures, 2, pairs))
+                logs += 0.01 * np.cumsum(rng.standard_normal((figures, 1, pairs)), axis=2)
+                found = [in_pairs(each[0], each[1], figures, AUTO) for each in logs]
+                alarms += any(each.state == "regression" for each in found)
+                doubtful += sum(each.state == "inconclusive" for each in found)
+                spent += sum(len(each.new) for each in found)
+            cells = count * figures
+            print(f"{pairs} pairs, {figures} figures, 0.3%, {name}, 1% of drift a pair: {count} "
+                  f"suites  {alarms / count:.2%} ({doubtful / cells:.1%}, {spent / cells:.1f})",
+                  flush=True)  # fmt: skip
+
+
+def small(options: argparse.Namespace) -> None:
+    """How often a small rise of one cell is found, and what its verdict says it can detect."""
+    cells = max(1, options.power_cells // 10)
+    for rise in (0.02, 0.03, 0.05):
+        for sd in (0.001, 0.003, 0.005, 0.01):
+            told = []
+            for shape, spread in (((5, 2), 0.0), ((5, 4), 0.0), ((10, 1), 0.0), ((5, 2), 0.001),
+                                  ((5, 4), 0.0025), ((1, 10), 0.0)):  # fmt: skip
+                rng = np.random.default_rng(options.seed)
+                verdicts = []
+                for _ in range(cells):
+                    old, new = drawn(rng, shape, (sd,), (spread,))
+                    new[_CHANGED] = [
+                        replace(run, value=run.value * (1 + rise)) for run in new[_CHANGED]
+                    ]
+                    verdicts.append(judged(old, new, AUTO)[_CHANGED])
+                told.append("{} x {}".format(*shape) + f" by {spread:.2%}: {_summary(verdicts)}")
+            for pairs, figures in ((12, 10), (16, 100)):
+                rng = np.random.default_rng(options.seed)
+                logs = sd * rng.standard_normal((10 * cells, 2, pairs))
+                logs[:, 1] += math.log1p(rise)
+                verdicts = [in_pairs(each[0], each[1], figures, AUTO) for each in logs]
+                told.append(f"{pairs} pairs among {figures}: {_summary(verdicts)}")
+            print(f"+{rise:.0%}, {sd:.1%}  " + "   ".join(told), flush=True)
+
+
+def _summary(verdicts: Sequence[Verdict]) -> str:
+    found = sum(each.state == "regression" for each in verdicts) / len(verdicts)
+    reach = [each.detectable for each in verdicts if each.detectable is not None]
+    runs = sum(len(each.new) for each in verdicts) / len(verdicts)
+    return f"{found:.3f} (detects {np.median(reach):.1%}, {runs:.1f} runs)"
+
+
 def main() -> None:
     """Run one measurement."""
-    commands = {f.__name__: f for f in (unchanged, power, sessions)}
+    commands = {f.__name__: f for f in (unchanged, power, sessions, auto, small)}
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=commands)
     parser.add_argument("--cells", type=int, default=200_000, help="unchanged cells per model")

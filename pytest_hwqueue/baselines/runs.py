@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.devices.conditions import SETTING_FIELDS, VERSION_FIELDS, Value
+from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.contention import Instrument
 from pytest_hwqueue.metrics.estimate import PlainData
@@ -219,6 +220,13 @@ class CellBaseline:
     def device(self) -> str:
         """The folder of the device's model, such as ``nvidia-h200``."""
         return device_folder(self.header.hard)
+
+    @property
+    def sessionless(self) -> bool:
+        """Whether sessions cannot differ: the device is a model, without a session's noise."""
+        hard = self.header.hard
+        simulated = capabilities_of(self.header.cell.device).virtual_time
+        return simulated and "session=" not in str(hard.get("noise", ""))
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,34 @@ def detectable_effect(
         last_look: T, if different from the settings' last look.
         session_share: of both sides, if the baseline's runs do not have a session each.
     """
+    tested, above = _reach(sd, runs, settings, cells, last_look, session_share)
+    return rise_of(max(tested, math.log1p(settings.min_effect) + above))
+
+
+def least_effect(
+    sd: float, runs: int, settings: GateSettings, cells: int, *, session_share: float | None = None
+) -> float:
+    """Return the largest minimum effect that does not make the gate detect less, as a fraction.
+
+    A smaller one would find nothing more: the tests themselves hardly call such a rise. Arguments
+    are those of `detectable_effect`; the settings' own ``min_effect`` does not count.
+    """
+    tested, above = _reach(sd, runs, settings, cells, None, session_share)
+    return rise_of(tested - above)
+
+
+def _reach(
+    sd: float,
+    runs: int,
+    settings: GateSettings,
+    cells: int,
+    last_look: int | None,
+    session_share: float | None,
+) -> tuple[float, float]:
+    """Return the rise that the tests detect, and how far a rise must lie above ``min_effect``.
+
+    Both are logarithms; the arguments are those of `detectable_effect`.
+    """
     last = settings.last_look if last_look is None else last_look
     share = 1 + 1 / runs if session_share is None else session_share
     first = settings.first_runs - 1 if settings.paired else runs + settings.first_runs - 2
@@ -68,10 +96,7 @@ def detectable_effect(
     ) * math.sqrt(variance)
     if settings.paired:
         convicted = max(convicted, _signs(sd, min(runs, last), alpha, settings.power))
-    shown = math.log1p(settings.min_effect) + NormalDist().inv_cdf(settings.power) * math.sqrt(
-        noise
-    )
-    return rise_of(max(screened, convicted, shown))
+    return max(screened, convicted), NormalDist().inv_cdf(settings.power) * math.sqrt(noise)
 
 
 def _signs(sd: float, pairs: int, alpha: float, power: float) -> float:
@@ -206,7 +231,8 @@ class CellCalibration:
     ``run_sd`` is between runs of one session, ``session_sd`` between sessions (``None`` if there
     was one), each with its 95 % interval. ``detectable`` is the smallest rise that a baseline of
     this many runs detects, as a fraction; ``runs_needed`` is the K = T for the goal, ``None`` if
-    over 60.
+    over 60. ``sd_is_floor`` is whether both take the settings' ``floor`` for the noise, the runs'
+    own being below it.
     """
 
     runs: int
@@ -218,14 +244,19 @@ class CellCalibration:
     detectable: float
     runs_needed: int | None
     warning: str
+    sd_is_floor: bool = False
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """All cells' noise, and the session term to gate with (``None`` if unknown)."""
+    """All cells' noise, and the session term to gate with (``None`` if unknown).
+
+    ``tau_is_floor`` is whether that is the settings' ``floor``: the sessions' own is below it.
+    """
 
     cells: dict[str, CellCalibration]
     tau: float | None
+    tau_is_floor: bool
 
 
 def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings) -> Calibration:
@@ -251,20 +282,23 @@ def calibrate(cells: Mapping[str, Sequence[ProcessRun]], settings: GateSettings)
             raise ValueError(f"{key}: every run's value must be finite and above 0 to calibrate")
         estimates[key] = _estimate(key, runs)
     between = [max(0.0, session) for _, session, _ in estimates.values() if session is not None]
-    tau = None
+    tau, tau_is_floor = None, False
     if between:
         root = math.sqrt(math.fsum(between) / len(between))
-        tau = max(settings.floor, math.ceil(round(root / _TAU_STEP, 6)) * _TAU_STEP)
+        shown = math.ceil(round(root / _TAU_STEP, 6)) * _TAU_STEP
+        tau, tau_is_floor = max(settings.floor, shown), shown < settings.floor
     used = settings if tau is None else replace(settings, tau=tau)
     found = {}
     for key, (run, session, cell) in estimates.items():
-        sd = max(math.sqrt(run + max(0.0, session or 0.0)), settings.floor)
+        seen = math.sqrt(run + max(0.0, session or 0.0))
+        sd = max(seen, settings.floor)
         found[key] = replace(
             cell,
             detectable=detectable_effect(sd, cell.runs, used, len(cells)),
             runs_needed=runs_needed(sd, settings.detect, used, len(cells)),
+            sd_is_floor=seen < sd,
         )
-    return Calibration(found, tau)
+    return Calibration(found, tau, tau_is_floor)
 
 
 def drift_alarm(runs: Sequence[ProcessRun]) -> str:

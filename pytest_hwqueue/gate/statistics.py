@@ -125,6 +125,11 @@ class MeanDifference:
     session_share: float
     seen_sd: float
 
+    @property
+    def sd_is_floor(self) -> bool:
+        """Whether ``sd`` is the floor: the runs' own is below it."""
+        return self.seen_sd < self.sd
+
     def error(self, tau: float) -> float:
         """Return the standard error of the mean difference; ``tau`` is the session sd."""
         return math.sqrt(self.sd**2 * self.inverse_runs + tau**2 * self.session_share)

@@ -6,7 +6,7 @@ A judged cell's verdict has its state, reason, sentence and numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -22,9 +22,10 @@ from pytest_hwqueue.gate.calibrate import (
 )
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
 from pytest_hwqueue.gate.clocks import clocks_of, judged_in_cycles
+from pytest_hwqueue.gate.effects import cell_settings, limit_of
 from pytest_hwqueue.gate.look import FigureEvidence
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.sessions import unknown_sessions, with_session_effect
+from pytest_hwqueue.gate.sessions import unknown_sessions
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.verdict import (
     INTERVAL_CONFIDENCE,
@@ -60,8 +61,8 @@ class SuiteGate:
     The error rate is divided among the cells that can be convicted: those whose baseline can be
     compared and has 3 runs. That number is fixed before the first new run.
 
-    ``allowing`` has each cell's settings, with the session effect that its verdict allows for, by
-    figure.
+    ``allowing`` has each cell's settings, with the session effect that its verdict allows for and
+    its least effect, by figure.
 
     Args:
         settings: of the gate.
@@ -70,6 +71,7 @@ class SuiteGate:
             a separate cell: `CellGate` says when it can convict.
         quantities: of the cells' values; P99 for cells not listed.
         sentinel: the key of a cell that does not contain the product (a fixed kernel), if any.
+        sessionless: cells whose sessions cannot differ, such as a simulated device's.
 
     Raises:
         ValueError: if the sentinel is not among the baselines.
@@ -81,6 +83,7 @@ class SuiteGate:
         baselines: Mapping[str, Sequence[ProcessRun]],
         quantities: Mapping[str, Quantity] | None = None,
         sentinel: str | None = None,
+        sessionless: Collection[str] = (),
     ) -> None:
         if sentinel is not None and not baselines.get(sentinel):
             raise ValueError(f"the sentinel cell {sentinel!r} has no baseline")
@@ -90,8 +93,12 @@ class SuiteGate:
         self._family = {
             key for key, runs in baselines.items() if can_be_convicted(runs, self._quantity(key))
         }
-        self.allowing = with_session_effect(
-            baselines, {key: self._quantity(key) for key in baselines}, settings
+        self.allowing = cell_settings(
+            baselines,
+            {key: self._quantity(key) for key in baselines},
+            settings,
+            self.compared,
+            sessionless,
         )
         self._cells = {key: self._cell(key, runs) for key, runs in baselines.items()}
         self._open = {key for key, cell in self._cells.items() if cell.wanted}
@@ -245,9 +252,13 @@ def _concluded(cell: CellGate, rejected: bool) -> Verdict:
     normal = len(cell.baseline) >= LEAST_RUNS and not is_exact(len(cell.baseline), cell.settings)
     unknown = unknown_sessions(cell.baseline, cell.settings, cell.cells)
     figures: dict[str, Any] = {}
-    advice, companion = "", None
+    advice, limit, companion = "", "", None
     if cell.main is not None:
         figures, advice = _figures(cell, cell.main, cell.quantity)
+        limit = limit_of(
+            figures["detectable"], figures["sd"], cell.baseline, cell.quantity, cell.settings,
+            cell.cells,
+        )  # fmt: skip
     if cell.companion is not None:
         others, _ = _figures(cell, cell.companion, ITERATION_TIME)
         companion = Companion(ITERATION_TIME, on_trial=True, p=cell.p_companion, **others)
@@ -257,6 +268,7 @@ def _concluded(cell: CellGate, rejected: bool) -> Verdict:
         "",
         p=cell.p,
         advice=advice,
+        limit=limit,
         assumes="; ".join(filter(None, (NORMAL_NOISE if normal else "", unknown))),
         history=tuple(cell.history),
         companion=companion,
@@ -300,6 +312,7 @@ def _figures(
         "ratio": ratio_of(sign * difference.mean),
         "interval": tuple(sorted(ratio_of(sign * end) for end in ends)),
         "sd": difference.sd,
+        "sd_is_floor": difference.sd_is_floor,
         "detectable": detectable,
         "upper": rise_of(figure.upper),
         "set_aside": figure.aside,

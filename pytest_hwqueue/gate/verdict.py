@@ -26,10 +26,13 @@ class GateSettings:
     Attributes:
         rate: the share of unchanged suites that may raise an alarm.
         min_effect: no rise below this is called a regression.
+        own_effects: whether each cell has a least effect of its own instead, as small as its
+            baseline lets the gate find, from 1 % to ``min_effect`` (`effects`).
         detect: the rise that matters: a cell passes only if a rise of this size is excluded; if it
             cannot be detected, the verdict says how many runs it would take.
         tau: standard deviation of ln P99 between sessions, at least: 0.005 with locked clocks on
-            one host, 0.01 unlocked, 0 only for interleaved runs of one session.
+            one host, 0.01 unlocked, 0 only for interleaved runs of one session. With
+            ``own_effects`` 4 sessions may show less (`sessions.LEAST_TAU`).
         session_effect: the same where the baseline cannot show it, having fewer than 4 sessions
             (`sessions`). 0 if the user vouches for ``tau``, whatever the baseline shows.
         screen: a cell passes if its t-test's p is above this and ``detect`` is excluded.
@@ -49,6 +52,7 @@ class GateSettings:
 
     rate: float = 0.01
     min_effect: float = 0.05
+    own_effects: bool = False
     detect: float = 0.20
     tau: float = 0.005
     session_effect: float = 0.02
@@ -64,11 +68,21 @@ class GateSettings:
     suite_shift: float = 0.025
 
     @staticmethod
-    def of_options(*, tau: float | None = None, **fields: Any) -> GateSettings:
-        """Return settings with the values of options; ``tau`` is None if nobody vouches for it."""
+    def of_options(
+        *, tau: float | None = None, min_effect: float | None = 0.05, **fields: Any
+    ) -> GateSettings:
+        """Return settings with the values of options.
+
+        Args:
+            tau: None if nobody vouches for it.
+            min_effect: None if each cell has its own.
+            fields: other fields.
+        """
         if tau is not None:
             fields |= {"tau": tau, "session_effect": 0.0}
-        return GateSettings(**fields)
+        if min_effect is None:
+            return GateSettings(own_effects=True, **fields)
+        return GateSettings(min_effect=min_effect, **fields)
 
     def __post_init__(self) -> None:
         looks, weights = self.looks, self.weights
@@ -228,6 +242,7 @@ class Companion:
     interval: tuple[float, float]
     p: float
     sd: float
+    sd_is_floor: bool
     upper: float
     detectable: float | None
     set_aside: tuple[SetAside, ...]
@@ -254,9 +269,11 @@ class Verdict:
         baseline: the baseline's runs.
         new: the new runs.
         sd: standard deviation of the figure's logarithm between runs, pooled within both sides.
+        sd_is_floor: whether ``sd`` is the settings' ``floor``, the runs' own being below it.
         detectable: the smallest true worsening that this cell detects, as a fraction (0.1: latency
             times 1.1, throughput divided by 1.1); ``None`` if it can detect none by itself.
         advice: the runs it would take to find a worsening of the goal; empty if it already does.
+        limit: with ``own_effects``, what keeps the cell from detecting 2 %; empty if nothing does.
         assumes: what the verdict assumes beyond exchangeable runs; empty if nothing.
         history: the looks in their order.
         upper: one-sided 97.5 % upper limit of the worsening, as a fraction: what a pass excludes is
@@ -296,8 +313,10 @@ class Verdict:
     baseline: tuple[ProcessRun, ...] = ()
     new: Annotated[tuple[ProcessRun, ...], Field(alias="test")] = ()
     sd: float | None = None
+    sd_is_floor: bool = False
     detectable: float | None = None
     advice: str = ""
+    limit: str = ""
     assumes: str = ""
     history: Annotated[tuple[Look, ...], Field(alias="looks")] = ()
     upper: float | None = None
@@ -336,10 +355,10 @@ class Verdict:
             change = f"{label} {percent(self.ratio - 1)}, at most {most} [pass]"
         if self.by and self.companion is not None and self.by == self.companion.quantity.name:
             change = f"{self.companion.words} [{self.state}]; {label} {percent(self.ratio - 1)}"
-        rest = (self.set_aside_words, self.advice, self.assumes)
+        rest = (self.set_aside_words, self.limit, self.advice, self.assumes)
         if self.detectable is None:
             return "; ".join(part for part in (change, *rest) if part)
-        noise = f"(sd {percent(self.sd).lstrip('+')}, K={len(self.baseline)})"
+        noise = f"(sd {sd_words(self.sd, self.sd_is_floor)}, K={len(self.baseline)})"
         least = self._own(self.detectable)
         if self.reason == "blind":
             found = f"blind below {percent(least)} {noise}"
@@ -360,6 +379,17 @@ def percent(fraction: float) -> str:
     if fraction > 0.99 * LARGEST_RATIO:
         return "+∞ %"
     return f"{100 * fraction:+.1f} %"
+
+
+def sd_words(sd: float, is_floor: bool, places: int = 1) -> str:
+    """Format a standard deviation between runs: ``3.1 %``, or ``≤ 0.5 % (floor)``.
+
+    Args:
+        sd: as a fraction.
+        is_floor: whether it is the least that the gate believes, and not what runs showed.
+        places: decimals of one that runs showed.
+    """
+    return f"≤ {100 * sd:.3g} % (floor)" if is_floor else f"{100 * sd:.{places}f} %"
 
 
 def is_accompanied(runs: Iterable[ProcessRun], quantity: Quantity) -> bool:

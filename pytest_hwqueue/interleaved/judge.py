@@ -25,6 +25,7 @@ from pytest_hwqueue.baselines.sources import Unmatched
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.calibrate import pairs_to_convict
 from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
+from pytest_hwqueue.gate.effects import limit_of_pairs, of_pairs
 from pytest_hwqueue.gate.statistics import rejected
 from pytest_hwqueue.gate.suite_gate import SuiteShift, conclude
 from pytest_hwqueue.gate.verdict import (
@@ -197,7 +198,9 @@ class InterleavedJudging:
         if first:
             self._count(verdicts.values())
         # What has lost runs, or cannot be compared, is measured no further.
-        self._open = [key for key, each in verdicts.items() if self._looks_different(each)]
+        self._open = [
+            key for key, each in verdicts.items() if self._looks_different(prepared[key], each)
+        ]
         nodes: dict[ABSide, dict[str, None]] = {"old": {}, "new": {}}
         for pair, _ in self._open:
             for side, cell_id in _both(pair):
@@ -257,8 +260,11 @@ class InterleavedJudging:
         cells = {}
         for key, each in prepared.items():
             runs = max(LEAST_FIRST_RUNS, len(each.new))
-            settings = judged_once(self.settings, runs)
-            cell = CellGate(each.baseline, each.figure.quantity, settings, max(1, compared))
+            main, companion = (
+                judged_once(self._own(each, figure, compared), runs)
+                for figure in ("value", "iteration_ns")
+            )
+            cell = CellGate(each.baseline, each.figure.quantity, main, max(1, compared), companion)
             for run in each.new:
                 cell.add(run)
             cells[key] = cell
@@ -270,7 +276,17 @@ class InterleavedJudging:
         found = rejected(p_values, self.settings.rate, max(1, compared))
         return {key: conclude(cell, key in found) for key, cell in cells.items()}
 
-    def _looks_different(self, verdict: Verdict) -> bool:
+    def _own(
+        self, prepared: Prepared, figure: Literal["value", "iteration_ns"], compared: int
+    ) -> GateSettings:
+        """Return the settings for a figure of a pair of cells, with its least effect."""
+        x, y = (
+            [getattr(run, figure) or math.nan for run in side]
+            for side in (prepared.baseline, prepared.new)
+        )
+        return of_pairs(x, y, self.settings, max(1, compared))
+
+    def _looks_different(self, prepared: Prepared, verdict: Verdict) -> bool:
         if not verdict.history:
             return verdict.reason == "runs-missing"
         if not acquitted_early(verdict, self.settings.detect):
@@ -279,7 +295,9 @@ class InterleavedJudging:
             return False
         better = verdict.ratio if verdict.quantity.higher_is_worse else 1 / verdict.ratio
         screened = verdict.history[-1].p_t >= 1 - self.settings.screen
-        return screened and better <= 1 / (1 + self.settings.min_effect)
+        return screened and better <= 1 / (
+            1 + self._own(prepared, "value", self.compared).min_effect
+        )
 
     def _obstacle(self, pair: Pair, count: int) -> str | None:
         """Return why a pair of cells lacks ``count`` runs on both sides, or None."""
@@ -358,13 +376,19 @@ class InterleavedJudging:
         """Return the verdict with what this design, with its acquitting looks, can detect."""
         if verdict.sd is None:
             return verdict
-        settings, compared = self.settings, self.compared
+        compared = self.compared
+        settings = self._own(self._judged[pair, name][0], "value", compared)
         detectable, more = reach(verdict.sd, settings, compared)
         advice = [more]
         if verdict.reason == "blind":
             old, new = (runs.runs for runs in self._runs(pair))
             advice.append(seen_by_others(name, old, new, settings, compared))
-        return replace(verdict, detectable=detectable, advice="; ".join(filter(None, advice)))
+        return replace(
+            verdict,
+            detectable=detectable,
+            limit=limit_of_pairs(detectable, verdict.sd, verdict.quantity, settings),
+            advice="; ".join(filter(None, advice)),
+        )
 
 
 def _both(pair: Pair) -> tuple[tuple[ABSide, str], ...]:

@@ -380,7 +380,9 @@ class CommitComparison:
     ) -> InterleavedJudging:
         settings, figures = replace(self.settings, pairs=pairs), self.figures
         if tracked is not None:
-            settings = replace(settings, detect=tracked.half, min_effect=tracked.half)
+            settings = replace(
+                settings, detect=tracked.half, min_effect=tracked.half, own_effects=False
+            )
             figures = [tracked.figure]
         return InterleavedJudging(
             figures, settings, (old[:10], new[:10]), session,

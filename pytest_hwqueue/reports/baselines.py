@@ -28,7 +28,7 @@ from pytest_hwqueue.gate.calibrate import (
     runs_needed,
     runs_to_convict,
 )
-from pytest_hwqueue.gate.verdict import GateSettings, percent, refusal
+from pytest_hwqueue.gate.verdict import GateSettings, percent, refusal, sd_words
 from pytest_hwqueue.metrics.estimate import Interval
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -122,7 +122,9 @@ def cells_document(
             "cell": stored.cell_id, "figure": quantity.label, "runs": str(len(stored.runs)),
             "sessions": str(len({run.session for run in stored.runs})),
             "detects": detects or str(REFUSED),
-            "sd": str(REFUSED) if stored.sd is None else f"{100 * stored.sd:.2f} %",
+            "sd": str(REFUSED)
+            if stored.sd is None
+            else sd_words(stored.sd, stored.sd_is_floor, places=2),
         }  # fmt: skip
         shown = REFUSED if mean is None else figure_value(quantity, mean, mean)
         rows.append(Row(texts, {"mean": [shown]}, opens=True))
@@ -144,6 +146,7 @@ def _limits(stored: StoredFigure, settings: GateSettings, figures: int) -> list[
     """Return what limits what a comparison with a cell detects, and how many runs it needs."""
     runs = len(stored.runs)
     notes = [stored.warning] if runs > 1 and stored.warning else []
+    notes += [stored.limit] * bool(stored.limit)
     if stored.detectable is None:
         needed = runs_to_convict(settings, figures)
         enough = LEAST_RUNS_EXACT if runs < LEAST_RUNS or needed is None else needed
@@ -334,7 +337,14 @@ def calibration_document(
         }
         rows.append(Row(texts, figures, opens=True))
     notes = Notes()
-    notes.remark(rows, [[each.warning] * bool(each.warning) for each in found.cells.values()])
+    taken = f"judged with an sd of {sd_words(settings.floor, is_floor=True)}"
+    notes.remark(
+        rows,
+        [
+            [each.warning] * bool(each.warning) + [taken] * each.sd_is_floor
+            for each in found.cells.values()
+        ],
+    )
     legend = (
         f"sd: standard deviation of the figure's logarithm, with its {100 * CONFIDENCE:.3g} % "
         "interval. Detects: the least rise that a baseline of K runs finds with "
@@ -360,8 +370,12 @@ def _advice(found: Calibration) -> list[str]:
         known = sum(cell.session_sd is not None for cell in found.cells.values())
         lines.append(
             f"Recommended tau: {value} (--tau {value}, or hwq_tau = {value} in the ini file), from "
-            f"{counted(known, 'cell')}. It is an estimate: the intervals of "
-            "the session sd say how good."
+            f"{counted(known, 'cell')}. "
+            + (
+                f"Sessions differ by {sd_words(found.tau, is_floor=True)}."
+                if found.tau_is_floor
+                else "It is an estimate: the intervals of the session sd say how good."
+            )
         )
     few = max((cell.sessions for cell in found.cells.values()), default=0) < LEAST_SESSIONS
     return lines + [HOW_TO_RECORD] * few

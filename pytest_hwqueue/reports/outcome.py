@@ -166,17 +166,18 @@ def annotate(regression: Regression, places: Mapping[str, tuple[str, int | None]
 
 def stored_lines(label: str, figures: Sequence[StoredFigure]) -> list[str]:
     """Return lines on what was stored, what each cell can detect, and warnings on its runs."""
-    from pytest_hwqueue.gate.verdict import percent
+    from pytest_hwqueue.gate.verdict import percent, sd_words
 
     cells = len({figure.cell_id for figure in figures})
     lines = [f"stored in {label}: {counted(cells, 'cell')}"]
     for figure in figures[:_MOST_STORED]:
         parts = [
             counted(len(figure.runs), "run"),
-            "" if figure.sd is None else f"sd {percent(figure.sd).lstrip('+')}",
+            "" if figure.sd is None else f"sd {sd_words(figure.sd, figure.sd_is_floor)}",
             "too few runs to find a regression"
             if figure.detectable is None
             else f"can detect {figure.quantity.label} >= {percent(figure.detectable)}",
+            figure.limit,
             figure.warning,
         ]
         lines.append(f"  {figure.cell_id}: {'; '.join(filter(None, parts))}")

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from pytest_hwqueue.baselines.runs import in_words
+from pytest_hwqueue.gate.effects import PROMISED
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteShift
-from pytest_hwqueue.gate.verdict import GateSettings, Quantity, State, Verdict, percent
+from pytest_hwqueue.gate.verdict import GateSettings, Quantity, State, Verdict, percent, sd_words
 from pytest_hwqueue.metrics.between_runs import RunSpread
 from pytest_hwqueue.metrics.numbers import (
     REFUSED,
@@ -144,6 +145,7 @@ def remarks_of(judged: CellVerdict, *, brief: bool = False) -> list[str]:
         else "",
         "" if verdict.set_aside_words in verdict.sentence else verdict.set_aside_words,
         _short_words(judged),
+        verdict.limit,
         verdict.assumes,
         "" if verdict.advice in verdict.sentence else verdict.advice,
         judged.remark,
@@ -197,6 +199,8 @@ def _passes_in_short(passes: Sequence[Verdict], settings: GateSettings) -> str:
     weak = sum(effect > settings.detect for effect in reach)
     if weak:
         parts.append(f"{weak} cannot detect {100 * settings.detect:+.3g} %")
+    if limited := sum(bool(verdict.limit) for verdict in passes):
+        parts.append(f"{limited} cannot detect {percent(PROMISED)} (why: -v)")
     blind = len(passes) - len(reach)
     if blind:
         parts.append(f"{blind} can detect none, having too small a baseline")
@@ -270,7 +274,9 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
     ]
     if earlier:
         lines.append(f"earlier looks: {', '.join(earlier)}")
-    noise = [] if verdict.sd is None else [f"sd of {label} between runs {100 * verdict.sd:.1f} %"]
+    noise = []
+    if verdict.sd is not None:
+        noise.append(f"sd of {label} between runs {sd_words(verdict.sd, verdict.sd_is_floor)}")
     reach = least_detected(verdict.quantity, verdict.detectable)
     # A blind cell's sentence says so.
     if reach and verdict.reason != "blind":
@@ -387,7 +393,7 @@ def judgement_parts(
     gate = judgement.settings
     return [*parts, Paragraph(
         f"rate {_plain(gate.rate)} over {counted(judgement.compared, 'figure')}, min effect "
-        f"{_plain(gate.min_effect)}, tau {tau_words(gate)}"
+        f"{'auto' if gate.own_effects else _plain(gate.min_effect)}, tau {tau_words(gate)}"
     )]  # fmt: skip
 
 

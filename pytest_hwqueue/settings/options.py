@@ -283,9 +283,13 @@ class Settings:
         "other conditions than the baseline), missing (in the baseline, but not measured); such "
         "as missing:fail,inconclusive:pass. One that is not named warns, but incomparable "
         "fails; repeatable", repeatable=True)
-    min_effect = Option("5%", read.share(10), "SHARE", "gate",
-        "no change below this is a regression", rare=True)
-    tau = Option("auto", read.share_or_auto, "SHARE", "gate",
+    min_effect = Option("5%", read.or_auto(read.share(10)), "SHARE", "gate",
+        "no change below this is a regression; or auto",
+        ": in each cell as little as its baseline's noise lets the gate find, from 1% to 5%; 2% "
+        "takes runs that differ by 0.5% or less, and `hwq ab`, --hwq-against or a baseline of 4 or "
+        "more sessions that differ by 0.25% or less; verdicts say what each cell can detect",
+        rare=True)
+    tau = Option("auto", read.or_auto(read.share_or_0), "SHARE", "gate",
         "how much sessions of unchanged code differ",
         " (standard deviation), if you know: 0.5% with locked clocks on one host, 1% without; "
         "`hwq baseline calibrate` measures it; auto: what 4 or more sessions of the baseline "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_hwqueue.errors import BadOption, meant, refused_as
 from pytest_hwqueue.workloads import MAXIMUM_STREAMS
@@ -15,6 +15,7 @@ from pytest_hwqueue.workloads import MAXIMUM_STREAMS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
 
 # Nothing is measured for longer: what asks for more has a wrong unit.
 _LONGEST_S = 366 * 24 * 3600.0
@@ -137,11 +138,14 @@ def share(most: float) -> Callable[[str, str], float]:
     return parse
 
 
-def share_or_auto(option: str, value: str) -> float | None:
-    """Take a share, 0, or ``auto``, which is None."""
-    if value == "auto":
-        return None
+def share_or_0(option: str, value: str) -> float:
+    """Take a share or 0."""
     return 0.0 if value in ("0", "0%") else share(1)(option, value)
+
+
+def or_auto(parse: Callable[[str, str], T]) -> Callable[[str, str], T | None]:
+    """Take what another takes, or ``auto``, which is None."""
+    return lambda option, value: None if value == "auto" else parse(option, value)
 
 
 def commit(option: str, value: str) -> str:

@@ -306,6 +306,7 @@ class Judging:
             {key: each.baseline for key, each in self._prepared.items()},
             {key: each.figure.quantity for key, each in self._prepared.items()},
             sentinel,
+            {key for key in self._prepared if self._baseline.cells[_cell_of(key)].sessionless},
         )
         for key, each in self._prepared.items():
             for run in each.new:

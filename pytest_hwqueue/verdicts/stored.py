@@ -21,8 +21,8 @@ from pytest_hwqueue.gate.calibrate import (
     drift_alarm,
 )
 from pytest_hwqueue.gate.cell_gate import can_be_convicted
+from pytest_hwqueue.gate.effects import cell_settings, limit_of
 from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.sessions import with_session_effect
 from pytest_hwqueue.gate.statistics import session_share
 from pytest_hwqueue.gate.verdict import GateSettings, Quantity
 from pytest_hwqueue.metrics.numbers import counted
@@ -110,7 +110,9 @@ class StoredFigure:
         quantity: that is gated, which may be a lower quantile than requested.
         runs: K of them.
         sd: standard deviation of the figure's logarithm between runs; None with one run.
+        sd_is_floor: whether ``sd`` is the settings' ``floor``, the runs' own being below it.
         detectable: least true worsening that is found, as a fraction; None if the runs are too few.
+        limit: what keeps it from finding 2 %, if each cell has its own least effect.
         warning: why the runs may not be independent; empty if nothing speaks against them.
 
     """
@@ -119,7 +121,9 @@ class StoredFigure:
     quantity: Quantity
     runs: Sequence[ProcessRun]
     sd: float | None
+    sd_is_floor: bool
     detectable: float | None
+    limit: str
     warning: str
 
 
@@ -137,11 +141,13 @@ def describe_stored(
                 quantities[key], cell_ids[key] = gated.quantity, cell_id
     compared = max(1, sum(can_be_convicted(runs, quantities[key]) for key, runs in found.items()))
     described = []
-    allowing = with_session_effect(found, quantities, settings)
+    sessionless = {key for key, cell_id in cell_ids.items() if cells[cell_id].sessionless}
+    allowing = cell_settings(found, quantities, settings, compared, sessionless)
     for key, runs in found.items():
         logs = [math.log(run.value) for run in runs if run.value > 0]
         sound = len(logs) == len(runs)
-        sd = max(stdev(logs), settings.floor) if sound and len(logs) > 1 else None
+        seen = stdev(logs) if sound and len(logs) > 1 else None
+        sd = None if seen is None else max(seen, settings.floor)
         detectable = None
         if sd is not None and can_convict(len(runs), settings.last_look, settings, compared):
             # New runs are all of one session.
@@ -149,9 +155,16 @@ def describe_stored(
             detectable = detectable_effect(
                 sd, len(runs), allowing[key].main, compared, session_share=share
             )
-        warning = drift_alarm(runs) if sound else "a run's figure is not above 0"
+        limit = ""
+        if sd is not None:
+            limit = limit_of(detectable, sd, runs, quantities[key], allowing[key].main, compared)
+        warning = "" if sound else "a run's figure is not above 0"
+        if sound and key not in sessionless:
+            warning = drift_alarm(runs)
         described.append(
-            StoredFigure(cell_ids[key], quantities[key], runs, sd, detectable, warning)
+            StoredFigure(
+                cell_ids[key], quantities[key], runs, sd, seen != sd, detectable, limit, warning
+            )
         )
     return described
 

@@ -54,6 +54,8 @@ COMPARED = {
     # How small a change counts is said by options.
     "quiet up4": 0,
     "quiet up4 --min-effect 2%": 1,
+    "quiet up4 --min-effect auto": 1,
+    "main worse --min-effect auto": 1,
     "main up8": 1,
     "main up8 --tau 10%": 0,
     "main up8 --rate 0.0000001%": 0,

@@ -66,6 +66,7 @@ def test_analysis_of_variance() -> None:
 def test_tau_that_is_recommended(second: list[float], tau: float) -> None:
     found = calibrate({"a": runs_of([[0.0, 0.02], second])}, SETTINGS)
     assert found.tau == pytest.approx(tau)
+    assert found.tau_is_floor == (tau == SETTINGS.floor)
     words = "2 sessions say little of how sessions differ: take 5 or more"
     assert found.cells["a"].warning == words
 

@@ -23,6 +23,7 @@ from pytest_hwqueue.interleaved.bisection import (
     BisectState,
     Finding,
     Outcome,
+    Tracked,
     bisect,
     bracket,
     next_place,
@@ -322,3 +323,20 @@ def test_the_search_ends_at_the_first_bad_commit_in_log2_steps_or_round_it(
     if not skipped:
         assert (good, bad) == (first_bad - 1, first_bad)
         assert len(outcomes) - 1 <= math.ceil(math.log2(commits))
+
+
+def test_half_of_the_worsening_parts_good_from_bad_whatever_the_least_effect(
+    tmp_path: Path,
+) -> None:
+    compare = CommitComparison(
+        tmp_path, tmp_path, SideVariant(), "", ("p99",),
+        GateSettings.of_options(min_effect=None), False, lambda _: None,
+    )  # fmt: skip
+    tracked = Tracked(
+        cell="a", node="t", figure="p99", label="P99", higher_is_worse=True, ratio=1.21
+    )
+    judged = [compare._judging("g", "b", 12, each, "s").settings for each in (None, tracked)]
+    assert [(each.min_effect, each.own_effects) for each in judged] == [
+        (0.05, True),
+        (pytest.approx(0.1), False),
+    ]

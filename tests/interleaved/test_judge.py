@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
 from tests.conftest import make_record
 from tests.interleaved.repositories import make_side, quick_record
 
+SETTINGS = GateSettings()
 MakeRun = Callable[[str, int], list[RunRecord]]
 
 
@@ -29,14 +32,15 @@ class Session:
     """Runs an interleaved session whose runs are made up; remembers who was asked for what."""
 
     def __init__(self, run: MakeRun, figures: Sequence[str] = ("p99",), pairs: int = 12,
-                 varied: frozenset[str] = frozenset(), tests: int = 1) -> None:  # fmt: skip
+                 varied: frozenset[str] = frozenset(), tests: int = 1,
+                 gate: GateSettings = SETTINGS) -> None:  # fmt: skip
         self.asked: list[tuple[str, Sequence[str] | None]] = []
         self.said: list[str] = []
         self._run = run
         collected = tuple(f"file.py::test_{test}" for test in range(tests))
         self._sides = make_side("A", collected=collected), make_side("B", collected=collected)
         self._judging = InterleavedJudging(
-            figures, GateSettings(pairs=pairs), ("label A", "label B"), "one", varied=varied
+            figures, replace(gate, pairs=pairs), ("label A", "label B"), "one", varied=varied
         )
 
     def judgement(self) -> Judgement:
@@ -334,6 +338,26 @@ def test_more_pairs_are_planned_where_those_asked_for_could_convict_nothing() ->
     assert detectable_by_pairs(0.03, 13, settings, 100) is None
     assert detectable_by_pairs(0.03, 16, settings, 100) == pytest.approx(0.090, abs=0.002)
     assert detectable_by_pairs(0.03, 36, settings, 100) == pytest.approx(0.062, abs=0.002)
+
+
+def test_pairs_find_2_percent_where_each_cell_has_its_own_least_effect() -> None:
+    auto = GateSettings.of_options(min_effect=None)
+    assert states(Session(run_of(1.02, 0.003)).judgement())["b"] == "pass"
+    judgement = Session(run_of(1.02, 0.003), gate=auto).judgement()
+    assert states(judgement) == {"a": "pass", "b": "regression", "c": "pass"}
+    found = {each.cell_id[0]: each.verdict for each in judgement.verdicts}
+    assert 0.015 < (found["b"].detectable or 0) < 0.02
+    assert found["b"].limit == ""
+    noisy = Session(run_of(1.0, 0.01, seed=1), gate=auto).judgement()
+    limits = [
+        each.verdict.limit for each in noisy.verdicts if (each.verdict.detectable or 0) > 0.02
+    ]
+    assert limits
+    assert all(
+        re.fullmatch(r"cannot detect \+2\.0 %: sd [\d.]+ %, P=12", limit) for limit in limits
+    )
+    # A sd below the floor is none that runs have shown.
+    assert "(sd ≤ 0.5 % (floor), K=" in found["a"].line
 
 
 @settings(max_examples=40)

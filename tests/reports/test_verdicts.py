@@ -81,6 +81,17 @@ def test_an_explanation_has_its_p_and_figures_have_the_units_of_their_size() -> 
     assert str(verdicts.figure_value(named, 5_610_000.0, 5_610_000.0)) == "5.61 ms"
 
 
+def test_an_sd_that_is_the_floor_is_none_that_runs_have_shown() -> None:
+    quiet = verdict_of(0.3, sd=0.001)
+    judged = CellVerdict(CELL, "p99", quiet)
+    text = verdicts.explain(judged, "nvidia-h200/main", COMMAND)
+    assert "sd of P99 between runs ≤ 0.5 % (floor), this cell can detect ≥" in text
+    noisy = verdicts.explain(CellVerdict(CELL, "p99", WORSE), "nvidia-h200/main", COMMAND)
+    assert "floor" not in noisy
+    content = json.loads(judgement_text(judgement_file(judgement_of([judged]), "new", 0, {})))
+    assert (content["verdicts"][0]["sd"], content["verdicts"][0]["sd_is_floor"]) == (0.005, True)
+
+
 def test_a_run_without_a_figure_is_null_in_json() -> None:
     text = judgement_text(
         judgement_file(judgement_of([CellVerdict(CELL, "p99", BROKEN)]), "new", 0, {})

@@ -13,8 +13,11 @@ from pytest_hwqueue.baselines.sources import Source, Unmatched
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.gate.verdict import GateSettings
 from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.reports.outcome import stored_lines
+from pytest_hwqueue.reports.verdicts import render_judgement
 from pytest_hwqueue.verdicts.figures import figure, known_names
 from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources
+from pytest_hwqueue.verdicts.stored import describe_stored
 from tests.baselines.run_with import contention, with_samples
 
 MakeRecord = Callable[..., RunRecord]
@@ -285,3 +288,45 @@ def test_a_machine_that_changed_is_said_to_have_changed(make_cell: MakeCell) -> 
     judgement = compare_sources(short, new, ["p99"], SETTINGS, sentinel=sentinel)
     assert [each.verdict.reason for each in judgement.verdicts] == ["suite-shift"] * 3
     assert judgement.verdicts[2].short == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "noise", "state"),
+    [
+        ("cuda", "", "inconclusive"),
+        ("sim:h200", "run=0.05", "regression"),
+        ("sim:h200", "session=0.01,run=0.05", "inconclusive"),
+    ],
+)
+def test_sessions_of_a_model_differ_only_if_they_are_made_to(
+    make_cell: MakeCell, device: str, noise: str, state: str
+) -> None:
+    def on_device(cell: CellBaseline) -> CellBaseline:
+        own = cell.header.cell.model_copy(update={"device": device})
+        hard = {**cell.header.hard, "noise": noise}
+        return replace(cell, header=cell.header.model_copy(update={"cell": own, "hard": hard}))
+
+    old = on_device(make_cell(session="one"))
+    new = on_device(make_cell(runs=range(50, 65), session="two", scale=1.06))
+    judgement = compare_sources(source(old), source(new), ["p99"], SETTINGS)
+    (judged,) = judgement.verdicts
+    assert judged.verdict.state == state
+    (described,) = describe_stored(source(old).cells, ["p99"], SETTINGS)
+    assert described.warning == ("" if state == "regression" else ONE_SESSION)
+    assert (described.detectable or 0) < 0.06 or state == "inconclusive"
+
+
+ONE_SESSION = "all 10 runs come from one session: use interleaved confirmation"
+
+
+def test_a_summary_of_passes_says_how_many_cannot_detect_2_percent(make_cell: MakeCell) -> None:
+    old, new = make_cell(), make_cell(runs=range(50, 65))
+    auto = GateSettings.of_options(min_effect=None)
+    judgement = compare_sources(source(old), source(new), ["p99"], auto)
+    limit = judgement.verdicts[0].verdict.limit
+    assert limit.startswith("cannot detect +2.0 %: ")
+    assert "1 cannot detect +2.0 % (why: -v)" in render_judgement(judgement, 200, False, brief=True)
+    assert limit in render_judgement(judgement, 200, False)
+    stored = describe_stored(source(old).cells, ["p99"], auto)
+    assert stored[0].limit in "\n".join(stored_lines("main", stored))
+    assert stored[0].limit.startswith("cannot detect +2.0 %: ")
