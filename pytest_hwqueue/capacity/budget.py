@@ -1,0 +1,75 @@
+"""How long the search of one mode may take, by what it measures and not by a clock.
+
+So a search that is continued ends where it would have, and a busy machine costs no rate a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pytest_hwqueue.records.tenants import ColocationRecord
+
+CONFIRMING_STARTS = 2
+"""In so many fresh starts what was found at the edge is confirmed."""
+FITS_S = 20.0
+"""Where fewer requests than their percentiles need come in this time, windows are counted."""
+MOST_WINDOWS = 8
+"""So many then."""
+# On an H200, tenants of 34 GiB took 5 to 6 s to start and set up, without their scenario's warm-up.
+_START_S = 6.0
+# The lead before a window, the warm-up before it, and the half of its grace that is mostly needed.
+_BETWEEN_S = 1.5
+
+
+@dataclass
+class Budget:
+    """What the search of one mode may take, and has taken.
+
+    Attributes:
+        time_s: all it may take, starts included, unless windows are counted.
+        warmup_s: of its tenants, after each start.
+        spent_s: so far.
+        windows: of the mode itself, so far.
+
+    """
+
+    time_s: float
+    warmup_s: float
+    spent_s: float = 0.0
+    windows: int = 0
+    _starts: set[str] = field(default_factory=set)
+
+    @property
+    def start_s(self) -> float:
+        """What a start takes."""
+        return _START_S + self.warmup_s
+
+    def count(self, records: Sequence[ColocationRecord], *, own: bool = True) -> None:
+        """Count windows that were measured; those of others, which it compares with, by time."""
+        for record in records:
+            if record.tenants_started and record.tenants_started not in self._starts:
+                self._starts.add(record.tenants_started)
+                self.spent_s += self.start_s
+            self.spent_s += record.duration_s + _BETWEEN_S
+            self.windows += own
+
+    def takes_s(self, windows_s: Sequence[float], starts: int) -> float:
+        """Return what windows of such lengths take, in so many starts."""
+        return sum(windows_s) + len(windows_s) * _BETWEEN_S + starts * self.start_s
+
+    def allows(
+        self, own_s: Sequence[float], starts: int, *, others_s: Sequence[float] = (), counted: bool
+    ) -> bool:
+        """Whether windows may yet be measured.
+
+        Args:
+            own_s: the lengths of the mode's own.
+            starts: in how many.
+            others_s: the lengths of those that it is compared with.
+            counted: whether requests are so rare that its own are counted, and not their time.
+
+        """
+        if self.spent_s + self.takes_s([*own_s, *others_s], starts) <= self.time_s:
+            return True
+        return counted and self.windows + len(own_s) <= MOST_WINDOWS
