@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
@@ -15,8 +16,8 @@ from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.scenarios.runs import Decided, Stored
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
-from pytest_hwqueue.tenancy.colocation import TenantSet
+from pytest_hwqueue.schedulers.syntax import Scheduler, SchedulerPaths, opened_or_not
+from pytest_hwqueue.tenancy.colocation import TenantSet, colocate
 from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
@@ -192,35 +193,51 @@ class Measurer:
         self.running = plan.id
         path = record_path(folder, plan.id)
         looks = None if decided is None else Looks(planned, lambda seen: decided(seen, path))
-        record = self._tenants_for(plan, folder, traced=traced).window(
-            plan, run=number, looks=looks, last=not self._lives_on
-        )
+        scheduler = opened_or_not(plan.scheduler, settings.scheduler_paths)
+        limits = Limits(settings.timeout_s, settings.timeout_s)
+        if self._lives_on:
+            assert not traced
+            record = self._tenants_for(plan, scheduler, limits).window(
+                plan, run=number, looks=looks
+            )
+        else:
+            noise = None
+            if plan.noise is not None:
+                from pytest_hwqueue.noise.neighbours import open_noise
+
+                assert settings.noise_places is not None
+                noise = open_noise(plan.noise, settings.noise_places)
+            record = colocate(
+                plan,
+                scheduler,
+                self._progress,
+                folder,
+                limits=limits,
+                command=settings.command,
+                provenance=settings.provenance,
+                run=number,
+                traced=traced,
+                noise=noise,
+                server=self._server,
+                looks=looks,
+            )
         self._ended(record)
         return record, path
 
-    def _tenants_for(self, plan: Colocation, folder: Path, *, traced: bool) -> TenantSet:
-        """Return the tenants that serve a plan; those of other plans have ended before."""
-        if self._living is not None and self._living.can_serve(plan):
-            return self._living
-        self.end_tenants()
-        settings = self._settings
-        noise = None
-        if plan.noise is not None:
-            from pytest_hwqueue.noise.neighbours import open_noise
-
-            assert settings.noise_places is not None
-            noise = open_noise(plan.noise, settings.noise_places)
-        tenants = TenantSet(
-            opened_or_not(plan.scheduler, settings.scheduler_paths),
-            self._progress,
-            folder,
-            Limits(settings.timeout_s, settings.timeout_s),
-            settings.command,
-            settings.provenance,
-            traced,
-            noise,
-            self._server,
-        )
-        if self._lives_on:
-            self._living = tenants
-        return tenants
+    def _tenants_for(
+        self, plan: Colocation, scheduler: Scheduler | BadInput, limits: Limits
+    ) -> TenantSet:
+        """Return the tenants that serve a plan, in the quiet; those of other plans have ended."""
+        if self._living is None or not self._living.can_serve(plan):
+            self.end_tenants()
+            settings = self._settings
+            self._living = TenantSet(
+                scheduler,
+                self._progress,
+                settings.folder,
+                limits,
+                settings.command,
+                settings.provenance,
+                server=self._server,
+            )
+        return self._living
