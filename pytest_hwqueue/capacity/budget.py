@@ -45,31 +45,31 @@ class Budget:
         """What a start takes."""
         return _START_S + self.warmup_s
 
-    def count(self, records: Sequence[ColocationRecord], *, own: bool = True) -> None:
-        """Count windows that were measured; those of others, which it compares with, by time."""
+    def count(self, records: Sequence[ColocationRecord]) -> None:
+        """Count windows that were measured, and their starts."""
         for record in records:
             if record.tenants_started and record.tenants_started not in self._starts:
                 self._starts.add(record.tenants_started)
                 self.spent_s += self.start_s
             self.spent_s += record.duration_s + _BETWEEN_S
-            self.windows += own
+            self.windows += 1
 
     def takes_s(self, windows_s: Sequence[float], starts: int) -> float:
         """Return what windows of such lengths take, in so many starts."""
         return sum(windows_s) + len(windows_s) * _BETWEEN_S + starts * self.start_s
 
     def allows(
-        self, own_s: Sequence[float], starts: int, *, others_s: Sequence[float] = (), counted: bool
+        self, windows_s: Sequence[float], starts: int, *, kept_s: float = 0.0, counted: bool
     ) -> bool:
         """Whether windows may yet be measured.
 
         Args:
-            own_s: the lengths of the mode's own.
+            windows_s: their lengths.
             starts: in how many.
-            others_s: the lengths of those that it is compared with.
-            counted: whether requests are so rare that its own are counted, and not their time.
+            kept_s: time that is kept for later.
+            counted: whether requests are so rare that windows are counted, and not their time.
 
         """
-        if self.spent_s + self.takes_s([*own_s, *others_s], starts) <= self.time_s:
+        if self.spent_s + self.takes_s(windows_s, starts) + kept_s <= self.time_s:
             return True
-        return counted and self.windows + len(own_s) <= MOST_WINDOWS
+        return counted and self.windows + len(windows_s) <= MOST_WINDOWS

@@ -177,11 +177,11 @@ class RateRuns(WhichRuns):
         """Return the runs that the case's goals are compared with and that were not measured."""
         return [run for run in runs_needed(case) if not self.found(run)]
 
-    def measure_compared(self, run: PlannedRun) -> None:
-        """Measure a run until the figures that goals are divided by are sharp, or it was enough."""
+    def measure_compared(self, case: Case, run: PlannedRun) -> None:
+        """Measure a run that goals are compared with until they are decided, or it is sharp."""
         for number in range(1, self._looks.searched + 1):
             self.measure_window(run, number)
-            if self.is_sharp(run, self._asked or ()):
+            if self.is_sharp(run, self._asked or ()) or self.verdict(case)[0] != "undecided":
                 break
 
     def provisional(self, case: Case, verdict: RateVerdict) -> RateVerdict:
@@ -500,16 +500,13 @@ class CapacitySearch:
         edges_s = [window_s * _taken("held"), window_s * _taken("broken")]
         # Where windows must be long, confirming once is what time is kept for; and an end of the
         # interval that is not confirmed is better than none.
-        starts, kept_s = CONFIRMING_STARTS, [_FOR_A_LOST_END * budget.time_s]
+        starts, kept_s = CONFIRMING_STARTS, _FOR_A_LOST_END * budget.time_s
         if not counted and starts * budget.takes_s(edges_s, 1) > _FOR_CONFIRMING * budget.time_s:
             starts = 1
         if len(found.edges) < len(bracket(found.verdicts)):
-            starts, kept_s = int(not found.confirming), []
-        own_s = [window_s, *edges_s * starts]
-        if all(run.key == own_run(found.case).key for run in runs_needed(found.case)):
-            return budget.allows(own_s, starts, others_s=kept_s, counted=counted)
-        others_s = [window_s * self.looks.searched / 2, *kept_s]
-        return budget.allows(own_s, starts + 1, others_s=others_s, counted=counted)
+            starts, kept_s = int(not found.confirming), 0.0
+        # What goals are compared with is native's, and counted to no mode that needs it.
+        return budget.allows([window_s, *edges_s * starts], starts, kept_s=kept_s, counted=counted)
 
     def _measure(self, found: Found, index: int) -> None:
         """Measure a window of a rate, and judge all its windows."""
@@ -566,8 +563,7 @@ class CapacitySearch:
                 self._share(found, runs, run)
             else:
                 self._share_peaks(found, runs, run)
-                runs.measure_compared(run)
-            found.budget.count([record for record, _ in runs.found(run)], own=False)
+                runs.measure_compared(case, run)
         if not missing:
             return False
         verdict, found.results[low] = runs.verdict(case)
