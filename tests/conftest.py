@@ -96,6 +96,15 @@ def no_process_is_left() -> Iterator[None]:
     assert [each for each in psutil.Process().children(recursive=True) if each not in before] == []
 
 
+@pytest.fixture(scope="module")
+def own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Other sessions on this machine do not hold these tests up."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(tmp_path_factory.mktemp("leases"))
+    yield
+    tempfile.tempdir = before
+
+
 def slow(*values: object, **given: Any) -> Any:
     """A parameter that another one holds most of, behind the mark of that name."""
     return pytest.param(*values, marks=pytest.mark.slow, **given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,44 +74,94 @@ def first_index(grid: Grid, served_per_s: float) -> int:
     return min(max(doublings * grid.steps, grid.least), grid.most)
 
 
-def next_index(grid: Grid, verdicts: Mapping[int, RateVerdict], first: int) -> int | None:
-    """Return the next rate to judge, by its index; None if the search is over.
+def next_index(
+    grid: Grid, verdicts: Mapping[int, RateVerdict], meets: Mapping[int, bool], first: int
+) -> int | None:
+    """Return the rate of the next window, by its index; None if the search is over.
 
-    From the first, the rate is doubled until it breaks, and halved until it holds. Then the gap
-    between the highest rate that held and the lowest that did not is bisected, and likewise the gap
-    below the lowest that broke, until neighbours on the grid meet. Rates that stay undecided lie
-    between.
+    First it finds about where goals break, by a window of each rate: from the first, rates are
+    doubled until a figure misses its bound, or lowered until all keep to it, by a factor of 2, then
+    of 4, of 16 and so on, since a mode that holds at no rate must not be tried at each; then the
+    gap is bisected. No verdict is needed for that, and next to the edge there hardly is one.
+
+    Then it decides a rate a little below and one a little above, and where all windows of a rate
+    leave it undecided, one farther off. At last the gaps between those that held or broke and those
+    that stayed undecided are bisected, the wider first, until neighbours on the grid meet.
+
+    Args:
+        grid: of the rates.
+        verdicts: of the rates that are decided, or had all their windows.
+        meets: whether the figures of a rate meet its goals so far, of all that had a window.
+        first: where to begin.
+
     """
-    if not verdicts:
+    if not meets:
         return first
+    best, worst = _located(verdicts, meets)
+    if worst is None and max(meets) < grid.most:
+        return min(max(meets) + grid.steps, grid.most)
+    if best is None and (lowest := min(meets)) > grid.least:
+        return max(lowest - max(first - lowest, 0) - grid.steps, grid.least)
+    near = max(1, grid.steps // 4)
+    if best is not None and worst is not None and worst - best > near:
+        return (best + worst) // 2
     low, high = bracket(verdicts)
-    if high is None and max(verdicts) < grid.most:
-        return min(max(verdicts) + grid.steps, grid.most)
-    if low is None and min(verdicts) > grid.least:
-        return max(min(verdicts) - grid.steps, grid.least)
-    between = [i for i in verdicts if (low is None or i > low) and (high is None or i < high)]
-    if low is not None:
-        above = min(between, default=high)
-        if above is not None and above - low > 1:
-            return (low + above) // 2
-    if high is not None:
-        below = max(between, default=low)
-        if below is not None and high - below > 1:
-            return (below + high + 1) // 2
-    return None
+    # Two thirds of a rate: in queues with Poisson arrivals four windows of 1,000 requests show of
+    # nine in ten such rates that their P99 holds, and farther up of few. Breaking takes less.
+    far = max(1, round(5 * grid.steps / 8))
+    below = above = None
+    if best is not None:
+        start = best if worst is None else best - far
+        below = _outward(verdicts, "held", start, -far, grid)
+        begun = [i for i in meets if i not in verdicts and i < start]
+        if verdicts.get(start) == "undecided" and begun:
+            # Rather one that has a window: it needs fewer.
+            below = max(begun)
+    if worst is not None:
+        start = worst if best is None else worst + near - 1
+        above = _outward(verdicts, "broken", start, far, grid)
+    if below is not None and (low is None or low < below):
+        return below
+    if above is not None and (high is None or high > above):
+        return above
+    return _between(verdicts)
 
 
-def planned_windows(grid: Grid, at_most: int, first: int) -> Sequence[tuple[float, int]]:
-    """Return a usual search's rates and their windows: the capacity lies just above the first.
+def _located(
+    verdicts: Mapping[int, RateVerdict], meets: Mapping[int, bool]
+) -> tuple[int | None, int | None]:
+    """Return between which rates goals break, by verdict or by figures so far.
 
-    Rates next to it need all windows, those farther off one; what a search really needs depends on
-    what it sees.
+    The second is the least rate that does not keep them, the first the greatest below it.
     """
-    verdicts: dict[int, RateVerdict] = {}
-    windows = []
-    # Between the first and the next rate, so that neither is the capacity itself.
-    while (index := next_index(grid, verdicts, first)) is not None:
-        near = index in (first, first + 1)
-        verdicts[index] = "undecided" if near else "held" if index < first else "broken"
-        windows.append((grid.rate_per_s(index), at_most if near else 1))
-    return windows
+    decided = {i: verdict == "held" for i, verdict in verdicts.items() if verdict != "undecided"}
+    keeps = {**meets, **decided}
+    worst = min((i for i, kept in keeps.items() if not kept), default=None)
+    good = (i for i, kept in keeps.items() if kept and (worst is None or i < worst))
+    return max(good, default=None), worst
+
+
+def _outward(
+    verdicts: Mapping[int, RateVerdict], wanted: RateVerdict, index: int, step: int, grid: Grid
+) -> int | None:
+    """Return the first rate from an index on that lacks a verdict; None after a wanted one."""
+    index = min(max(index, grid.least), grid.most)
+    while verdicts.get(index) not in (None, wanted) and grid.least < index < grid.most:
+        index = min(max(index + step, grid.least), grid.most)
+    return None if index in verdicts else index
+
+
+def _between(verdicts: Mapping[int, RateVerdict]) -> int | None:
+    """Return a rate in the wider gap next to an end of the bracket; None if neighbours meet."""
+    low, high = bracket(verdicts)
+    between = [i for i in verdicts if (low is None or i > low) and (high is None or i < high)]
+    above = min(between, default=high)
+    below = max(between, default=low)
+    above_low = 0 if low is None or above is None else above - low
+    below_high = 0 if high is None or below is None else high - below
+    if max(above_low, below_high) <= 1:
+        return None
+    if low is not None and above_low >= below_high:
+        return low + above_low // 2
+    assert high is not None
+    return high - below_high // 2

@@ -18,6 +18,7 @@ from pytest_hwqueue.capacity.search import (
 )
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.latency import CONFIDENCE
+from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.goals import GoalResult, latency_bound_ns
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, own_run
 from pytest_hwqueue.tenancy import figures
@@ -38,6 +39,8 @@ class CapacityRate(PlainData):
     rate_per_s: float
     verdict: RateVerdict | None = Field(description="null if it was interrupted before that")
     windows: int
+    confirming: int = Field(0, description="of them in fresh starts, to confirm the verdict")
+    starts: int = Field(0, description="of its tenants for its windows; 0 where simulated")
     p99_ms: Estimate = Field(description="of the tenant; its interval counts queueing together")
     goals: list[GoalResult] = Field(description="with the intervals that decided")
     lost: dict[str, Estimate] = Field(
@@ -59,6 +62,14 @@ class CapacityCase(PlainData):
     )
     broke_first: list[str] = Field(description="goals missed at the least rate that broke")
     reason: str = Field("", description="why the search ended early; empty if it did not")
+    cut: bool = Field(
+        False, description="its time was used up before neighbouring rates held and broke"
+    )
+    starts: int = Field(0, description="of its tenants, for all windows; 0 where simulated")
+    unconfirmed_per_s: list[float] = Field(
+        default_factory=list,
+        description="ends of the interval whose rates were not confirmed in two fresh starts",
+    )
     rates: list[CapacityRate] = Field(description="ascending")
 
     @property
@@ -81,7 +92,10 @@ class CapacityFile(Origin):
     others: list[str] = Field(description="tenants whose loss is reported")
     complete: bool = Field(description="false: interrupted before the search ended")
     error: float = Field(description="most probability of a wrong verdict at a rate, both sides")
-    windows_at_most: int = Field(description="of one rate")
+    windows_at_most: int = Field(description="of one rate, with those that confirm it")
+    time_s: float = Field(
+        0.0, description="for each scheduler, starts included, where its requests are frequent"
+    )
     requests: int = Field(description="expected in a window")
     cases: list[CapacityCase]
 
@@ -108,6 +122,7 @@ def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile
         complete=complete,
         error=ERROR,
         windows_at_most=search.looks.at_most,
+        time_s=max(found.budget.time_s for found in search.found),
         requests=search.looks.requests,
         cases=[_case(search, found) for found in search.found],
     )
@@ -135,8 +150,20 @@ def _case(search: CapacitySearch, found: Found) -> CapacityCase:
         if high is None
         else [each.goal for each in found.results[high] if each.verdict == "missed"],
         reason=found.stopped,
+        cut=found.cut,
+        starts=_starts(
+            record
+            for index in found.windows
+            for record in records_of(*_run_at(search, found, index))
+        ),
+        unconfirmed_per_s=[rate(index) for index in found.unconfirmed],
         rates=[_rate(search, found, index) for index in sorted(found.windows)],
     )
+
+
+def _starts(records: Iterable[ColocationRecord]) -> int:
+    """Return how often the tenants of windows were started."""
+    return len({record.tenants_started for record in records} - {""})
 
 
 def _open_end(found: Found) -> str:
@@ -207,6 +234,8 @@ def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
         rate_per_s=found.grid.rate_per_s(index),
         verdict=found.verdicts.get(index),
         windows=found.windows[index],
+        confirming=found.confirming.get(index, 0),
+        starts=_starts(records_of(runs, run)),
         p99_ms=told(p99, 1 / _NS_PER_MS, "ms"),
         goals=found.results[index],
         lost={

@@ -46,7 +46,8 @@ _NOTHING_SHOWN = 1
               "its slow requests")  # fmt: skip
 @click.option("--capacity", is_flag=True,
               help="then search for the greatest rate of the most urgent tenant at which all goals "
-              "hold, as `hwq capacity` does by default")  # fmt: skip
+              "hold, as `hwq capacity` does by default: at most 120s more for each scheduler, or 8 "
+              "windows where requests are rare")  # fmt: skip
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
 @common.scenario_options("draw the latency distributions")
@@ -116,7 +117,8 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         if plan is not None and not stopped:
             tenant, looks, grids = plan
             below = replace(settings, folder=settings.folder / "capacity")
-            capacities, stopped, _ = _searched(scenario, tenant, grids, looks, below)
+            time_s = common.seconds("--time", _DEFAULTS["time"])
+            capacities, stopped, _ = _searched(scenario, tenant, grids, looks, time_s, below)
         status = _report(
             wanted, runs, given, complete=not stopped, folder=settings.folder,
             capacities=capacities,
@@ -186,9 +188,10 @@ def _report(
 
 # Below and above the scenario's own rate, unless --rates says otherwise.
 _LESS, _MORE = 4.0, 64.0
-_LEAST_REQUESTS = 1000
+_LEAST_REQUESTS = 500
 _DEFAULTS: dict[str, Any] = {
-    "rates": None, "precision": "10%", "windows": 6, "requests": None, "window": "5s",
+    "rates": None, "precision": "10%", "windows": 4, "requests": None, "window": "5s",
+    "time": "120s",
 }  # fmt: skip
 
 
@@ -204,10 +207,15 @@ _DEFAULTS: dict[str, Any] = {
               help="most that two neighbouring rates differ")  # fmt: skip
 @click.option("--windows", metavar="N", type=click.IntRange(min=1), show_default=True,
               default=_DEFAULTS["windows"],
-              help="most windows for one rate; it is decided as soon as they suffice")  # fmt: skip
+              help="most windows for one rate; it is decided as soon as they suffice, and two "
+              "more confirm it at the edge")  # fmt: skip
 @click.option("--requests", metavar="N", type=click.IntRange(min=1),
-              help="requests of each window (default: 1000, or twice what the strictest percentile "
-              "among the goals needs, if that is more)")  # fmt: skip
+              help="requests of each window (default: 500, or five quarters of what the strictest "
+              "percentile among the goals needs, if that is more; in at most 20s where 368 come in "
+              "that)")  # fmt: skip
+@click.option("--time", metavar="TIME", default=_DEFAULTS["time"], show_default=True,
+              help="longest measuring time of each scheduler, with its tenants' starts; where 368 "
+              "requests do not come in 20s, at most 8 windows if they take longer")  # fmt: skip
 @click.option("--window", metavar="TIME", default=_DEFAULTS["window"], show_default=True,
               help="least length of a window")  # fmt: skip
 @common.scenario_options("plot P99 and others' loss against the rate")
@@ -215,10 +223,11 @@ def capacity(file: Path, **given: Any) -> int:
     """Find the greatest arrival rate at which all goals hold.
 
     Under each scheduler it changes the rate of one tenant of SCENARIO (*.hwq.yaml): begins at a
-    quarter to half of what the tenant serves alone, doubles or halves it until goals break or hold,
+    quarter to half of what the tenant serves alone, doubles or lowers it until goals break or hold,
     then bisects. A rate is judged after each of its windows, and left as soon as all goals are
-    shown to be met, or one to be missed. The time that a search usually takes is printed before the
-    first rate.
+    shown to be met, or one to be missed. A scheduler's tenants are started once, and serve window
+    after window; the greatest rate that held and the least that broke are then confirmed in two
+    fresh starts. The time that a search takes at most is printed before the first rate.
 
     Every window is kept in a folder below --dir, and the same command continues there.
 
@@ -236,8 +245,11 @@ def capacity(file: Path, **given: Any) -> int:
         scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
     )
     looks, grids = _planned(wanted, given)
+    time_s = common.seconds("--time", given["time"])
     with common.session_devices(given):
-        found, interrupted, bad = _searched(scenario, given["tenant"], grids, looks, settings)
+        found, interrupted, bad = _searched(
+            scenario, given["tenant"], grids, looks, time_s, settings
+        )
     output(capacity_document(found), given, partial(common.figures_json, found),
            kept=settings.folder / "capacity.json")  # fmt: skip
     if given["svg"] is not None:
@@ -265,7 +277,7 @@ def _planned_in_which(
 def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tuple[Case, Grid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
     from pytest_hwqueue.capacity.rates import make_grid
-    from pytest_hwqueue.capacity.search import Looks, least_requests
+    from pytest_hwqueue.capacity.search import Looks, least_requests, look_confidence
 
     precision = share(2)("--precision", given["precision"])
     bounds = _rates(given["rates"])
@@ -282,22 +294,28 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
         inside = own_rate is not None and low <= own_rate <= high
         start = own_rate if own_rate is not None and inside else (low * high) ** 0.5
         grids.append((case, make_grid(start, precision, low, high)))
-    needed = least_requests(goals, given["windows"])
-    requests = given["requests"] or max(_LEAST_REQUESTS, 2 * needed)
+    needed = least_requests(goals, look_confidence(given["windows"]))
+    requests = given["requests"] or max(_LEAST_REQUESTS, 5 * needed // 4)
     if requests * given["windows"] < needed:
         raise BadOption(
             "--requests", str(requests),
             f"{given['windows']} windows of it are fewer than the {needed} independent requests "
             "with which the goals' percentiles can be judged at all",
         )  # fmt: skip
-    return Looks(given["windows"], requests, common.seconds("--window", given["window"])), grids
+    # Of windows that long, the user has asked for all.
+    fewest = given["requests"] or least_requests(goals)
+    return (
+        Looks(given["windows"], requests, common.seconds("--window", given["window"]), fewest),
+        grids,
+    )
 
 
 def _searched(
-    scenario: Scenario, tenant: str, grids: list[tuple[Case, Grid]], looks: Looks,
+    scenario: Scenario, tenant: str, grids: list[tuple[Case, Grid]], looks: Looks, time_s: float,
     settings: WhichSettings,
 ) -> tuple[CapacityFile, bool, list[str]]:  # fmt: skip
     """Search, or continue; return the result, whether it was interrupted, and bad schedulers."""
+    from pytest_hwqueue.capacity.budget import Budget
     from pytest_hwqueue.capacity.result import result
     from pytest_hwqueue.capacity.search import CapacitySearch, Found, KeptWindows, ResumingMeasurer
     from pytest_hwqueue.metrics.numbers import counted
@@ -310,21 +328,22 @@ def _searched(
     reused = f", {counted(len(kept), 'window')} of it reused" if len(kept) else ""
     say(f"records are kept in {settings.folder}{reused}")
     with SearchProgress() as progress, common.tenants_server(scenario, settings) as server:
+        measurer = Measurer(
+            scenario, settings, progress.run_is_at, progress.run_ended, server, live_on=True
+        )
 
         def measure_for(window_s: float) -> ResumingMeasurer:
-            measurer = Measurer(
-                scenario, replace(settings, duration_s=window_s), progress.run_is_at,
-                progress.run_ended, server,
-            )  # fmt: skip
             return ResumingMeasurer(measurer, kept, window_s, looks.planned(window_s))
 
+        warmup_s = scenario.warmup
         search = CapacitySearch(
-            [Found(case, grid) for case, grid in grids], tenant, looks, measure_for,
+            [Found(case, grid, Budget(time_s, warmup_s)) for case, grid in grids],
+            tenant, looks, measure_for, measurer.end_tenants,
             progress.window_begins, progress.rate_is_decided,
         )  # fmt: skip
-        with common.interrupts() as interrupted:
+        with common.interrupts() as interrupted, measurer:
             search.begin()
-            progress.say(_time(scenario, search.found, looks, settings.device))
+            progress.say(_time(search.found, looks, settings.device))
             search.search()
     found = result(search, seed=settings.seed, complete=not interrupted)
     for reason in bad:
@@ -332,30 +351,22 @@ def _searched(
     return found, bool(interrupted), bad
 
 
-def _time(scenario: Scenario, begun: Sequence[Found], looks: Looks, device: str) -> str:
-    """Return what a usual search takes: runs, and their time without loading and starting."""
-    from pytest_hwqueue.capacity.rates import planned_windows
+def _time(begun: Sequence[Found], looks: Looks, device: str) -> str:
+    """Return what a search takes at most, without what it is compared with."""
+    from pytest_hwqueue.capacity.budget import MOST_WINDOWS
     from pytest_hwqueue.devices.kinds import capabilities_of
     from pytest_hwqueue.metrics.numbers import counted, duration
-    from pytest_hwqueue.scenarios.planned_runs import runs_needed
 
-    keys: set[tuple[str, float, int]] = set()
-    total_s = 0.0
-    for each in begun:
-        for rate, windows in planned_windows(each.grid, looks.at_most, each.first):
-            for run in runs_needed(each.case):
-                for number in range(windows):
-                    # What goals are compared with is measured once for all schedulers.
-                    if (key := (run.key, rate, number)) not in keys:
-                        keys.add(key)
-                        total_s += looks.window_s(rate) + scenario.warmup
-    start = begun[0].grid.rate_per_s(begun[0].first)
+    first = begun[0]
+    start = first.grid.rate_per_s(first.first)
+    most = f"at most {duration(first.budget.time_s)}"
+    if looks.counted(start):
+        most += f", or {counted(MOST_WINDOWS, 'window')} if they take longer,"
     virtual = capabilities_of(device).virtual_time
-    clock = "virtual time, which passes faster" if virtual else "and start-up"
+    clock = ", in virtual time, which passes faster" if virtual else ""
     return (
-        f"if capacities are near {start:g}/s: {counted(len(keys), 'run')}, "
-        f"{duration(total_s)} ({clock}); each window at {start:g}/s takes "
-        f"{duration(looks.window_s(start))}"
+        f"{most} for each of {counted(len(begun), 'scheduler')}{clock}; the search begins at "
+        f"{start:g}/s, where each window takes {duration(looks.window_s(start))}"
     )
 
 

@@ -93,7 +93,7 @@ class ServerLoad(PlainData):
         "after the window; url: it ran already; container: started here, with process ids or a "
         "network of its own; the mode is proven for the first alone. null: not found out",
     )
-    connections: int = Field(description="opened from warm-up to the window's end")
+    connections: int = Field(description="opened from its first warm-up to the window's end")
     most_at_once: int = Field(description="most requests in flight")
     tokens: TokenTimes | None = Field(None, description="of streamed completions; else null")
 
@@ -132,7 +132,7 @@ class TenantResult(PlainData):
     causes: Causes | None = Field(
         None, description="of its slow requests; null unless the run was traced"
     )
-    exit: str = Field("", description="how its process ended")
+    exit: str = Field("", description="how its process ended; empty if it lived on")
     last_output: str = Field("", description="last lines it wrote, where something went wrong")
 
 
@@ -172,7 +172,16 @@ class ColocationRecord(SealedData):
         description="how often a goal may be called met or missed at this window's end and is not; "
         "less where it was looked at before, or ended because a look decided",
     )
-    elapsed_s: float = Field(description="length of the whole, from start to record")
+    tenants_started: str = Field(
+        "",
+        description="when its tenants were started, UTC, ISO 8601: windows that share it were "
+        "served by the same processes, and share what the priority probe saw before the first; "
+        "empty where nothing was started",
+    )
+    elapsed_s: float = Field(
+        description="length of the whole, from start to record; of tenants that live on, without "
+        "their start after their first window"
+    )
     started: str = Field(description="UTC, ISO 8601")
     command: str
     version: Version = None

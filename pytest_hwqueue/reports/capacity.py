@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from pytest_hwqueue.capacity.budget import CONFIRMING_STARTS
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate, front
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import REFUSED, counted, figure, in_unit, listed
+from pytest_hwqueue.metrics.numbers import REFUSED, counted, duration, figure, in_unit, listed
 from pytest_hwqueue.reports.charts import rates_chart
 from pytest_hwqueue.reports.document import (
     Chart,
@@ -54,7 +55,10 @@ def capacity_document(found: CapacityFile) -> Document:
     if not found.complete:
         parts.append(Paragraph("INCOMPLETE: interrupted; the same command continues."))
     parts += [
-        Paragraph(f"{case.id}: {case.capacity_per_s.refused}; --rates searches farther")
+        Paragraph(
+            f"{case.id}: {case.capacity_per_s.refused}; "
+            + ("a longer --time searches on" if case.cut else "--rates searches farther")
+        )
         for case in found.cases
         if case.capacity_per_s.refused and found.complete and not case.reason
     ]
@@ -67,8 +71,9 @@ def capacity_document(found: CapacityFile) -> Document:
         if rows:
             parts.append(Table(_columns(found, ""), rows))
     how = (
-        f"up to {counted(found.windows_at_most, 'window')} of {found.requests} requests for a rate "
-        f"· a verdict is wrong with a probability of at most {found.error:.0%} · seed {found.seed}"
+        f"up to {counted(found.windows_at_most, 'window')} of {found.requests} requests for a "
+        f"rate, {CONFIRMING_STARTS} of them {_confirming(found)} · a verdict is wrong with a "
+        f"probability of at most {found.error:.0%} · seed {found.seed}"
     )
     parts += [Paragraph(line) for line in (_BRACKETS, found.description, how) if line]
     return Document([*parts, *[Command(found.command)] * bool(found.command)])
@@ -82,6 +87,8 @@ def _columns(found: CapacityFile, there: str) -> list[Column]:
         Column("rate", "held at, /s" if there else "rate, /s"),
         Column("verdict", "verdict"),
         Column("windows", "windows", right=True, rank=1),
+        # Simulated tenants are no processes.
+        *[Column("starts", "starts", right=True, rank=1)] * (not found.simulated),
         Column("p99", "P99", there.strip(), rank=2),
         *(
             Column(f"lost {name}", f"lost by {name}", there.strip(), rank=3)
@@ -96,15 +103,30 @@ def _summary(found: CapacityFile, case: CapacityCase) -> Row:
     for key in ("verdict", "windows"):
         row.texts.pop(key, None)
     row.texts |= {"capacity": capacity(case), "broke": ", ".join(case.broke_first) or "—"}
+    row.texts["starts"] = str(case.starts)
     row.below = [f"ended early, {case.reason}"] if case.reason else []
+    if case.cut:
+        row.below.append(
+            f"its {duration(found.time_s)} were used up: with a longer --time the same command "
+            "searches on, for a narrower interval"
+        )
+    if case.unconfirmed_per_s and not case.reason and found.complete:
+        rates = listed([f"{rate:.4g}/s" for rate in case.unconfirmed_per_s])
+        row.below.append(f"not confirmed in {CONFIRMING_STARTS} fresh starts: {rates}")
     return replace(row, opens=True)
+
+
+def _confirming(found: CapacityFile) -> str:
+    return (
+        "to confirm its verdict" if found.simulated else "in fresh starts, to confirm its verdict"
+    )
 
 
 def _seen(found: CapacityFile, case: CapacityCase, rate: CapacityRate) -> Row:
     """Return what was seen at a rate, and the goals that kept it from holding."""
     texts = {
         "case": case.id, "rate": f"{rate.rate_per_s:.4g}", "verdict": rate.verdict or "not judged",
-        "windows": str(rate.windows),
+        "windows": str(rate.windows), "starts": str(rate.starts),
     }  # fmt: skip
     figures = {"p99": [in_unit(rate.p99_ms, "ms")]}
     for name in found.others:
@@ -113,7 +135,8 @@ def _seen(found: CapacityFile, case: CapacityCase, rate: CapacityRate) -> Row:
         f"{goal.verdict}: {goal.goal}"
         + ("" if goal.figure.value is None else f" ({goal.figure:.4g} {goal.figure.unit})")
         for goal in rate.goals
-        if goal.verdict != "met"
+        # Of a rate that is broken, others need not be known.
+        if goal.verdict == "missed" or (goal.verdict != "met" and rate.verdict != "broken")
     ]
     return Row(texts, figures, below=[kept_from] if kept_from else [])
 

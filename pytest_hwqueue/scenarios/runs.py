@@ -289,6 +289,13 @@ class ScenarioRuns:
             )
         ]  # fmt: skip
 
+    def is_sharp(self, run: PlannedRun, cases: Sequence[Case]) -> bool:
+        """Whether the figures of a run by which goals of others are divided are known well."""
+        return all(
+            _is_sharp(over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE))
+            for name, estimator in self._compared(run, cases)
+        )
+
     def _compared(self, run: PlannedRun, cases: Sequence[Case]) -> list[tuple[str, Estimator]]:
         """Return the figures of a run by which goals of other runs are divided, by tenant."""
         found = []

@@ -19,13 +19,12 @@ class Start:
     """What a process is to run.
 
     Attributes:
-        plan: of all tenants.
+        plan: of all tenants, for their first window.
         tenants: names of those in this process.
         stream_priorities: of each tenant of the plan, in the device's own numbers.
         partitions: where each tenant's kernels run; None for everywhere.
         urls: where the requests of each tenant with a server go.
         trace: folder for each tenant's trace; None to trace nothing.
-        looked_at: whether they show the times of their requests while they serve.
 
     """
 
@@ -35,6 +34,19 @@ class Start:
     partitions: Mapping[str, Partition | None]
     urls: Mapping[str, str]
     trace: Path | None
+
+
+@dataclass(frozen=True)
+class NextWindow:
+    """What tenants that are set up are to serve next.
+
+    Attributes:
+        plan: of all tenants; all but arrivals, seed and length is that of their first window.
+        looked_at: whether they show the times of their requests while they serve.
+
+    """
+
+    plan: Colocation
     looked_at: bool
 
 
@@ -46,7 +58,7 @@ class Ready:
         evidence: of the scheduler mode; None of one that only generates load.
         longest_ns: longest window that it can serve; shorter than planned if its trace would not
             hold more.
-        shown: descriptors of its `looks.ShownTimes`.
+        shown: descriptors of its `looks.ShownTimes`, of this window alone.
         fingerprint: of the device and its process; None of one that only generates load.
 
     """
@@ -66,7 +78,7 @@ class TenantCalls:
 
     @one_way
     def set_up(self, tenant: str) -> None:
-        """It is set up: the priority probe may begin, or the warm-up."""
+        """It is set up: the priority probe may begin, or the first window's warm-up."""
 
     @one_way
     def ready(self, tenant: str, ready: Ready) -> None:

@@ -1,17 +1,18 @@
-"""Runs tenants together once, from start to record; every outcome becomes a record."""
+"""Runs tenants together, from start to record; every outcome of a window becomes a record."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput, DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
-from pytest_hwqueue.harness.open_loop import invalid_reason, lateness_note
+from pytest_hwqueue.harness.open_loop import Window, invalid_reason, lateness_note
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.noise.names import NONE
 from pytest_hwqueue.noise.neighbours import Noise
@@ -23,14 +24,189 @@ from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, write
 from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.schedulers.syntax import Scheduler, parse_scheduler
 from pytest_hwqueue.tenancy.figures import Served, percentile
-from pytest_hwqueue.tenancy.looks import Look, Looks
-from pytest_hwqueue.tenancy.run import ColocationRun, Progress
+from pytest_hwqueue.tenancy.looks import Decided, Look, Looks
+from pytest_hwqueue.tenancy.run import LivingTenants, Progress
 from pytest_hwqueue.tenancy.simulated import simulate
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits
 
 _LIMITS = Limits()
 _NOT_ASKED = Provenance()
+
+
+@dataclass
+class TenantSet:
+    """Tenants that serve one window after the other; use it as a context that ends them.
+
+    Those of a real device start with the first window, and live on until one fails, or they are
+    ended. Simulated ones are no processes, and have nothing to end.
+
+    Attributes:
+        scheduler: the mode of the plans, open, or why it cannot be opened.
+        progress: receives the stage, how much of it is done, and its total.
+        folder: receives the records, and a folder with the output of tenants and services.
+        limits: how long tenants may take before they count as hanging.
+        command: repeats this run; for the records.
+        provenance: for the records.
+        traced: also find out why tenants' slow requests were slow; the times are then not a result,
+            and there is one window.
+        noise: the opened ``plan.noise``; None if there is none. With one there is one window.
+        server: forks the tenants that need no special environment.
+
+    """
+
+    scheduler: Scheduler | BadInput
+    progress: Progress
+    folder: Path
+    limits: Limits = _LIMITS
+    command: str = ""
+    provenance: Provenance = _NOT_ASKED
+    traced: bool = False
+    noise: Noise | None = None
+    server: ForkServer | None = None
+
+    def __post_init__(self) -> None:
+        self._living: LivingTenants | None = None
+        self._alive = ExitStack()
+        self._started = ""
+
+    def __enter__(self) -> TenantSet:
+        """Start nothing yet."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """End the tenants; at once if something went wrong, such as an interruption."""
+        self._end(ask=kind is None)
+
+    def end(self) -> None:
+        """End the tenants, if they live."""
+        self._end(ask=True)
+
+    def can_serve(self, plan: Colocation) -> bool:
+        """Whether tenants live that a plan's window could be of."""
+        return self._living is not None and plan.same_tenants(self._living.plan)
+
+    def window(
+        self, plan: Colocation, *, run: int = 1, looks: Looks | None = None, last: bool = False
+    ) -> ColocationRecord:
+        """Measure a window; return its record, already written to disk.
+
+        Args:
+            plan: who runs, and how; of tenants that live, what they `can_serve`. On a simulated
+                device, in virtual time in this process.
+            run: which run of this co-location in its session, from 1.
+            looks: end the window once they decide; None to measure all of it, as with servers.
+            last: end the tenants before the record is made, which then says how they ended.
+
+        Raises:
+            RecordError: if the record cannot be written.
+            KeyboardInterrupt: if interrupted, once all processes are gone and the record is
+                written.
+
+        """
+        folder, scheduler, traced = self.folder, self.scheduler, self.traced
+        folder.mkdir(parents=True, exist_ok=True)
+        path = record_path(folder, plan.id)
+        simulated = capabilities_of(plan.device).simulated
+        nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
+        found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
+        if _has_servers(plan):
+            looks = None
+        early = [] if looks is None else looks.planned[:-1]
+        if looks is not None:
+            found.look_error = looks.planned[-1].error
+
+        def decided(look: Look, tenants: list[TenantResult]) -> bool:
+            seen = replace(
+                found, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
+            )
+            if looks is None or not looks.decided(recorded(seen, Attempt(now(), 0.0))):
+                return False
+            found.duration_s, found.look_error = seen.duration_s, seen.look_error
+            return True
+
+        def measure() -> None:
+            if isinstance(scheduler, BadInput):
+                raise RunEnded("failed", str(scheduler))
+            _refuse(plan, scheduler)
+            if traced:
+                _refuse_to_trace(plan)
+            if simulated:
+                self.progress("simulate", 0, 0)
+                simulate(plan, found, traced=traced, looks=early, decided=decided)
+                return
+            own = path.with_suffix("")
+            window = self._measure(plan, scheduler, own, found, early, decided, last=last)
+            if traced:
+                from pytest_hwqueue.causes.explain import kept_causes, take_traces
+
+                found.stage = "causes"
+                traces = take_traces(own, [tenant.name for tenant in found.tenants])
+                found.tenants = kept_causes(
+                    found.kept, found.tenants, traces,
+                    begin_ns=window.begin_ns, notes=[*found.notes], turns=_take_turns(plan),
+                )  # fmt: skip
+            else:
+                _refuse_unanswered(found)
+                _refuse_late(plan, found)
+
+        secrets = plan.secrets()
+
+        def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
+            record = ColocationRecord(
+                **done.fields(found, self.provenance),
+                id=plan.id,
+                run=run,
+                # Where trace files were is a path of that machine.
+                plan={name: value for name, value in plan.to_json().items() if name != "folder"},
+                device=plan.device,
+                scheduler=plan.scheduler,
+                seed=plan.seed,
+                placement=plan.placement,
+                tenants_started=self._started,
+                elapsed_s=done.seconds,
+                command=self.command,
+                simulated=simulated,
+                traced=traced,
+                faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
+            )
+            return _without_secrets(record, secrets) if _has_servers(plan) else record
+
+        # Errors of a mode or of a device speak for themselves.
+        done = attempt(measure, NotProven, DeviceError)
+        found.store(folder, path.stem)
+        record = recorded(found, done)
+        write_colocation(path, record)
+        done.raise_interruption()
+        return record
+
+    def _measure(
+        self, plan: Colocation, scheduler: Scheduler, own: Path, found: FoundOfTenants,
+        early: Sequence[Look], decided: Decided, *, last: bool,
+    ) -> Window:  # fmt: skip
+        """Measure a window of tenants that are started if none live; end them if it fails."""
+        try:
+            if self._living is None:
+                self._started = now()
+                self._living = LivingTenants(
+                    plan, scheduler, self.progress, own, self.limits, found,
+                    self.traced, self.noise, self.server,
+                )  # fmt: skip
+                self._alive.enter_context(self._living.running())
+            window = self._living.window(plan, found, early, decided)
+            if last:
+                self.end()
+        except BaseException:
+            # Nobody knows what tenants of a window that failed would serve next.
+            self._end(ask=False)
+            raise
+        return window
+
+    def _end(self, *, ask: bool) -> None:
+        living, self._living = self._living, None
+        with self._alive:
+            if living is not None and ask:
+                living.stop()
 
 
 def colocate(
@@ -48,103 +224,12 @@ def colocate(
     server: ForkServer | None = None,
     looks: Looks | None = None,
 ) -> ColocationRecord:
-    """Run tenants together once; return the record, already written to disk.
-
-    Args:
-        plan: who runs, and how; on a simulated device, in virtual time in this process.
-        scheduler: the mode of ``plan.scheduler``, open, or why it cannot be opened.
-        progress: receives the stage, how much of it is done, and its total.
-        folder: receives the record, and a folder with the output of tenants and services.
-        limits: how long tenants may take before they count as hanging.
-        command: repeats this run; for the record.
-        provenance: for the record.
-        run: which run of this co-location in its session, from 1.
-        traced: also find out why tenants' slow requests were slow; the times are then not a result.
-        noise: the opened ``plan.noise``; None if there is none.
-        server: forks the tenants that need no special environment.
-        looks: end the window once they decide; None to measure all of it, as with servers.
-
-    Raises:
-        RecordError: if the record cannot be written.
-        KeyboardInterrupt: if interrupted, once all processes are gone and the record is written.
-
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = record_path(folder, plan.id)
-    simulated = capabilities_of(plan.device).simulated
-    nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
-    found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
-    if _has_servers(plan):
-        looks = None
-    early = [] if looks is None else looks.planned[:-1]
-    if looks is not None:
-        found.look_error = looks.planned[-1].error
-
-    def decided(look: Look, tenants: list[TenantResult]) -> bool:
-        seen = replace(
-            found, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
-        )
-        if looks is None or not looks.decided(recorded(seen, Attempt(now(), 0.0))):
-            return False
-        found.duration_s, found.look_error = seen.duration_s, seen.look_error
-        return True
-
-    def measure() -> None:
-        if isinstance(scheduler, BadInput):
-            raise RunEnded("failed", str(scheduler))
-        _refuse(plan, scheduler)
-        if traced:
-            _refuse_to_trace(plan)
-        if simulated:
-            progress("simulate", 0, 0)
-            simulate(plan, found, traced=traced, looks=early, decided=decided)
-            return
-        own = path.with_suffix("")
-        window = ColocationRun(
-            plan, scheduler, progress, own, limits, found,
-            traced, noise, server, early, decided,
-        ).run()  # fmt: skip
-        if traced:
-            from pytest_hwqueue.causes.explain import kept_causes, take_traces
-
-            found.stage = "causes"
-            traces = take_traces(own, [tenant.name for tenant in found.tenants])
-            found.tenants = kept_causes(
-                found.kept, found.tenants, traces,
-                begin_ns=window.begin_ns, notes=[*found.notes], turns=_take_turns(plan),
-            )  # fmt: skip
-        else:
-            _refuse_unanswered(found)
-            _refuse_late(plan, found)
-
-    secrets = plan.secrets()
-
-    def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
-        record = ColocationRecord(
-            **done.fields(found, provenance),
-            id=plan.id,
-            run=run,
-            # Where trace files were is a path of that machine.
-            plan={name: value for name, value in plan.to_json().items() if name != "folder"},
-            device=plan.device,
-            scheduler=plan.scheduler,
-            seed=plan.seed,
-            placement=plan.placement,
-            elapsed_s=done.seconds,
-            command=command,
-            simulated=simulated,
-            traced=traced,
-            faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
-        )
-        return _without_secrets(record, secrets) if _has_servers(plan) else record
-
-    # Errors of a mode or of a device speak for themselves.
-    done = attempt(measure, NotProven, DeviceError)
-    found.store(folder, path.stem)
-    record = recorded(found, done)
-    write_colocation(path, record)
-    done.raise_interruption()
-    return record
+    """Run tenants together once; the arguments are those of `TenantSet` and of its `window`."""
+    tenants = TenantSet(
+        scheduler, progress, folder, limits, command, provenance, traced, noise, server
+    )
+    with tenants:
+        return tenants.window(plan, run=run, looks=looks, last=True)
 
 
 def _has_servers(plan: Colocation) -> bool:

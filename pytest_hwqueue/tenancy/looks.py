@@ -111,13 +111,14 @@ _ROWS_AT_ONCE = 4096
 class ShownTimes:
     """Memory in which one process shows the times of its requests to another.
 
-    Pages that nothing was written to take no memory. It goes with the process.
+    Pages that nothing was written to take no memory. It goes with the process, or is closed.
     """
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("hwq-times")
         os.ftruncate(self.descriptor, _ROW.size * _MOST_SHOWN)
-        self._values = memoryview(mmap.mmap(self.descriptor, _ROW.size * _MOST_SHOWN)).cast("q")
+        self._memory = mmap.mmap(self.descriptor, _ROW.size * _MOST_SHOWN)
+        self._values = memoryview(self._memory).cast("q")
         self._next = 0
 
     def show(self, scheduled_ns: int, started_ns: int, finished_ns: int, failed: bool) -> None:
@@ -128,6 +129,12 @@ class ShownTimes:
             values[at + 1], values[at + 2] = scheduled_ns, started_ns
             values[at] = -finished_ns if failed else finished_ns
             self._next = at + 3
+
+    def close(self) -> None:
+        """Give the memory back; nobody looks any more."""
+        self._values.release()
+        self._memory.close()
+        os.close(self.descriptor)
 
 
 def seen_times(process: int, descriptors: Sequence[int]) -> list[_Times]:
@@ -176,7 +183,7 @@ class Watch:
         self._left = list(early)
         self._ended_ns: int | None = None
         self._shown = shown
-        self._plans = {spec.name: WindowPlan(plan, spec) for spec in plan.tenants if early}
+        self._plans = {spec.name: WindowPlan(plan, spec.name) for spec in plan.tenants if early}
 
     def look(self, gone_ns: int) -> tuple[Look, list[TenantResult]] | None:
         """Return a look that is due and what it sees, so long after the window's beginning.

@@ -1,17 +1,20 @@
-"""One run of tenants together on a real device.
+"""Tenants that run together on a real device, and serve one window or several.
 
-The parent takes the device's lease, starts the scheduler's services and the tenants, waits until
-all are warm, announces a common window on the clock that all processes share (CLOCK_MONOTONIC),
-watches while they serve, collects proof while they are still alive, and ends them in every case.
+The parent takes the device's lease, and starts the scheduler's services and the tenants. For each
+window it waits until all are warm, announces it on the clock that all processes share
+(CLOCK_MONOTONIC), watches while they serve, and collects proof while they are still alive. It ends
+them in every case.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.devices.conditions import watched
 from pytest_hwqueue.devices.fingerprint import of_processes
@@ -27,6 +30,7 @@ from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
+from pytest_hwqueue.tenancy.calls import NextWindow
 from pytest_hwqueue.tenancy.looks import CAN_SHOW, Decided, Look, Watch
 from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, identify
@@ -38,25 +42,24 @@ Progress = Callable[[str, int, int], None]
 # From the word to all tenants until the window begins.
 _LEAD_NS = 500_000_000
 _SHOW_S = 0.2
+# Before each further window. Its tenants have been warm, and were idle while the last was judged.
+_WARM_AGAIN_S = 0.5
 
 
 @dataclass
-class ColocationRun:
-    """One run on a real device.
+class LivingTenants:
+    """Tenants on a real device, from their start to their end.
 
     Attributes:
-        plan: who runs, and how.
+        plan: who runs, and how, in the current window.
         scheduler: the opened mode.
         progress: receives the progress.
         folder: for the output of tenants and services.
         limits: time limits.
-        found: receives what becomes known.
-        traced: whether each tenant also writes its trace into the folder.
-        noise: the plan's, opened; None if there is none.
+        found: receives what becomes known in the current window.
+        traced: whether each tenant also writes its trace into the folder; then for one window only.
+        noise: the plan's, opened; None if there is none. Likewise.
         server: forks the tenants that need no special environment.
-        looks: at the window before its end.
-        decided: takes over what a look sees, if that decides all that is asked; then the window
-            ends.
 
     """
 
@@ -69,20 +72,21 @@ class ColocationRun:
     traced: bool
     noise: Noise | None
     server: ForkServer | None
-    looks: Sequence[Look]
-    decided: Decided
 
     def __post_init__(self) -> None:
-        if not CAN_SHOW:
-            self.looks = ()
         self.servers = ServerProcesses(self.plan, self.scheduler, self.found)
         self.tenants = TenantProcesses(
             self.plan, self.scheduler, self.limits, self.found, self.servers
         )
+        self._is_first = True
+        # What the probe saw once the tenants had started; None where none ran.
+        self._effect: PriorityEffect | None = None
+        self._probe_notes: list[str] = []
         self._shown = 0.0
 
-    def run(self) -> Window:
-        """Measure; return the window, or raise whatever went wrong."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start the tenants for the ``with`` block; raise whatever goes wrong."""
         found = self.found
         found.stage = "open device"
         identity = identify(self.plan.device)
@@ -96,38 +100,35 @@ class ColocationRun:
                 with self.servers.running(self.folder):
                     found.stage = "start tenants"
                     trace = self.folder.absolute() if self.traced else None
-                    with self.tenants.running(
-                        self.folder, trace, self.server, looked_at=bool(self.looks)
-                    ):
-                        return self._measure()
+                    with self.tenants.running(self.folder, trace, self.server):
+                        yield
 
-    def _measure(self) -> Window:
-        found = self.found
+    def window(
+        self, plan: Colocation, found: FoundOfTenants, looks: Sequence[Look], decided: Decided
+    ) -> Window:
+        """Measure a window; return it, or raise whatever went wrong.
+
+        Args:
+            plan: the tenants' own, or one that differs from it in load alone.
+            found: receives what becomes known.
+            looks: at the window before its end.
+            decided: takes over what a look sees, if that decides all that is asked; then the window
+                ends.
+
+        """
+        self.plan, self.found = plan, found
+        self.tenants.begin(plan, found)
+        self.servers.begin(plan, found)
+        found.fingerprint = identify(plan.device).fingerprint
+        looks = looks if CAN_SHOW else ()
         # Who works on the device; with a server, its tenant's process generates load.
         pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.urls}
         try:
-            deadline = time.monotonic() + self.limits.ready_s
-            self.found.stage = "warm-up"
-            self.tenants.wait_for(self.tenants.are_set_up, deadline, self._watch_warm_up)
-            self.servers.require_listening()
-            # What it leaves on the device and in the processes, the warm-up sees to.
-            began = time.monotonic()
-            effect = self._probe_priority()
-            self.found.stage = "warm-up"
-            self.tenants.send("warm up")
-            deadline += time.monotonic() - began
-
-            def watch() -> None:
-                # All compete here as in the window, where asking would cost them time that tenants
-                # of other modes keep: xserver's answers 50 times a second, say.
-                self._watch_warm_up()
-                self.scheduler.observe(pids)
-
-            self.tenants.wait_for(self.tenants.are_ready, deadline, watch)
+            self._warm_up(pids, looked_at=bool(looks))
             longest_ns = self._longest_ns()
             at_work = pids | {name: next(iter(w)) for name, w in self.servers.workers().items()}
             with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
-                window = self._serve(at_work, longest_ns)
+                window = self._serve(longest_ns, looks, decided)
                 if noise is not None:
                     found.noise = noise.end_round()
         except RunEnded as ended:
@@ -135,7 +136,44 @@ class ColocationRun:
             self._add_cause(ended, self.tenants.pids)
             raise
         found.stage = "proof"
-        told = self.tenants.are_ready
+        self._prove(pids)
+        found.tenants = self.tenants.outcome()
+        return window
+
+    def stop(self) -> None:
+        """Ask all tenants to exit, and note whoever does not."""
+        self.found.stage = "stop"
+        self.tenants.stop()
+
+    def _warm_up(self, pids: Mapping[str, int], *, looked_at: bool) -> None:
+        deadline = time.monotonic() + self.limits.ready_s
+        self.found.stage = "warm-up"
+        warmup_s = min(self.plan.warmup_s, _WARM_AGAIN_S)
+        if self._is_first:
+            warmup_s = self.plan.warmup_s
+            self.tenants.wait_for(self.tenants.are_set_up, deadline, self._watch_warm_up)
+            self.servers.require_listening()
+            # What it leaves on the device and in the processes, the warm-up sees to.
+            began = time.monotonic()
+            self._effect = self._probe_priority()
+            self.found.stage = "warm-up"
+            deadline += time.monotonic() - began
+        self._is_first = False
+        self.found.notes += self._probe_notes
+        asked = NextWindow(replace(self.plan, warmup_s=warmup_s), looked_at)
+        self.tenants.send("warm up", window=to_jsonable_python(asked))
+
+        def watch() -> None:
+            # All compete here as in the window, where asking would cost them time that tenants of
+            # other modes keep: xserver's answers 50 times a second, say.
+            self._watch_warm_up()
+            self.scheduler.observe(pids)
+
+        self.tenants.wait_for(self.tenants.are_ready, deadline, watch)
+
+    def _prove(self, pids: Mapping[str, int]) -> None:
+        """Prove the mode by what each tenant saw in this window, and add what the probe saw."""
+        found, told = self.found, self.tenants.are_ready
         seen_by = {name: ready.fingerprint for name, ready in told.items()}
         assert found.fingerprint is not None
         # A user's own server cannot be asked what watches it.
@@ -147,12 +185,9 @@ class ColocationRun:
         proof = self.servers.proof(pids, inside)
         if proof is not None:
             found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
-        if effect is not None and found.proof is not None:
-            seen = {"priority": effect, "effective": effect.effective}
+        if self._effect is not None and found.proof is not None:
+            seen = {"priority": self._effect, "effective": self._effect.effective}
             found.proof = found.proof.model_copy(update=seen)
-        found.stage = "stop"
-        self.tenants.stop()
-        return window
 
     def _probe_priority(self) -> PriorityEffect | None:
         """Probe whether the mode orders by priority; None where it need not, or cannot."""
@@ -163,7 +198,7 @@ class ColocationRun:
         if least.priority == most.priority:
             return None
         if not self.servers.urls.keys().isdisjoint((least.name, most.name)):
-            self.found.notes.append("priority not proven: a server takes no part in the probe")
+            self._probe_notes.append("priority not proven: a server takes no part in the probe")
             return None
         self.found.stage = "priority probe"
         self.progress("priority probe", 0, 0)
@@ -173,7 +208,7 @@ class ColocationRun:
         ]
         effect = probe_priority((most.name, clients[0]), (least.name, clients[1]))
         if effect.verdict != "proven":
-            self.found.notes.append(f"priority not proven: {effect.reason}")
+            self._probe_notes.append(f"priority not proven: {effect.reason}")
         return effect
 
     def _longest_ns(self) -> int:
@@ -202,11 +237,11 @@ class ColocationRun:
         processes = list(dict.fromkeys(pids.values()))
         return running(self.noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
 
-    def _serve(self, pids: Mapping[str, int], duration_ns: int) -> Window:
+    def _serve(self, duration_ns: int, looks: Sequence[Look], decided: Decided) -> Window:
         self.found.stage = "measure"
         told = self.tenants.are_ready
         shown = {name: (pid, told[name].shown) for name, pid in self.tenants.pids.items()}
-        looking = Watch(self.plan, self.looks, shown)
+        looking = Watch(self.plan, looks, shown)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         window = Window(begin_ns, begin_ns + duration_ns)
         self.tenants.send("start", begin_ns=window.begin_ns, end_ns=window.end_ns)
@@ -217,7 +252,7 @@ class ColocationRun:
             gone_s = min(max(0, gone_ns), duration_ns) // 10**9
             self._show("measure", gone_s, -(-duration_ns // 10**9))
             seen = looking.look(gone_ns)
-            if seen is not None and self.decided(*seen):
+            if seen is not None and decided(*seen):
                 self.tenants.send("end")
                 looking.end(seen[0].window_ns)
 

@@ -63,6 +63,10 @@ class ServerProcesses:
             name: "url" for name, spec in self._specs.items() if not spec.ours
         }
 
+    def begin(self, plan: Colocation, found: Found) -> None:
+        """Begin another window of the same tenants; notes are of it from now on."""
+        self._plan, self._found = plan, found
+
     @contextmanager
     def running(self, folder: Path) -> Iterator[None]:
         """Run the servers for the ``with`` block, with their output in ``folder``.

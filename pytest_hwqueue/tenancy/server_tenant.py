@@ -28,8 +28,8 @@ _AHEAD_NS = 5_000_000
 _LEAST_WARM_UP_NS = 100_000_000
 
 
-def serve_by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) -> None:
-    """Live the tenant's life: wait for the server, warm it up, load it in the window, report.
+def serve_by_server(spec: TenantSpec, url: str, link: Link) -> None:
+    """Live the tenant's life: wait for the server; for each window warm it up, load it, report.
 
     Raises:
         HwqError: if it is not ready in time, or its first request fails.
@@ -37,36 +37,41 @@ def serve_by_server(plan: Colocation, spec: TenantSpec, url: str, link: Link) ->
 
     """
     assert spec.server is not None
-    asyncio.run(_live(plan, spec, spec.server, url, link))
+    asyncio.run(_live(spec, spec.server, url, link))
 
 
-async def _live(
-    plan: Colocation, spec: TenantSpec, server: ServerSpec, url: str, link: Link
-) -> None:
-    window = WindowPlan(plan, spec)
+async def _live(spec: TenantSpec, server: ServerSpec, url: str, link: Link) -> None:
     async with Client(server, url, spec.concurrency) as client:
         link.enter("wait for the server")
         await client.wait_until_ready()
+        link.set_up()
         # Elsewhere, so that the connections are looked after meanwhile.
-        await asyncio.to_thread(link.wait_for_warm_up)
-        link.enter("warm-up")
-        with translated(HwqError, f"the first request to {redacted(url)} failed", HwqError):
-            await client.request()
-        begin_ns = time.monotonic_ns() + _AHEAD_NS
-        warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
-        await generate(client.request, None, warm_up, spec.concurrency)
-        # For good: this process lives for one window only.
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
-        due = window.due(common.duration_ns)
-        try:
-            load = await generate(client.request, due, common, spec.concurrency)
-        except StoppedServing as stopped:
-            link.served = _served(spec, Load(stopped.log, (), 0), client, server, common)
-            raise
-        await asyncio.to_thread(link.finish, _served(spec, load, client, server, common))
+        while (asked := await asyncio.to_thread(link.next_window)) is not None:
+            await _serve(asked.plan, spec, client, server, link)
+
+
+async def _serve(
+    plan: Colocation, spec: TenantSpec, client: Client, server: ServerSpec, link: Link
+) -> None:
+    window = WindowPlan(plan, spec.name)
+    with translated(HwqError, f"the first request to {redacted(client.url)} failed", HwqError):
+        await client.request()
+    begin_ns = time.monotonic_ns() + _AHEAD_NS
+    warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
+    await generate(client.request, None, warm_up, spec.concurrency)
+    # Off for good: windows are what this process lives for.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
+    due = window.due(common.duration_ns)
+    try:
+        load = await generate(client.request, due, common, spec.concurrency)
+    except StoppedServing as stopped:
+        link.served = _served(spec, Load(stopped.log, (), 0), client, server, common)
+        raise
+    link.finish(_served(spec, load, client, server, common))
 
 
 def _served(

@@ -239,7 +239,7 @@ def _tenant(
     same = replace(spec, arrival="closed", priority=0, share=None, concurrency=1)
     text = json.dumps(asdict(same), sort_keys=True)
     try:
-        request = _request(plan.device, text, plan.seed, plan.folder)
+        request = _request(plan.device, text, plan.seed_of_work, plan.folder)
     except (BadInput, OwnCodeFailed) as error:
         raise RunEnded("failed", f"tenant {spec.name}: {error}") from error
     if not request.kernels:

@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -110,7 +110,7 @@ class Colocation:
         placement: a process for each tenant, or threads of one process.
         duration_s: length of the common measuring window.
         warmup_s: each tenant runs requests for at least this long before it is ready.
-        seed: of weights, inputs and arrivals.
+        seed: of arrivals; of weights and inputs too, unless ``work_seed`` is given.
         device: label, such as ``cpu``, ``cuda:1`` or ``sim:h200``.
         scheduler: text of the scheduler mode, such as ``xsched:level=1,threshold=1``.
         goals: as written in the scenario; judged elsewhere.
@@ -119,6 +119,7 @@ class Colocation:
         folder: of the scenario: names of trace files and of functions' modules start from it.
         noise: background load on the CPU: ``none``, or a name or file as in ``--hwq-noise``; None
             if the plan does not involve noise.
+        work_seed: of weights and inputs, which tenants that live on keep while arrivals change.
 
     """
 
@@ -134,6 +135,7 @@ class Colocation:
     asked_ms: Mapping[str, float] = field(default_factory=dict)
     folder: str = "."
     noise: str | None = None
+    work_seed: int | None = None
 
     def __post_init__(self) -> None:
         if not self.tenants:
@@ -161,6 +163,27 @@ class Colocation:
     def duration_ns(self) -> int:
         """Length of the window in nanoseconds."""
         return round(self.duration_s * 1e9)
+
+    @property
+    def seed_of_work(self) -> int:
+        """The seed of weights and inputs."""
+        return self.seed if self.work_seed is None else self.work_seed
+
+    def same_tenants(self, other: Colocation) -> bool:
+        """Whether the tenants of one plan can serve the other's window: all but its load agrees."""
+        return self._without_load() == other._without_load()
+
+    def _without_load(self) -> Colocation:
+        return replace(
+            self,
+            tenants=tuple(replace(tenant, arrival="closed") for tenant in self.tenants),
+            duration_s=1.0,
+            seed=0,
+            work_seed=self.seed_of_work,
+            # Of these, only whoever judges the window needs to know.
+            goals=(),
+            asked_ms={},
+        )
 
     def tenant_seed(self, name: str) -> int:
         """Return the seed of a tenant's arrivals: its own, and the same under every scheduler."""

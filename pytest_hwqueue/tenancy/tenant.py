@@ -1,4 +1,4 @@
-"""A tenant process: set up, warm up, wait at the barrier, serve in the common window, stop.
+"""A tenant process: set up; for each window warm up, wait at the barrier and serve; stop.
 
 It imports nothing heavy before it has its own process group. It gets commands and makes `calls`
 through two pipes; its output goes to its log.
@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,16 @@ from pytest_hwqueue.processes.unwatched import stop_coverage
 from pytest_hwqueue.tenancy.spec import TenantSpec
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.causes.tenant_tracer import Traces
+    from pytest_hwqueue.causes.tenant_tracer import TenantTracer, Traces
+    from pytest_hwqueue.devices.compute_units import Partition
+    from pytest_hwqueue.devices.protocol import Device, StreamPool
     from pytest_hwqueue.harness.open_loop import RequestLog, Window
     from pytest_hwqueue.records.tenants import TenantResult
     from pytest_hwqueue.schedulers.priority_probe import ProbeClient
-    from pytest_hwqueue.tenancy.calls import Ready, Start
+    from pytest_hwqueue.tenancy.calls import NextWindow, Ready, Start
+    from pytest_hwqueue.tenancy.looks import ShownTimes
+    from pytest_hwqueue.tenancy.window import TenantWork, WindowPlan
+    from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 _SETTING_UP = threading.Lock()
 # Python lets a thread keep the interpreter for 5 ms while others wait. That would be an urgent
@@ -61,28 +66,30 @@ class Link:
         self.stage = stage
         self.parent.entered(self._name, stage)
 
-    def wait_for(self, kind: str) -> Message:
-        """Wait for a command; return its content."""
-        command = self.commands.get()
-        assert command["kind"] == kind, command
-        return {name: value for name, value in command.items() if name != "kind"}
-
     def wait_for_window(self, ready: Ready) -> Window:
         """Tell that the tenant is warm; wait for the word to all tenants."""
         from pytest_hwqueue.harness.open_loop import Window
 
         self.enter("barrier")
         self.parent.ready(self._name, ready)
-        window = Window(**self.wait_for("start"))
+        command = self.commands.get()
+        assert command["kind"] == "start", command
+        window = Window(command["begin_ns"], command["end_ns"])
         self.stage = "measure"
         return window
 
-    def wait_for_warm_up(self, client: ProbeClient | None = None) -> None:
-        """Tell that all is set up; take part in the priority probe until all may warm up."""
+    def next_window(self, client: ProbeClient | None = None) -> NextWindow | None:
+        """Take part in the priority probe until all may warm up; return what for.
+
+        None once the tenant may leave: evidence is taken from living processes, so nobody does
+        before all has been seen.
+        """
+        from pydantic import TypeAdapter
+
         from pytest_hwqueue.processes.remote import answer_to
         from pytest_hwqueue.schedulers.priority_probe import ProbeClient
+        from pytest_hwqueue.tenancy.calls import NextWindow
 
-        self.parent.set_up(self._name)
         while (command := self.commands.get())["kind"] == "call":
             assert client is not None, "a server takes no part in it"
             try:
@@ -92,14 +99,24 @@ class Link:
                 text = f"tenant {self._name}: {type(error).__name__}: {error}"
                 answer = {"error": NotProven.__name__, "text": text}
             self._channel.send("answer", **(answer or {}))
+        if command["kind"] == "exit":
+            self.stage = "stop"
+            return None
         assert command["kind"] == "warm up", command
+        # What a look at the last window decided was heard before this command.
+        self.ended.clear()
+        self.served = None
+        self.enter("warm-up")
+        return TypeAdapter(NextWindow).validate_python(command["window"])
+
+    def set_up(self) -> None:
+        """Tell that all is set up."""
+        self.parent.set_up(self._name)
 
     def finish(self, result: TenantResult) -> None:
-        """Tell the window's result; return once the tenant may leave."""
+        """Tell the window's result."""
+        self.stage = "proof"
         self.parent.served(self._name, result)
-        # Evidence is taken from living processes: nobody leaves before all has been seen.
-        self.wait_for("exit")
-        self.stage = "stop"
 
 
 def main() -> None:
@@ -190,7 +207,7 @@ def _live(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) -> 
         if spec.server is not None:
             from pytest_hwqueue.tenancy.server_tenant import serve_by_server
 
-            serve_by_server(start.plan, spec, start.urls[spec.name], link)
+            serve_by_server(spec, start.urls[spec.name], link)
         else:
             _serve(start, spec, link, traces)
     except ProcessEnded:
@@ -209,14 +226,8 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
 
     from pytest_hwqueue.devices.compute_units import open_pool
     from pytest_hwqueue.devices.kinds import open_device
-    from pytest_hwqueue.harness.open_loop import StoppedServing, lateness
-    from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
     from pytest_hwqueue.schedulers.priority_probe import ProbeClient
-    from pytest_hwqueue.tenancy.calls import Ready
-    from pytest_hwqueue.tenancy.cells import delivered
-    from pytest_hwqueue.tenancy.looks import ShownTimes
-    from pytest_hwqueue.tenancy.window import WindowPlan, needs_gradients, open_work, warm_up
-    from pytest_hwqueue.tracing.cpu_counters import CpuCounters, CpuCounting
+    from pytest_hwqueue.tenancy.window import needs_gradients, open_work
 
     plan = start.plan
     # One after the other where tenants are threads: torch has one seed for the whole process.
@@ -233,78 +244,136 @@ def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) ->
     with pool:
         with _SETTING_UP:
             link.enter("set-up")
-            torch.manual_seed(plan.seed)
-            works = open_work(spec, device, pool, plan.seed, Path(plan.folder))
+            torch.manual_seed(plan.seed_of_work)
+            works = open_work(spec, device, pool, plan.seed_of_work, Path(plan.folder))
             pool.synchronize()
-        requests = [work.request for work in works]
         if len(works) > 1:
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        serving = _Serving(spec, link, device, pool, works, partitions, gradients, traces)
+        link.set_up()
+        client = ProbeClient(device, pool)
+        while (window := link.next_window(client)) is not None:
+            serving.serve(window)
 
-        def begin_thread() -> None:
-            # For the thread's life; the pool has done so for this one.
-            torch.inference_mode(not gradients).__enter__()
 
-        link.wait_for_warm_up(ProbeClient(device, pool))
-        link.enter("warm-up")
-        times_ns = warm_up(plan, device, requests, begin_thread)
-        link.enter("check")
-        for work in works:
-            work.check()
-        evidence = gather(pool)
-        if partitions is not None:
-            evidence = with_groups(evidence, pool, partitions, replayed=False)
-        # One after the other: reading switches one of torch's settings and back.
-        with _SETTING_UP:
-            fingerprint = device.fingerprint()
-        window = WindowPlan(plan, spec)
-        longest_ns, tracer = plan.duration_ns, None
-        if traces is not None:
-            tracer = traces.tracer(spec.name, device, pool, gradients=gradients)
+@dataclass
+class _Serving:
+    """Serves one window after the other.
+
+    Attributes:
+        spec: the tenant.
+        link: to the parent.
+        device: that it runs on.
+        pool: its streams.
+        works: one for each request that is served at once.
+        partitions: of each stream; None for everywhere.
+        gradients: whether its streams record autograd graphs.
+        traces: those of this process; None to trace nothing. Only a first window is traced.
+
+    """
+
+    spec: TenantSpec
+    link: Link
+    device: Device
+    pool: StreamPool
+    works: Sequence[TenantWork]
+    partitions: Sequence[Partition] | None
+    gradients: bool
+    traces: Traces | None
+    _shown: list[ShownTimes] = field(default_factory=list)
+    _is_first: bool = True
+
+    def serve(self, asked: NextWindow) -> None:
+        """Warm up, wait for the window, serve its requests, and tell the result."""
+        from pytest_hwqueue.harness.open_loop import StoppedServing
+        from pytest_hwqueue.tenancy.looks import ShownTimes
+        from pytest_hwqueue.tenancy.window import WindowPlan, warm_up
+
+        plan, requests = asked.plan, [work.request for work in self.works]
+        times_ns = warm_up(plan, self.device, requests, self._begin_thread)
+        if self._is_first:
+            self.link.enter("check")
+            for work in self.works:
+                work.check()
+        window = WindowPlan(plan, self.spec.name)
+        longest_ns = plan.duration_ns
+        tracer: TenantTracer | None = None
+        if self.traces is not None:
+            tracer = self.traces.tracer(
+                self.spec.name, self.device, self.pool, gradients=self.gradients
+            )
             most = tracer.most_requests(requests[0])
             longest_ns = window.longest_ns(most, max(1, min(times_ns)))
-        for work in works:
-            work.slow_down(spec.faults, device, round(median(times_ns)))
-        # For good: this process lives for one window only. What is frozen is not looked at when
-        # serving collects once more.
+        # Nobody looks at the last window any more.
+        for each in self._shown:
+            each.close()
+        self._shown = [ShownTimes() for _ in requests] if asked.looked_at else []
+        shown = [each.descriptor for each in self._shown]
+        ready = replace(self._seen(), longest_ns=longest_ns, shown=shown)
+        if self._is_first:
+            for work in self.works:
+                work.slow_down(self.spec.faults, self.device, round(median(times_ns)))
+        self._is_first = False
+        # Off for good: windows are what this process lives for. What is frozen is not looked at
+        # when serving collects once more; what died of the last window's is found before.
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
         gc.disable()
-        log: RequestLog | None = None
-        counters: CpuCounters | None = None
-        common: Window | None = None
-
-        def serve(requests: Sequence[Callable[[], None]]) -> None:
-            nonlocal common, log, counters
-            shown = [ShownTimes() for _ in requests] if start.looked_at else []
-            common = link.wait_for_window(
-                Ready(evidence, longest_ns, [each.descriptor for each in shown], fingerprint)
-            )
-            counting = CpuCounting(lambda: pool.launched)
-            counting.opened()
-            log = window.serve(
-                device, requests, common, begin_thread, link.ended, [each.show for each in shown]
-            )
-            counting.closed()
-            counters = counting.counters(len(log.started_ns))
-
-        def served(log: RequestLog) -> TenantResult:
-            assert common is not None
-            return delivered(
-                spec.name, log, common.duration_ns, works[0].what,
-                lateness=lateness(log), memory_bytes=device.memory_bytes(), counters=counters,
-            )  # fmt: skip
-
         try:
             if tracer is None:
-                serve(requests)
+                self._serve(window, ready, requests)
             else:
                 # One at a time: several were refused.
-                tracer.serve(requests[0], lambda request: serve([request]))
+                tracer.serve(requests[0], lambda request: self._serve(window, ready, [request]))
         except StoppedServing as stopped:
-            link.served = served(stopped.log)
+            self.link.served = self._result(stopped.log, None)
             raise
-        assert log is not None
-        link.finish(served(log))
+        # Nothing of this window runs in the next one.
+        self.pool.synchronize()
+        self.link.finish(self._result(self._log, self._counters))
+
+    def _begin_thread(self) -> None:
+        # For the thread's life; the pool has done so for this one.
+        import torch
+
+        torch.inference_mode(not self.gradients).__enter__()
+
+    def _seen(self) -> Ready:
+        """Return the evidence, and what the process and its device are."""
+        from pytest_hwqueue.schedulers.inside_evidence import gather, with_groups
+        from pytest_hwqueue.tenancy.calls import Ready
+
+        evidence = gather(self.pool)
+        if self.partitions is not None:
+            evidence = with_groups(evidence, self.pool, self.partitions, replayed=False)
+        # One after the other: reading switches one of torch's settings and back.
+        with _SETTING_UP:
+            return Ready(evidence, 0, fingerprint=self.device.fingerprint())
+
+    def _serve(
+        self, window: WindowPlan, ready: Ready, requests: Sequence[Callable[[], None]]
+    ) -> None:
+        from pytest_hwqueue.tracing.cpu_counters import CpuCounting
+
+        self._common = self.link.wait_for_window(ready)
+        counting = CpuCounting(lambda: self.pool.launched)
+        counting.opened()
+        self._log = window.serve(
+            self.device, requests, self._common, self._begin_thread, self.link.ended,
+            [each.show for each in self._shown],
+        )  # fmt: skip
+        counting.closed()
+        self._counters = counting.counters(len(self._log.started_ns))
+
+    def _result(self, log: RequestLog, counters: CpuCounters | None) -> TenantResult:
+        from pytest_hwqueue.harness.open_loop import lateness
+        from pytest_hwqueue.tenancy.cells import delivered
+
+        return delivered(
+            self.spec.name, log, self._common.duration_ns, self.works[0].what,
+            lateness=lateness(log), memory_bytes=self.device.memory_bytes(), counters=counters,
+        )  # fmt: skip
 
 
 def _reason(error: Exception) -> str:

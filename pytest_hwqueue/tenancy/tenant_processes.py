@@ -85,8 +85,8 @@ class TenantProcesses(TenantCalls):
 
     Attributes:
         are_set_up: names of the tenants that are.
-        are_ready: what those tell that are warm, by name.
-        results: of those whose window is over, by name.
+        are_ready: what those tell that are warm for the current window, by name.
+        results: of those whose current window is over, by name.
 
     """
 
@@ -132,7 +132,7 @@ class TenantProcesses(TenantCalls):
 
     @contextmanager
     def running(
-        self, folder: Path, trace: Path | None, server: ForkServer | None, *, looked_at: bool
+        self, folder: Path, trace: Path | None, server: ForkServer | None
     ) -> Iterator[None]:
         """Start the tenants for the ``with`` block; afterwards all have ended, with known results.
 
@@ -140,7 +140,6 @@ class TenantProcesses(TenantCalls):
             folder: for their output.
             trace: folder for each tenant's trace; None to trace nothing.
             server: forks those that need no special environment.
-            looked_at: whether they show the times of their requests while they serve.
 
         """
         plan, scheduler = self._plan, self._scheduler
@@ -161,9 +160,7 @@ class TenantProcesses(TenantCalls):
                     folder / f"tenant-{'-'.join(members)[:100]}.log",
                 )
                 process.deliver_to(self._inbox, members)
-                start = Start(
-                    plan, members, priorities, partitions, self._servers.urls, trace, looked_at
-                )
+                start = Start(plan, members, priorities, partitions, self._servers.urls, trace)
                 _send(process, "run", start=to_jsonable_python(start))
             yield
         finally:
@@ -175,7 +172,17 @@ class TenantProcesses(TenantCalls):
                     self._exits[name] = process.how_it_ended()
                     if not process.ended_well:
                         self._outputs.setdefault(name, self._last_lines(name, process))
-            self._found.tenants = [self._result(tenant.name) for tenant in self._plan.tenants]
+            self._found.tenants = self.outcome()
+
+    def begin(self, plan: Colocation, found: FoundOfTenants) -> None:
+        """Begin another window, whose load may differ; what becomes known is of it from now on."""
+        self._plan, self._found = plan, found
+        self.are_ready.clear()
+        self.results.clear()
+
+    def outcome(self) -> list[TenantResult]:
+        """Return what each tenant has got in the current window, and how those that ended did."""
+        return [self._result(tenant.name) for tenant in self._plan.tenants]
 
     def send(self, kind: str, **content: object) -> None:
         """Send a command to all tenants."""

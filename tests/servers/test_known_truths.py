@@ -21,7 +21,7 @@ from pytest_hwqueue.tenancy.figures import Served, percentile
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 
 from ..capacity.test_truth import waits_at_most, window
-from ..tenancy.conftest import own_leases
+from ..conftest import own_leases
 
 __all__ = ["own_leases"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -26,12 +25,3 @@ def _one_server() -> Iterator[None]:
 def server_of_tests() -> ForkServer | None:
     """What forks tenants whose environment is the tests' own; nothing in a process of a test's."""
     return next(iter(_SERVERS), None)
-
-
-@pytest.fixture(scope="module")
-def own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Other sessions on this machine do not hold these tests up."""
-    before = tempfile.tempdir
-    tempfile.tempdir = str(tmp_path_factory.mktemp("leases"))
-    yield
-    tempfile.tempdir = before

@@ -38,7 +38,7 @@ from pytest_hwqueue.schedulers.syntax import (
 )
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy import server_processes
-from pytest_hwqueue.tenancy.colocation import colocate
+from pytest_hwqueue.tenancy.colocation import TenantSet, colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from tests.conftest import slow
@@ -158,6 +158,28 @@ def test_it_is_started_loaded_proven_for_each_process_and_ended(tmp_path: Path) 
     assert re.search(r"server of high: seen in processes \[\d+", record.proof.evidence)
     assert all(has_ended(pid) for pid in pids)
     assert record.notes == []
+
+
+def test_one_that_lives_on_serves_each_window_its_own_load(tmp_path: Path) -> None:
+    scheduler = Watched()
+    tenants = [
+        TenantSpec("high", server=misbehaving("well"), arrival=f"constant: {rate}/s", concurrency=4)
+        for rate in (50, 25)
+    ]
+    plans = [
+        Colocation("served", (tenant,), duration_s=0.6, warmup_s=0.1, seed=seed, work_seed=0,
+                   folder=str(tmp_path))
+        for seed, tenant in enumerate(tenants)
+    ]  # fmt: skip
+    with TenantSet(scheduler, quiet, tmp_path, _LIMITS, server=server_of_tests()) as living:
+        first = living.window(plans[0])
+        assert living.can_serve(plans[1])
+        second = living.window(plans[1], run=2)
+    assert [measured(record).issued for record in (first, second)] == [30, 15]
+    # The same process, proven after each window, and gone with the set.
+    assert scheduler.proven == [{"high": started(tmp_path)}] * 2
+    assert has_ended(started(tmp_path))
+    assert first.tenants_started == second.tenants_started
 
 
 # Each process of a server is proven above, a preloaded library in tests/schedulers.

@@ -320,7 +320,7 @@ def test_a_window_is_as_long_as_the_trace_can_hold(
     arrival: str, most: int, request_ms: int, longest_ms: int
 ) -> None:
     spec = TenantSpec("high", model="resnet18", arrival=arrival)
-    plan = WindowPlan(Colocation("mine", (spec,), duration_s=10.0), spec)
+    plan = WindowPlan(Colocation("mine", (spec,), duration_s=10.0), spec.name)
     assert plan.longest_ns(most, request_ms * MS) == longest_ms * MS
 
 
