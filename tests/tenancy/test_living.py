@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,37 @@ def test_the_same_processes_serve_each_window_its_own_load(tmp_path: Path, place
     ends = [[tenant.exit for tenant in record.tenants] for record in records]
     assert ends == [["", ""], ["", ""], ["exited with status 0"] * 2]
     assert sorted(read_colocation(path).run for path in tmp_path.glob("*.json")) == [1, 2, 3]
+
+
+class Alone(Proving):
+    """A mode that cannot be used beside another of its kind, as MPS: also not beside its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0
+
+    def missing(self, *_: object) -> str | None:
+        return "another one runs here" if self.running else None
+
+    @contextmanager
+    def services(self, folder: Path) -> Iterator[None]:
+        with super().services(folder):
+            self.running += 1
+            yield
+            self.running -= 1
+
+
+def test_what_a_mode_runs_for_its_tenants_is_not_in_their_way(tmp_path: Path) -> None:
+    scheduler = Alone()
+    with tenants_in(tmp_path, scheduler) as tenants:
+        measured(tenants.window(PLAN))
+        measured(tenants.window(at(100, 1), run=2))
+        assert scheduler.running == 1
+    assert scheduler.running == 0
+    scheduler.running = 1
+    with tenants_in(tmp_path, scheduler) as tenants:
+        refused = tenants.window(PLAN, run=3)
+    assert (refused.status, refused.reason) == ("skipped", "another one runs here")
 
 
 def test_only_the_load_may_differ(tmp_path: Path) -> None:
