@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency, throughput
+from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.tenancy import figures
 from pytest_hwqueue.tenancy.figures import Served
 
@@ -167,9 +167,9 @@ def _ends_of(task: tuple[str, int, int, int]) -> dict[str, Ends]:
         for percentile in ("P50", "P95", "P99"):
             each: Estimate = getattr(summary, percentile.lower())
             count(percentile, each.low * 1e6, each.high * 1e6)
-        rates = throughput(1, latency.tolist(), "/s")
-        count("mean", 1e9 / rates.high, 1e9 / rates.low if rates.low > 0 else math.inf)
         window = _served(generated)
+        mean = figures.mean([window], CONFIDENCE)
+        count("mean", mean.low, mean.high)
         attained = figures.attainment(truth.bound_ns)([window], CONFIDENCE)
         count("attainment", attained.low, attained.high, most=1.0)
         served = figures.throughput([window], CONFIDENCE)
