@@ -70,6 +70,8 @@ ERROR = 0.05
 _FOR_CONFIRMING = 0.4
 # And so much for another end of the interval, if confirming shows that there is none yet.
 _FOR_A_LOST_END = 0.1
+# Of a rate's requests, the share that is completed at least where it does not overload.
+_SERVED = 0.95
 # A figure almost three times its bound says no more about where it crosses it.
 _FAR = 1.0
 
@@ -481,7 +483,10 @@ class CapacitySearch:
 
     def _narrow(self, found: Found) -> bool:
         """Measure a window of the next rate, and judge; return whether there was one."""
-        meets = {index: _meets(results) for index, results in found.results.items()}
+        meets = {
+            index: _meets(results) and not self._overloads(found, index)
+            for index, results in found.results.items()
+        }
         index = next_index(found.grid, found.verdicts, meets, found.first)
         if index is None or found.cut:
             return False
@@ -522,14 +527,26 @@ class CapacitySearch:
         if found.stopped:
             return
         found.budget.count(runs.records(own)[number - 1 :])
+        for compared in runs.missing(case):
+            # What it is alone at this rate says where goals break; nothing else would.
+            if [tenant.name for tenant in compared.tenants] == [self.tenant]:
+                self._share_peaks(found, runs, compared)
+                runs.measure_compared(case, compared)
         verdict, results = runs.verdict(case)
         provisional = runs.provisional(case, verdict)
         # Together: of what is interrupted while it is judged, a table has nothing.
         found.windows[index], found.results[index] = number, results
-        if runs.confirms:
+        if runs.confirms and _starts_alone(runs.records(own)):
             found.confirming[index] = found.confirming.get(index, 0) + 1
         if runs.confirms or provisional != "undecided" or number >= self.looks.searched:
             self._decide(found, index, provisional)
+
+    def _overloads(self, found: Found, index: int) -> bool:
+        """Whether a rate leaves requests behind, whatever its goals are compared with."""
+        case, runs = self.runs_at(found, index)
+        windows = runs.windows(own_run(case), self.tenant)
+        issued = sum(window.issued for window in windows)
+        return sum(len(window.latency_ns) for window in windows) < _SERVED * issued
 
     def _decide(self, found: Found, index: int, verdict: RateVerdict) -> None:
         if found.verdicts.get(index) != verdict:
@@ -604,6 +621,12 @@ class CapacitySearch:
             # There are other neighbours to find.
             found.cut = False
         return True
+
+
+def _starts_alone(records: Sequence[ColocationRecord]) -> bool:
+    """Whether the last window's tenants were started for none before it; simulated ones are not."""
+    *before, last = (record.tenants_started for record in records)
+    return not last or last not in before
 
 
 def _taken(verdict: RateVerdict) -> float:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import importlib.metadata
 import os
+import re
 import sys
 import threading
 import tracemalloc
@@ -390,7 +391,7 @@ _INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "HSA_TOOLS_LIB",
 
 # Logs of every call or kernel cost each of them time. By variable, texts with which nothing is
 # logged that often: HIP's levels (how-to/logging), MIOpen's (DebugAndLogging), XSched's (log.h).
-_NO = ("0", "no", "false", "disable", "disabled")
+_NO = ("0", "n", "no", "off", "none", "false", "disable", "disabled")
 _SELDOM: Mapping[str, tuple[str, ...]] = {
     "AMD_LOG_LEVEL": ("0", "1", "2"),
     "HIP_TRACE_API": _NO,
@@ -398,19 +399,20 @@ _SELDOM: Mapping[str, tuple[str, ...]] = {
     "MIOPEN_LOG_LEVEL": ("0", "1", "2", "3", "4"),
     "XLOG_LEVEL": ("erro", "warn", "info"),
 }
-# Of user-written shims, such as TRACE_MALLOC and TRACE_KERNEL.
-_TRACING = "TRACE_"
+# Of user-written shims, such as TRACE_MALLOC and TRACE_KERNEL. Of such a name anything may be the
+# text: it counts where it switches something on, and nothing else of it is told.
+_TRACING = re.compile(r"TRACE_[A-Z]+")
+_ON = re.compile(r"[1-9]\d?|yes|true|on|enabled?", re.IGNORECASE)
 
 
 def _logs() -> list[str]:
     """Return the variables by which every call of this process is logged, with their texts."""
-    names = [*_SELDOM, *sorted(name for name in os.environ if name.startswith(_TRACING))]
-    texts = [(name, os.environ.get(name, "")) for name in names]
-    return [
-        f"{name}={text}"
-        for name, text in texts
-        if text and text.lower() not in _SELDOM.get(name, _NO)
-    ]
+    texts = [(name, os.environ.get(name, "")) for name in _SELDOM]
+    found = [f"{name}={text}" for name, text in texts if text and text.lower() not in _SELDOM[name]]
+    return found + [
+        f"{name}={text}" for name, text in sorted(os.environ.items())
+        if _TRACING.fullmatch(name) and _ON.fullmatch(text)
+    ]  # fmt: skip
 
 
 def tracers() -> list[str]:

@@ -192,6 +192,11 @@ def parse_goal(text: str) -> Goal:
         raise BadInput(f"the bound {rest.strip()!r} is not valid; {_USAGE}")
     unit, link, reference = bound[2], bound[3], bound[4]
     unit = "us" if unit == "µs" else unit
+    if figure == "max" and (link is not None or comparison in (">", ">=")):
+        raise BadInput(
+            f"{text!r}: the longest of some requests grows with their number, so it can only be "
+            "below a bound of its own, such as max < 15 ms; percentiles can be compared"
+        )
     if link is None:
         goal = Goal(tenant, figure, comparison, number, _unit(figure, unit or implied))
         if figure == "attainment" and goal.bound > 1:

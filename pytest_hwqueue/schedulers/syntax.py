@@ -232,6 +232,9 @@ class Scheduler(ABC):
 
         """
 
+    def begin_window(self) -> None:  # noqa: B027 - a mode need not observe
+        """Forget what was observed: tenants that live on warm up for another window."""
+
     def observe(self, pids: Mapping[str, int]) -> None:  # noqa: B027 - nor to see from outside
         """Sample the scheduler while tenants (name to process id) warm up, all at once.
 

@@ -84,7 +84,7 @@ class XSched(Scheduler):
         """Run xserver with the requested policy on a free loopback port."""
         if self._root is None:
             raise ServiceFailed(self._not_installed(_CUDA))
-        self._watch = Watch()
+        self.begin_window()
         with serve(self._root, self.spec.value("policy"), folder) as server:
             self._server = server
             try:
@@ -129,6 +129,10 @@ class XSched(Scheduler):
     def check(self) -> None:
         """Check that xserver is alive: without it clients wait in vain, or nobody schedules."""
         self._reached().check()
+
+    def begin_window(self) -> None:
+        """Watch the XQueues anew."""
+        self._watch = Watch()
 
     def observe(self, pids: Mapping[str, int]) -> None:
         """Count which XQueues are ready and which are suspended."""

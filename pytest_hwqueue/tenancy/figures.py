@@ -136,8 +136,8 @@ def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
     return estimate
 
 
-# Of an interval's ends; nothing is told by more, and no float holds much more.
-_MOST_EXPONENT = 50.0
+# An end a hundred times off tells nothing, and is not printed.
+_MOST_EXPONENT = math.log(100)
 
 
 def mean(windows: Sequence[Served], confidence: float) -> Estimate:
@@ -145,9 +145,9 @@ def mean(windows: Sequence[Served], confidence: float) -> Estimate:
 
     The interval is of the mean's logarithm (delta method), since latencies are skewed and windows
     without a burst are many, with half of the degrees of freedom that `dependence.long_run` counts:
-    at most 10 % are then false in short windows of M/D/1 and M/M/1 queues at a load of 0.9, and 13
-    % behind batches, of a linear interval twice as many (docs/evidence/intervals.md). Of a series that drifts it is that of these requests' own mean
-    (`drift.mean_interval`).
+    in short windows of M/D/1 and M/M/1 queues at a load of 0.9 at most 10 % are then false, and 13
+    % behind batches, of a linear interval twice as many (docs/evidence/intervals.md). Of a series
+    that drifts it is that of these requests' own mean (`drift.mean_interval`).
     """
     times = _times(windows)
     n = sum(each.size for each in times)
@@ -155,8 +155,9 @@ def mean(windows: Sequence[Served], confidence: float) -> Estimate:
         return Estimate(low=0.0, unit="ns", refused="there was no request")
     value = sum(float(each.sum()) for each in times) / n
     if math.isinf(value):
+        # Beyond any bound, and so it is with both ends.
         return Estimate(
-            value=value, low=0.0, n=n, unit="ns", refused=NEVER_COMPLETED.format("some")
+            value=value, low=value, n=n, unit="ns", refused=NEVER_COMPLETED.format("some")
         )
     if n < LEAST_ITERATIONS:
         return Estimate(
@@ -168,7 +169,10 @@ def mean(windows: Sequence[Served], confidence: float) -> Estimate:
     drift = None
     if line.drift is not None:
         half_width, drift = line.half_width, line.drift / value
-    factor = math.exp(min(half_width / value, _MOST_EXPONENT))
+    if half_width >= _MOST_EXPONENT * value:
+        reason = wandering("latency wanders", times[0])
+        return Estimate(value=value, low=0.0, n=n, unit="ns", refused=reason)
+    factor = math.exp(half_width / value)
     low, high = value / factor, value * factor
     return Estimate(value=value, low=low, high=high, n=n, unit="ns", drift=drift)
 

@@ -159,6 +159,7 @@ class LivingTenants:
             self.found.stage = "warm-up"
             deadline += time.monotonic() - began
         self._is_first = False
+        self.scheduler.begin_window()
         self.found.notes += self._probe_notes
         asked = NextWindow(replace(self.plan, warmup_s=warmup_s), looked_at)
         self.tenants.send("warm up", window=to_jsonable_python(asked))

@@ -28,7 +28,7 @@ HELD_KERNELS = 800
 
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
-TORCH_SPELLINGS = BeforeValidator(lambda given: _FORMATS.get(given, given))
+TORCH_SPELLINGS = BeforeValidator(lambda given: _FORMATS.get(str(given), given))
 """Of a parameter that is a numeric format: it may also be called as torch calls it."""
 
 MatmulType = Annotated[Literal["fp32", "tf32", "bf16", "fp16"], TORCH_SPELLINGS]
@@ -298,4 +298,5 @@ def valid_parameters(whose: str, model: type[Checked], values: Mapping[str, obje
         if first["type"] == "extra_forbidden":
             known = ", ".join(model.model_fields)
             raise BadInput(f"{whose} has no parameter {name!r}; it has {known}") from None
-        raise BadInput(f"{whose}.{name}={first['input']!r}: {first['msg']}") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise BadInput(f"{whose}.{name}={first['input']!r}: {reason}") from None

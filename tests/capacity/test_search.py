@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from pytest_hwqueue.capacity.budget import MOST_WINDOWS, Budget
 from pytest_hwqueue.capacity.rates import RateVerdict
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate
-from pytest_hwqueue.capacity.search import RateRuns
+from pytest_hwqueue.capacity.search import RateRuns, _starts_alone
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
@@ -146,6 +146,17 @@ def test_elsewhere_a_mode_takes_its_time_at_most_and_says_so(tmp_path: Path) -> 
     assert len(longer.rates) >= len(case.rates)
 
 
+def test_a_goal_of_the_tenant_beside_itself_alone_is_compared_at_each_rate(tmp_path: Path) -> None:
+    """It is six times as slow beside low at any rate, and nothing else would tell."""
+    text = SIMULATED.partition("goals:")[0] + "goals: [high.p99 <= 2 x solo]\n"
+    options = (*ON_SIM[:4], "--schedulers", "native", "--rates", "12:3200", "--precision", "40%")
+    (case,), _, _ = search(tmp_path, text, *options, "--window", "1s", "--time", "120s")
+    assert max(rate.rate_per_s for rate in case.rates) <= 800
+    assert min(rate.rate_per_s for rate in case.rates) < 20
+    assert case.capacity_per_s.high <= 100
+    assert case.broke_first == ["high.p99 <= 2 x solo"]
+
+
 def test_a_mode_that_is_broken_at_its_lowest_rate_ends_there(tmp_path: Path) -> None:
     text = SIMULATED.replace("8 ms", "1 us")
     options = (*ON_SIM, "--schedulers", "native", "--rates", "25:3200")
@@ -170,6 +181,19 @@ def test_a_budget_counts_starts_once_and_windows_where_requests_are_rare() -> No
     assert not budget.allows([10.0, 10.0], 1, kept_s=30.0, counted=False)
     assert budget.allows([100.0] * 5, 2, counted=True)
     assert not budget.allows([100.0] * 6, 2, counted=True)
+
+
+def test_a_window_confirms_only_in_a_start_of_its_own() -> None:
+    def records(*started: str) -> Any:
+        return [SimpleNamespace(tenants_started=each) for each in started]
+
+    assert _starts_alone(records("a"))
+    assert _starts_alone(records("a", "a", "b"))
+    # Kept from an earlier search, say.
+    assert not _starts_alone(records("a", "a"))
+    assert not _starts_alone(records("a", "b", "a"))
+    # Simulated tenants are not started.
+    assert _starts_alone(records("", ""))
 
 
 REAL = """\

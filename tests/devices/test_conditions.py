@@ -146,6 +146,9 @@ def test_what_watches_the_process_is_named() -> None:
         ("MIOPEN_LOG_LEVEL", "4", "6"),
         ("XLOG_LEVEL", "INFO", "DEBG"),
         ("TRACE_KERNEL", "0", "1"),
+        ("TRACE_MALLOC", "off", "on"),
+        # What switches nothing is somebody else's, and none of ours to tell.
+        ("TRACE_TOKEN", "s3cret", "1"),
     ],
 )
 def test_a_log_of_each_call_is_named(name: str, seldom: str, each_call: str) -> None:

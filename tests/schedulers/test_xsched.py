@@ -246,6 +246,23 @@ def test_the_effect_is_counted_while_tenants_run(root: Path) -> None:
     assert "held up" not in proof.evidence
 
 
+def test_a_window_is_proven_by_what_was_seen_for_it(root: Path) -> None:
+    held = queue(301, ready=True, suspended=True), queue(302, handle=2, ready=True)
+    free = queue(301, ready=True), queue(302, handle=2, ready=True)
+    mode = opened("xsched", root)
+    with mode.services(root / "logs"):
+        for tenant in LOW_AND_HIGH:
+            mode.environment(tenant)
+        proofs = []
+        for seen in (held, free):
+            mode.begin_window()
+            answer(root, *seen)
+            mode.observe(PIDS)
+            proofs.append(mode.proof(PIDS, inside(root)))
+    assert [proof.effective for proof in proofs] == [True, False]
+    assert [proof.counts["samples"] for proof in proofs] == [1, 1]
+
+
 def test_xserver_is_not_asked_while_a_cell_is_measured(root: Path) -> None:
     services = SchedulerServices("xsched", SchedulerPaths(xsched_root=root), root / "logs")
     try:
