@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
-from pytest_hwqueue.errors import BadOption, in_utf8
+from pytest_hwqueue.errors import BadInput, BadOption, in_utf8
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
@@ -158,7 +159,9 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
             from pytest_hwqueue.workloads.workload import as_given
 
             found = workload_class(workload.name)
-            given = as_given(found, size, given_parameters(settings, found))
+            given = given_parameters(settings, found)
+            with suppress(BadInput):  # `check_parameters` refuses it, once tests are collected
+                given = as_given(found, size, given)
             parts += [f"{name}={value}" for name, value in given.items()]
     return "".join(f"-{part}" for part in parts)
 

@@ -164,7 +164,7 @@ def test_a_variable_that_is_not_set_is_refused_before_anything_starts(
 def test_a_traceback_with_variables_has_no_secret(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: ScenarioRuns, wanted: Sequence[Case], **_: object) -> None:
+    def broken(self: ScenarioRuns, wanted: Sequence[Case], *_: object) -> None:
         plans = [tenant.server for case in wanted for tenant in case.tenants]
         raise ZeroDivisionError(f"{len(plans)} plans")
 

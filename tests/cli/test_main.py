@@ -338,4 +338,4 @@ def test_the_suites_scenarios_have_names(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "solo").write_text("name: mine\n")
     assert "solo:1: duration" in hwq("scenario", "check", "solo").output
     named = ScenarioFile().shell_complete(click.Context(main), click.Argument(["file"]), "high")
-    assert [each.value for each in named] == ["high_load", "high"]
+    assert [each.value for each in named] == ["high_load", "high_load_targets", "high"]

@@ -42,8 +42,9 @@ MS, S = 10**6, 10**9
 @st.composite
 def goals(draw: st.DrawFn) -> Goal:
     tenant, figure = draw(names), draw(st.sampled_from(list(FIGURES)))
-    comparison = draw(st.sampled_from(["<", "<=", ">", ">="]))
-    if draw(st.booleans()):
+    is_max = figure == "max"
+    comparison = draw(st.sampled_from(["<", "<="] if is_max else ["<", "<=", ">", ">="]))
+    if not is_max and draw(st.booleans()):
         reference = draw(names.filter(lambda name: name != tenant))
         return Goal(tenant, figure, comparison, draw(numbers), draw(st.sampled_from("%x")),
                     reference)  # fmt: skip
