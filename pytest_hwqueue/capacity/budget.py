@@ -23,7 +23,7 @@ _BETWEEN_S = 1.5
 
 
 @dataclass
-class Budget:
+class SearchBudget:
     """What the search of one mode may take, and has taken.
 
     Attributes:

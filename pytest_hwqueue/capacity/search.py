@@ -10,7 +10,8 @@ an earlier, interrupted command are reused, and invalid ones repeated.
 A search begins at half of what the tenant serves alone or a little below. Rates are doubled or
 lowered, then bisected on a geometric grid. All searches of one command share the grid, so that
 schedulers meet at equal rates and share the runs that their goals are compared with. A search ends
-at the latest when its time is used up (`Budget`), of which enough is kept to confirm the edge.
+at the latest when its time is used up (`SearchBudget`), of which enough is kept to confirm the
+edge.
 
 A rate is measured in up to so many windows. After each, all windows of the rate are judged
 together, and the rate is decided as soon as they suffice. A window is also looked at while it runs,
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.capacity.budget import CONFIRMING_STARTS, FITS_S, Budget
+from pytest_hwqueue.capacity.budget import CONFIRMING_STARTS, FITS_S, SearchBudget
 from pytest_hwqueue.capacity.rates import Grid, RateVerdict, bracket, first_index, next_index
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
@@ -320,7 +321,7 @@ class Found:
 
     case: Case
     grid: Grid
-    budget: Budget
+    budget: SearchBudget
     first: int = 0
     verdicts: dict[int, RateVerdict] = field(default_factory=dict)
     results: dict[int, list[GoalResult]] = field(default_factory=dict)

@@ -315,7 +315,7 @@ def _searched(
     settings: WhichSettings,
 ) -> tuple[CapacityFile, bool, list[str]]:  # fmt: skip
     """Search, or continue; return the result, whether it was interrupted, and bad schedulers."""
-    from pytest_hwqueue.capacity.budget import Budget
+    from pytest_hwqueue.capacity.budget import SearchBudget
     from pytest_hwqueue.capacity.result import result
     from pytest_hwqueue.capacity.search import CapacitySearch, Found, KeptWindows, ResumingMeasurer
     from pytest_hwqueue.metrics.numbers import counted
@@ -335,9 +335,8 @@ def _searched(
         def measure_for(window_s: float) -> ResumingMeasurer:
             return ResumingMeasurer(measurer, kept, window_s, looks.planned(window_s))
 
-        warmup_s = scenario.warmup
         search = CapacitySearch(
-            [Found(case, grid, Budget(time_s, warmup_s)) for case, grid in grids],
+            [Found(case, grid, SearchBudget(time_s, scenario.warmup)) for case, grid in grids],
             tenant, looks, measure_for, measurer.end_tenants,
             progress.window_begins, progress.rate_is_decided,
         )  # fmt: skip

@@ -156,12 +156,12 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
         size = resolve_size(settings.size, kind)
         parts += [] if size == default_size(kind) else [size]
         if settings.param:
-            from pytest_hwqueue.workloads.workload import as_given
+            from pytest_hwqueue.workloads.workload import as_given, parameters_for
 
             found = workload_class(workload.name)
             given = given_parameters(settings, found)
             with suppress(BadInput):  # `check_parameters` refuses it, once tests are collected
-                given = as_given(found, size, given)
+                given = as_given(parameters_for(found, size, given), given)
             parts += [f"{name}={value}" for name, value in given.items()]
     return "".join(f"-{part}" for part in parts)
 

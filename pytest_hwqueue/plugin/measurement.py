@@ -118,7 +118,7 @@ class Hwq:
         def make(changed: Mapping[str, Any]) -> Workload:
             return found(values.model_copy(update=dict(changed)))
 
-        variant = [f"{name}={value}" for name, value in as_given(found, size, given).items()]
+        variant = [f"{name}={value}" for name, value in as_given(values, given).items()]
         if size != default_size(self._device.kind):
             variant.insert(0, size)
         cell = self._cell(found.name, self._streams, size, values.model_dump(), "-".join(variant))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -265,17 +265,12 @@ def parameters_for(workload: type[Workload], size: str, given: Mapping[str, Any]
     return valid_parameters(workload.name, workload.parameter_model, values)
 
 
-def as_given(workload: type[Workload], size: str, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return what was given of a workload's parameters, each value spelt in the one way.
+def as_given(values: Parameters, given: Iterable[str]) -> dict[str, str]:
+    """Return the parameters that were given, by name, each value spelt in the one way.
 
     So ``mm_dim=512,512,512`` and ``mm_dim=512`` name the same cell.
-
-    Raises:
-        BadInput: as `parameters_for`.
-
     """
-    values = parameters_for(workload, size, given)
-    fields = workload.parameter_model.model_fields
+    fields = type(values).model_fields
     return {
         name: _spelt(getattr(values, name)) for name in given if fields[name].exclude is not True
     }

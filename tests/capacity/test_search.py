@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pytest_hwqueue.capacity.budget import MOST_WINDOWS, Budget
+from pytest_hwqueue.capacity.budget import MOST_WINDOWS, SearchBudget
 from pytest_hwqueue.capacity.rates import RateVerdict
 from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate
 from pytest_hwqueue.capacity.search import RateRuns, _starts_alone
@@ -20,6 +20,7 @@ from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.tenancy.cells import served
+from tests.capacity.test_command import SCENARIO
 from tests.tenancy.test_colocation import FAULTY
 
 Searched = tuple[list[CapacityCase], list[ColocationRecord], Result]
@@ -41,18 +42,6 @@ def search(folder: Path, text: str, *options: str, status: int = 0) -> Searched:
     return found.cases, records, result
 
 
-SIMULATED = """\
-name: queue
-duration: 5s
-warmup: 100ms
-schedulers: [native, mps-priority]
-tenants:
-  - {name: high, workload: large_gemm_only, arrival: "poisson: 200/s", priority: 1}
-  - {name: low, workload: large_gemm_only, parameters: {mm_dim: 4096}, arrival: closed}
-goals:
-  - high.p99 < 8 ms
-  - low.throughput >= 30% of native
-"""
 ON_SIM = ("--device", "sim:h200", "--size", "full", "--window", "500ms")
 MPS = (*ON_SIM, "--schedulers", "mps-priority", "--rates", "50:3200", "--precision", "40%")
 
@@ -74,7 +63,7 @@ def own(records: list[ColocationRecord], scheduler: str, rate: float) -> list[Co
 
 
 def test_the_edge_is_confirmed_and_what_is_broken_is_compared_with_nothing(tmp_path: Path) -> None:
-    (case,), records, _ = search(tmp_path, SIMULATED, *MPS)
+    (case,), records, _ = search(tmp_path, SCENARIO, *MPS)
     low, high = edges(case)
     assert (low.verdict, high.verdict) == ("held", "broken")
     assert (low.confirming, high.confirming) == (2, 2)
@@ -102,7 +91,7 @@ def test_the_edge_is_confirmed_and_what_is_broken_is_compared_with_nothing(tmp_p
 def test_a_confirmation_that_disagrees_widens_the_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (before,), _, _ = search(tmp_path, SIMULATED, *MPS)
+    (before,), _, _ = search(tmp_path, SCENARIO, *MPS)
     low = before.capacity_per_s.low
     verdict: Callable[..., Any] = RateRuns.verdict
 
@@ -112,7 +101,7 @@ def test_a_confirmation_that_disagrees_widens_the_interval(
         return ("undecided" if self.confirms and at == f"poisson: {low:.6g}/s" else found), results
 
     monkeypatch.setattr(RateRuns, "verdict", doubted)
-    (after,), _, result = search(tmp_path, SIMULATED, *MPS)
+    (after,), _, result = search(tmp_path, SCENARIO, *MPS)
     doubtful = next(rate for rate in after.rates if rate.rate_per_s == low)
     # Judged by all its windows, of which further ones change nothing.
     assert (doubtful.verdict, doubtful.confirming) == ("undecided", 1)
@@ -123,7 +112,7 @@ def test_a_confirmation_that_disagrees_widens_the_interval(
 
 
 def test_where_requests_are_rare_there_are_at_most_eight_windows(tmp_path: Path) -> None:
-    text = SIMULATED.replace("200/s", "4/s").replace("8 ms", "3.4 ms")
+    text = SCENARIO.replace("200/s", "4/s").replace("8 ms", "3.4 ms")
     rates = ("--rates", "1:16", "--schedulers", "native")
     (case,), records, result = search(tmp_path, text, *ON_SIM, *rates)
     windows = [record for record in records if len(record.tenants) == 2]
@@ -134,13 +123,13 @@ def test_where_requests_are_rare_there_are_at_most_eight_windows(tmp_path: Path)
 
 def test_elsewhere_a_mode_takes_its_time_at_most_and_says_so(tmp_path: Path) -> None:
     options = (*ON_SIM[:4], "--schedulers", "native", "--time", "60s")
-    (case,), records, result = search(tmp_path, SIMULATED, *options)
+    (case,), records, result = search(tmp_path, SCENARIO, *options)
     windows = [record for record in records if len(record.tenants) == 2]
     assert sum(record.duration_s for record in windows) <= 60
     assert case.cut
     assert "its 1 min were used up" in " ".join(result.stdout.split())
     # With more time, the same command goes on from there.
-    (longer,), more, result = search(tmp_path, SIMULATED, *options[:-1], "200s")
+    (longer,), more, result = search(tmp_path, SCENARIO, *options[:-1], "200s")
     assert f"{len(records)} windows of it reused" in result.stderr
     assert len(more) > len(records)
     assert len(longer.rates) >= len(case.rates)
@@ -148,7 +137,7 @@ def test_elsewhere_a_mode_takes_its_time_at_most_and_says_so(tmp_path: Path) -> 
 
 def test_a_goal_of_the_tenant_beside_itself_alone_is_compared_at_each_rate(tmp_path: Path) -> None:
     """It is six times as slow beside low at any rate, and nothing else would tell."""
-    text = SIMULATED.partition("goals:")[0] + "goals: [high.p99 <= 2 x solo]\n"
+    text = SCENARIO.partition("goals:")[0] + "goals: [high.p99 <= 2 x solo]\n"
     options = (*ON_SIM[:4], "--schedulers", "native", "--rates", "12:3200", "--precision", "40%")
     (case,), _, _ = search(tmp_path, text, *options, "--window", "1s", "--time", "120s")
     assert max(rate.rate_per_s for rate in case.rates) <= 800
@@ -158,7 +147,7 @@ def test_a_goal_of_the_tenant_beside_itself_alone_is_compared_at_each_rate(tmp_p
 
 
 def test_a_mode_that_is_broken_at_its_lowest_rate_ends_there(tmp_path: Path) -> None:
-    text = SIMULATED.replace("8 ms", "1 us")
+    text = SCENARIO.replace("8 ms", "1 us")
     options = (*ON_SIM, "--schedulers", "native", "--rates", "25:3200")
     (case,), _, result = search(tmp_path, text, *options)
     assert "below 25" in result.stdout
@@ -172,7 +161,7 @@ def test_a_budget_counts_starts_once_and_windows_where_requests_are_rare() -> No
     def record(started: str) -> Any:
         return SimpleNamespace(tenants_started=started, duration_s=10.0)
 
-    budget = Budget(time_s=100.0, warmup_s=2.0)
+    budget = SearchBudget(time_s=100.0, warmup_s=2.0)
     budget.count([record("a"), record("a")])
     assert (budget.spent_s, budget.windows) == (2 * 11.5 + 5, 2)
     budget.count([record("b")])

@@ -16,8 +16,9 @@ from pytest_hwqueue.gate.effects import LEAST_EFFECT, cell_settings, limit_of, o
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.sessions import LEAST_TAU
 from pytest_hwqueue.gate.suite_gate import SuiteGate
-from pytest_hwqueue.gate.verdict import P99, THROUGHPUT, GateSettings, Quantity, Verdict
+from pytest_hwqueue.gate.verdict import P99, THROUGHPUT, GateSettings, Quantity
 from pytest_hwqueue.interleaved.sides import by_pairs
+from tools.gate_robust import judged
 
 AUTO = GateSettings.of_options(min_effect=None)
 Runs = dict[str, list[ProcessRun]]
@@ -42,15 +43,6 @@ def stored(
 def new_runs(sd: float, rise: float, count: int = 15, seed: int = 1) -> list[ProcessRun]:
     logs = math.log1p(rise) + sd * np.random.default_rng(seed).standard_normal(count)
     return [ProcessRun(math.exp(log), 1000, "new") for log in logs]
-
-
-def judged(old: Runs, new: Runs, settings: GateSettings) -> dict[str, Verdict]:
-    gate = SuiteGate(settings, old)
-    left = {key: iter(runs) for key, runs in new.items()}
-    while wanted := gate.wanted():
-        for key, _ in wanted:
-            gate.add(key, next(left[key]))
-    return gate.verdicts()
 
 
 def own(old: Runs, settings: GateSettings = AUTO, **more: Sequence[str]) -> list[GateSettings]:

@@ -203,22 +203,25 @@ FORMATS = {
 }  # fmt: skip
 
 
+def spelt(name: str, **given: str) -> dict[str, str]:
+    """What was given of a workload's parameters, as its cells' names have it."""
+    return as_given(parameters_for(workload_class(name), "tiny", given), given)
+
+
 @pytest.mark.parametrize("name", [name for name, formats in FORMATS.items() if formats])
 def test_formats_are_also_called_as_torch_calls_them(name: str) -> None:
-    given = dict.fromkeys(FORMATS[name], "bfloat16")
-    workload = workload_class(name)
-    assert as_given(workload, "tiny", given) == dict.fromkeys(given, "bf16")
-    given = dict.fromkeys(given, "float64")
+    formats = FORMATS[name]
+    assert spelt(name, **dict.fromkeys(formats, "bfloat16")) == dict.fromkeys(formats, "bf16")
     with pytest.raises(BadInput, match="Input should be"):
-        as_given(workload, "tiny", given)
+        spelt(name, **dict.fromkeys(formats, "float64"))
 
 
 def test_what_was_given_is_spelt_in_one_way() -> None:
-    workload = workload_class("comms_compute_overlap")
+    name = "comms_compute_overlap"
     given = {"mm_dim": "512,512, 512", "comm_size": "1024k", "async_op": "TRUE"}
-    spelt = {"mm_dim": "512", "comm_size": "1M", "async_op": "true"}
-    assert as_given(workload, "tiny", given) == spelt
+    expected = {"mm_dim": "512", "comm_size": "1M", "async_op": "true"}
+    assert spelt(name, **given) == expected
     # What has one value only is taken, and told by nothing.
-    assert as_given(workload, "tiny", {**given, "real_collectives": "true"}) == spelt
+    assert spelt(name, **given, real_collectives="true") == expected
     with pytest.raises(BadInput, match="always carried out"):
-        as_given(workload, "tiny", {"real_collectives": "false"})
+        spelt(name, real_collectives="false")

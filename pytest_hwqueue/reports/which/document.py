@@ -231,7 +231,7 @@ def _trend(trend: Trend) -> Table:
 def _decision(found: WhichFile, verbose: bool) -> list[Part]:
     """Return a row for each mode, and one for each urgent tenant alone; and what failed."""
     measured = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
-    urgent = {tenant.name for case in measured for tenant in _split(case)[0]}
+    urgent = _urgent(found)
     notes = Notes()
     rows = [
         _row(case, notes)
@@ -254,14 +254,20 @@ def _decision(found: WhichFile, verbose: bool) -> list[Part]:
 
 def _without_both_ends(found: WhichFile) -> list[tuple[str, WhichTenant]]:
     """Return the rows of the decision table whose P99 lacks an end, with the tenants."""
-    rows = [case for case in found.cases if case.status == "ok"]
-    urgent = {t.name for case in rows if case.role != "solo" for t in _split(case)[0]}
+    urgent = _urgent(found)
     return [
         (case.id, tenant)
-        for case in rows
+        for case in found.cases
+        if case.status == "ok"
         for tenant in case.tenants
         if tenant.name in urgent and tenant.p99_by_s is not None
     ]
+
+
+def _urgent(found: WhichFile) -> set[str]:
+    """Return the tenants that are the most urgent of a measured case."""
+    measured = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
+    return {tenant.name for case in measured for tenant in _split(case)[0]}
 
 
 def _columns(case: WhichCase) -> list[Column]:
