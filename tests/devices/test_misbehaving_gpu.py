@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 HEAD = """
-import os, pathlib, signal
+import contextlib, os, pathlib, signal
 import torch
 
 def capturing():
@@ -32,8 +32,9 @@ def capturing():
 def end(name):
     # Kills the processes of a program.
     for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        if name.encode() in file.read_bytes().split(b"\\0")[0]:
-            os.kill(int(file.parent.name), signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
+            if name.encode() in file.read_bytes().split(b"\\0")[0]:
+                os.kill(int(file.parent.name), signal.SIGKILL)
 
 def good():
     square = torch.ones(256, 256, device="cuda")
