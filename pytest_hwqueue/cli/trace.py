@@ -70,8 +70,10 @@ class Tool:
     reader: str
 
 
-# Options: `nsys profile --help` (Nsight Systems 2024 and later); rocprofv3's reference of ROCm 6.4
-# and 7.1. rocprofv3 could not be tried.
+# Options: `nsys profile --help` (Nsight Systems 2024 and later). rocprofv3 could not be tried; its
+# own parsers, of ROCm 6.2 and of the newest source, take these. Its documentation since 10 calls
+# pftrace written directly deprecated, for features that are not asked for here; rocpd, from which
+# it is to be converted, came with 7.0.
 _TOOLS = {
     "nsys": Tool(
         "it is part of NVIDIA Nsight Systems (package nsight-systems-cli, or the CUDA toolkit)",
