@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.compute_units import Partition
-    from pytest_hwqueue.devices.fingerprint import Fingerprint
-    from pytest_hwqueue.devices.kinds import Capabilities, open_device
+    from pytest_hwqueue.devices.kinds import open_device
     from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
     from pytest_hwqueue.errors import (
         BadInput,
@@ -48,7 +47,11 @@ if TYPE_CHECKING:
     from pytest_hwqueue.processes.guardian import Stop
     from pytest_hwqueue.processes.services import run_service, service_environment
     from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
+    from pytest_hwqueue.records.declared import LatencyRatio
+    from pytest_hwqueue.records.fingerprint import Fingerprint
+    from pytest_hwqueue.records.kinds import Capabilities
     from pytest_hwqueue.records.noise import NoiseRound
+    from pytest_hwqueue.records.proof import Proof
     from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
     from pytest_hwqueue.schedulers.declaration import (
         Preemption,
@@ -58,19 +61,12 @@ if TYPE_CHECKING:
         SimulatedSharing,
     )
     from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-    from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
+    from pytest_hwqueue.schedulers.syntax import Scheduler, SchedulerPaths, TenantRequest
     from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
     from pytest_hwqueue.workloads.numerics import require_close
     from pytest_hwqueue.workloads.own_function import MakeStep
     from pytest_hwqueue.workloads.registry import StreamRange
-    from pytest_hwqueue.workloads.workload import (
-        LatencyRatio,
-        Parameters,
-        PrimaryLatency,
-        Setup,
-        Where,
-        Workload,
-    )
+    from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
 
 __version__ = "0.2.0"
 
@@ -91,8 +87,7 @@ __all__ = [
 
 # Where each is defined, errors aside.
 _MODULES = {
-    "devices.fingerprint": ("Fingerprint",),
-    "devices.kinds": ("Capabilities", "open_device"),
+    "devices.kinds": ("open_device",),
     "devices.compute_units": ("Partition",),
     "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
     "gate.verdict": ("Verdict",),
@@ -107,21 +102,23 @@ _MODULES = {
     "processes.guardian": ("Stop",),
     "processes.services": ("run_service", "service_environment"),
     "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
+    "records.declared": ("LatencyRatio",),
+    "records.fingerprint": ("Fingerprint",),
+    "records.kinds": ("Capabilities",),
     "records.noise": ("NoiseRound",),
+    "records.proof": ("Proof",),
     "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
     "schedulers.declaration": (
         "Preemption", "SchedulerDeclaration", "SchedulerParameter", "SchedulerSpec",
         "SimulatedSharing",
     ),
     "schedulers.inside_evidence": ("InsideEvidence",),
-    "schedulers.syntax": ("Proof", "Scheduler", "SchedulerPaths", "TenantRequest"),
+    "schedulers.syntax": ("Scheduler", "SchedulerPaths", "TenantRequest"),
     "verdicts.judging": ("CellVerdict", "Judgement"),
     "workloads.registry": ("StreamRange",),
     "workloads.own_function": ("MakeStep",),
     "workloads.numerics": ("require_close",),
-    "workloads.workload": (
-        "LatencyRatio", "Parameters", "PrimaryLatency", "Setup", "Where", "Workload",
-    ),
+    "workloads.workload": ("Parameters", "PrimaryLatency", "Setup", "Where", "Workload"),
 }  # fmt: skip
 
 

@@ -21,15 +21,14 @@ import numpy as np
 import psutil
 import pytest
 
-from pytest_hwqueue.devices.conditions import Value
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.harness.summary import summarise
 from pytest_hwqueue.processes.fork_loop import AHEAD
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
-from pytest_hwqueue.records.cell import Cell, Declared, Metrics, RunRecord, Samples
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
+from pytest_hwqueue.records.declared import Declared, LatencyRatio
+from pytest_hwqueue.records.fingerprint import Fingerprint, Value
 from pytest_hwqueue.suite import plugin_name
 from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
-from pytest_hwqueue.workloads.workload import LatencyRatio
 
 pytest_plugins = ["pytester"]
 

@@ -12,19 +12,12 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue import extensions
-from pytest_hwqueue.devices.kinds import (
-    KINDS,
-    Capabilities,
-    DeviceChoice,
-    can_name_devices,
-    capabilities_of,
-    choose_devices,
-    open_device,
-)
+from pytest_hwqueue.devices.kinds import DeviceChoice, choose_devices, open_device
 from pytest_hwqueue.errors import BadInput, BadOption
 from pytest_hwqueue.extensions import Registry
 from pytest_hwqueue.noise.names import NOISES
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.records.kinds import KINDS, Capabilities, can_name_devices, capabilities_of
 from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, StreamRange
 
 Install = Callable[..., None]

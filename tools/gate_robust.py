@@ -380,6 +380,8 @@ def auto(options: argparse.Namespace) -> None:
         ("0.3%; drift of 0.25%, all cells alike", (0.003,), (0.0025,), plain, walk, True),
     ]  # fmt: skip
     for name, sds, spreads, runs, between, shared in rows:
+        if options.only not in name:
+            continue
         told = []
         for shape in KNOWN:
             rng = np.random.default_rng(options.seed)
@@ -394,6 +396,8 @@ def auto(options: argparse.Namespace) -> None:
             told.append("{} x {}".format(*shape) + f": {alarms / suites:.2%} "
                         f"({doubtful / cells:.1%}, {spent / cells:.1f})")  # fmt: skip
         print(f"{name:38s} {suites} suites  " + "   ".join(told), flush=True)
+    if options.only:
+        return
     vouched = GateSettings.of_options(min_effect=None, tau=0.0)
     for name, noise in (("normal", plain), ("t(2.5)", heavy), ("outliers", wild)):
         told = []
@@ -466,6 +470,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=200_000, help="unchanged cells per model")
     parser.add_argument("--power-cells", type=int, default=2000, help="changed cells per row")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="rows of auto whose name has this text")
     options = parser.parse_args()
     commands[options.what](options)
 

@@ -26,10 +26,10 @@ from pytest_hwqueue.noise.losses import (
 )
 from pytest_hwqueue.noise.names import NOISES, NONE
 from pytest_hwqueue.records.cell import RunRecord, read_record
+from pytest_hwqueue.records.counters import CpuCounters, PerThousand
 from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.noise_losses import quiet_cell, remedy_lines
 from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.tracing.cpu_counters import CpuCounters, PerThousand
 
 _COUNTED = (
     "scenario", "runs", "work/s", "lost [95 %]", "{tail} longer [95 %]", "switches/1K",

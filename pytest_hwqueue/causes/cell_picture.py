@@ -11,12 +11,12 @@ from pytest_hwqueue.causes.seen import kernel_label, own_threads
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass, TracePlan
 from pytest_hwqueue.devices.launches import trace_path
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
 from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline, union, within
 from pytest_hwqueue.records.files import file_name
+from pytest_hwqueue.records.telemetry import HostSample, TelemetrySample
 from pytest_hwqueue.tracing.pictures import Picture, write_csv
 
 _REQUESTS, _THREADS, _STREAMS, _CPU = "requests", "launching threads", "streams", "CPU"

@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.attribution import (
     Attribution,
     Cause,
@@ -41,11 +40,13 @@ from pytest_hwqueue.metrics.critical_path import critical_paths, take_turns, tim
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.timeline import Span, length, union, within
 from pytest_hwqueue.records.cell import read_model
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.noise import Causes, tail_causes
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
+from pytest_hwqueue.records.tracing import Level, Refusal
 from pytest_hwqueue.safe_files import write_text
-from pytest_hwqueue.tracing.perf_events import OWN_THREAD, ClockPair, Level, Refusal
+from pytest_hwqueue.tracing.perf_events import OWN_THREAD, ClockPair
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"
 

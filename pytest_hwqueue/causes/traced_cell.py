@@ -9,12 +9,12 @@ from pytest_hwqueue.causes.explain import Trace, explain, unseen_on_host
 from pytest_hwqueue.causes.seen import trace_of
 from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.telemetry import TelemetrySample
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.cell import OpenCell
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.metrics.attribution import Attribution, Cause, Evidence
 from pytest_hwqueue.records.noise import Causes, causes_line
+from pytest_hwqueue.records.telemetry import TelemetrySample
 from pytest_hwqueue.records.timelines import Kept
 
 _OWNER = "the cell"

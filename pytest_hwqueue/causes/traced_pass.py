@@ -20,7 +20,7 @@ from pathlib import Path
 from pytest_hwqueue.causes.explain import HostWork
 from pytest_hwqueue.devices.host import HostStream
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog
+from pytest_hwqueue.devices.telemetry import TelemetryLog
 from pytest_hwqueue.harness.closed_loop import (
     ONE_RANK,
     RankSynchronisation,
@@ -30,8 +30,10 @@ from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.metrics.attribution import Request
 from pytest_hwqueue.metrics.latency import minimum_samples
 from pytest_hwqueue.metrics.timeline import Span, Timeline
+from pytest_hwqueue.records.telemetry import Telemetry
+from pytest_hwqueue.records.tracing import Refusal
 from pytest_hwqueue.tracing.cpu_counters import RunDelays
-from pytest_hwqueue.tracing.perf_events import RING_BYTES, Refusal, Tracing, open_tracing
+from pytest_hwqueue.tracing.perf_events import RING_BYTES, Tracing, open_tracing
 from pytest_hwqueue.tracing.perf_records import CpuTrace
 
 MOST_REQUESTS = 1000

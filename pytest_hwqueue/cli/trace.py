@@ -20,9 +20,9 @@ from pytest_hwqueue.cli.measuring import (
     with_parameters,
 )
 from pytest_hwqueue.cli.options import Asked, with_options
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.launches import NAMED_RANGES, PICTURES, WITH_CSV, rank_of_process
 from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.settings.options import DISPATCHES, SIZES, SYNC_MODES
 from pytest_hwqueue.workloads.registry import WORKLOADS
 

@@ -353,8 +353,8 @@ def _searched(
 def _time(begun: Sequence[Found], looks: Looks, device: str) -> str:
     """Return what a search takes at most, without what it is compared with."""
     from pytest_hwqueue.capacity.budget import MOST_WINDOWS
-    from pytest_hwqueue.devices.kinds import capabilities_of
     from pytest_hwqueue.metrics.numbers import counted, duration
+    from pytest_hwqueue.records.kinds import capabilities_of
 
     first = begun[0]
     start = first.grid.rate_per_s(first.first)

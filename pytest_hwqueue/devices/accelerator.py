@@ -21,7 +21,7 @@ from pytest_hwqueue.devices.compute_units import (
     create_masked_stream,
 )
 from pytest_hwqueue.devices.connections import CONNECTIONS
-from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
+from pytest_hwqueue.devices.fingerprint import fingerprint
 from pytest_hwqueue.devices.green_contexts import GreenContexts
 from pytest_hwqueue.devices.held import (
     MarkedWindow,
@@ -31,7 +31,7 @@ from pytest_hwqueue.devices.held import (
     gate_of,
     held_window,
 )
-from pytest_hwqueue.devices.kinds import KINDS, DeviceKind, Runtime
+from pytest_hwqueue.devices.kinds import Runtime
 from pytest_hwqueue.devices.launches import NAMED_RANGES, LaunchTrace, TagLog
 from pytest_hwqueue.devices.protocol import Event, Marks
 from pytest_hwqueue.devices.spins import FillingSpin, OneBlockSpin
@@ -39,6 +39,8 @@ from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable, open_
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.contention import HeldWindow
 from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.kinds import KINDS, DeviceKind
 
 # Priority, and where its kernels run; None for anywhere.
 StreamKind = tuple[int, Partition | None]

@@ -20,9 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from pytest_hwqueue.devices.kinds import DeviceKind, VendorError, loaded_library
+from pytest_hwqueue.devices.kinds import VendorError, loaded_library
+from pytest_hwqueue.records.fingerprint import Value
+from pytest_hwqueue.records.kinds import DeviceKind
 
-Value: TypeAlias = "str | int | float | bool | None"
 Readers: TypeAlias = "Mapping[str, Callable[[], Value]]"
 
 PRECISION = ("fp32_product", "fp32_product_if_tf32_allowed", "fp32_convolution")

@@ -1,8 +1,6 @@
-"""What a result depends on (device, driver, settings), and how two fingerprints differ.
+"""Reads what a result depends on: device, driver, settings.
 
-Hard fields must match for two results to be compared; soft ones are reported when they differ. A
-field that could not be read is in neither, but in ``missing`` with the reason. Everything here is
-read-only; no clock, limit or mode is ever changed.
+Everything here is read-only; no clock, limit or mode is ever changed.
 """
 
 from __future__ import annotations
@@ -12,14 +10,15 @@ import platform
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pytest_hwqueue.devices import conditions
-from pytest_hwqueue.devices.conditions import Readers, Value, setting
-from pytest_hwqueue.devices.kinds import DeviceKind, Vendor, VendorError, open_amdsmi, open_nvml
+from pytest_hwqueue.devices.conditions import Readers, setting
+from pytest_hwqueue.devices.kinds import Vendor, VendorError, open_amdsmi, open_nvml
+from pytest_hwqueue.records.fingerprint import Fingerprint, Value
+from pytest_hwqueue.records.kinds import DeviceKind
 
 # What the runtimes read about queues, launches and graphs when they start. CUDA: chapter 5.2 of
 # the CUDA programming guide and the MPS guide.
@@ -75,24 +74,6 @@ _DEFAULTS = {
     "HSA_ENABLE_INTERRUPT": "1",
     "HSA_ENABLE_SDMA": "1",
 }
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """What a result depends on, by field name."""
-
-    hard: dict[str, Value]
-    soft: dict[str, Value]
-    missing: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FingerprintDifference:
-    """A field that differs; None if a side does not have it."""
-
-    field: str
-    a: Value
-    b: Value
 
 
 def fingerprint(kind: DeviceKind, index: int = 0) -> Fingerprint:
@@ -174,25 +155,6 @@ def _joined(
         else:
             joined[name] = "; ".join(f"{who}: {value}" for who, value in values.items())
     return joined
-
-
-def differences(
-    a: Fingerprint, b: Fingerprint
-) -> tuple[list[FingerprintDifference], list[FingerprintDifference]]:
-    """Return what differs between two fingerprints: hard fields, soft fields, both by name.
-
-    A field that only one of them has counts as different; one that neither has is not included, see
-    ``missing``.
-    """
-    return _differences(a.hard, b.hard), _differences(a.soft, b.soft)
-
-
-def _differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[FingerprintDifference]:
-    return [
-        FingerprintDifference(name, a.get(name), b.get(name))
-        for name in sorted({*a, *b})
-        if (name in a, a.get(name)) != (name in b, b.get(name))
-    ]
 
 
 class _Fields:

@@ -20,14 +20,15 @@ from typing import Any, cast
 import psutil
 import torch
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint, cpu_model, fingerprint
-from pytest_hwqueue.devices.kinds import KINDS, DeviceKind
+from pytest_hwqueue.devices.fingerprint import cpu_model, fingerprint
 from pytest_hwqueue.devices.launches import LaunchTrace, TagLog, write_trace
 from pytest_hwqueue.devices.protocol import Event, Marks
 from pytest_hwqueue.devices.telemetry import HostReader
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.contention import HeldWindow, window_of
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.kinds import KINDS, DeviceKind
 
 _clock_ns = time.perf_counter_ns
 

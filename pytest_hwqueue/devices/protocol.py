@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from pytest_hwqueue.devices.fingerprint import Fingerprint
-    from pytest_hwqueue.devices.kinds import Capabilities
     from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
     from pytest_hwqueue.devices.simulated.device import SimulatedDevice
     from pytest_hwqueue.devices.telemetry import TelemetryReader, Unavailable
     from pytest_hwqueue.metrics.contention import HeldWindow
     from pytest_hwqueue.metrics.timeline import Timeline
+    from pytest_hwqueue.records.fingerprint import Fingerprint
+    from pytest_hwqueue.records.kinds import Capabilities
 
 
 @dataclass(frozen=True)

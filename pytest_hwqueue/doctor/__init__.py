@@ -12,12 +12,13 @@ from pathlib import Path
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.devices.kinds import KINDS, choose_devices, open_device
+from pytest_hwqueue.devices.kinds import choose_devices, open_device
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.doctor.checks import Check, CheckedMachine, run_checks
 from pytest_hwqueue.doctor.limits import DeviceLimits, measure_limits
 from pytest_hwqueue.errors import BadOption, in_utf8
 from pytest_hwqueue.records.cell import now
+from pytest_hwqueue.records.kinds import KINDS
 
 SCHEMA = "pytest-hwqueue/doctor/3"
 

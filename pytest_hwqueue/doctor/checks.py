@@ -25,8 +25,9 @@ from pytest_hwqueue.devices.kinds import (
     visible_accelerators,
 )
 from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.telemetry import HostSample, TelemetrySample, Unavailable
+from pytest_hwqueue.devices.telemetry import Unavailable
 from pytest_hwqueue.errors import DeviceError, HwqError, speaks_for_itself
+from pytest_hwqueue.records.telemetry import HostSample, TelemetrySample
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES
 

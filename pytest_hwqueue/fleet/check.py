@@ -23,11 +23,11 @@ from zlib import crc32
 
 from pydantic import Field
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import within
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.records.cell import read_model
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.safe_files import open_output, write_text
 from pytest_hwqueue.suite import pytest_command, pytest_environment
 

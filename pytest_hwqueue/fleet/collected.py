@@ -15,13 +15,12 @@ from pathlib import Path
 
 from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
 from pytest_hwqueue.baselines.sources import read_session_file
-from pytest_hwqueue.devices.conditions import Value
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import RecordError, files
 from pytest_hwqueue.fleet.check import AGAIN, CHECK_FILE, CheckRecord, read_check
 from pytest_hwqueue.fleet.verdicts import Gpu
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.fingerprint import Fingerprint, Value
 
 _SESSION = "session.json"
 _DAMAGED = ".damaged"

@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_hwqueue.devices.conditions import Value
 from pytest_hwqueue.fleet.outliers import (
     LEAST,
     LEAST_EFFECT,
@@ -26,6 +25,7 @@ from pytest_hwqueue.fleet.outliers import (
     unsteady,
 )
 from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.records.fingerprint import Value
 
 Verdict = Literal["ok", "slow", "unstable", "different", "faulty", "unreachable", "not judged"]
 NAMED: tuple[Verdict, ...] = ("unreachable", "faulty", "different", "unstable", "slow")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import (
     INTERRUPTED,
     HwqError,
@@ -22,6 +21,7 @@ from pytest_hwqueue.errors import (
     speaks_for_itself,
 )
 from pytest_hwqueue.records.cell import now
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.records.noise import NoiseRound, Provenance
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, write_kept
 

@@ -9,23 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.devices.protocol import Device, StreamPool
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, Unavailable
+from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
 from pytest_hwqueue.harness.attempt import Found
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.harness.program import Enqueue, Place, Program, SlowedLaunches
 from pytest_hwqueue.harness.sample_plan import SamplePlan
-from pytest_hwqueue.records.cell import (
-    ITERATION,
-    Cell,
-    Declared,
-    Metrics,
-    Primary,
-    Samples,
-    SchedulerProof,
-    WarmUp,
-)
+from pytest_hwqueue.records.cell import Cell, Metrics, Samples, WarmUp
+from pytest_hwqueue.records.counters import CpuCounters
+from pytest_hwqueue.records.declared import ITERATION, Declared, Primary
 from pytest_hwqueue.records.noise import Causes, NoiseRound, Provenance
-from pytest_hwqueue.tracing.cpu_counters import CpuCounters
+from pytest_hwqueue.records.proof import Proof
+from pytest_hwqueue.records.telemetry import Telemetry
 from pytest_hwqueue.workloads.workload import Setup, Workload
 
 # stage, iterations done, iterations planned
@@ -79,7 +73,7 @@ class FoundOfCell(Found):
     warm_up: WarmUp | None = None
     samples: Samples | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    scheduler_proof: SchedulerProof | None = None
+    scheduler_proof: Proof | None = None
     telemetry: Telemetry | None = None
     counters: CpuCounters | None = None
     causes: Causes | None = None

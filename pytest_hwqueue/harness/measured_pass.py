@@ -36,7 +36,8 @@ from pytest_hwqueue.harness.sample_plan import SamplePlan
 from pytest_hwqueue.harness.summary import bound_by_launching, summarise
 from pytest_hwqueue.harness.timeline_pass import events_disturb, reference_pass, traced_latencies
 from pytest_hwqueue.metrics.latency import LEAST_ITERATIONS
-from pytest_hwqueue.records.cell import LAUNCH_BOUND, BackToBack, Declared, Samples
+from pytest_hwqueue.records.cell import LAUNCH_BOUND, BackToBack, Samples
+from pytest_hwqueue.records.declared import Declared
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
 # Of a cell's measuring time, what a reference takes at most, before and after.
@@ -151,9 +152,8 @@ def take_samples(
                 f"{taken} of {needed} windows fit into {plan.max_time_ns / 1e9:.3g} s "
                 "(--hwq-max-time)"
             )
-    found.declared = Declared.model_validate(
-        {"ratios": workload.ratios, "overlap": workload.overlap, "traffic": workload.traffic()},
-        from_attributes=True,
+    found.declared = Declared(
+        ratios=[*workload.ratios], overlap=workload.overlap, traffic=workload.traffic()
     )
     work = {} if "throughput" in refused else found.work_per_iteration
     found.metrics = summarise(found.samples, work, found.declared, found.primary)

@@ -13,7 +13,6 @@ import torch
 
 from pytest_hwqueue.devices.compute_units import open_pool
 from pytest_hwqueue.devices.conditions import NOT_WATCHED, thread_tracers, watched
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.harness.attempt import Failure, attempt
 from pytest_hwqueue.harness.cell import CellRequest, FoundOfCell, OpenCell, Progress
@@ -51,9 +50,11 @@ from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.noise.evidence import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
-from pytest_hwqueue.records.cell import PACE, Primary, RunRecord, SchedulerProof
+from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.declared import PACE, Primary
 from pytest_hwqueue.records.definitions import definitions
 from pytest_hwqueue.records.files import file_name
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.records.noise import NoiseRound
 from pytest_hwqueue.schedulers.syntax import MPS_CLIENT, Scheduler, cell_partitions, prove_cell
 from pytest_hwqueue.workloads.numerics import restore_precision
@@ -113,7 +114,7 @@ class CellRunner:
         """
         primary = PACE
         if request.plan.sync_mode == "per_iteration":
-            primary = Primary.model_validate(request.workload.primary, from_attributes=True)
+            primary = Primary(request.workload.primary.name, request.workload.primary.per)
         found = FoundOfCell("set-up", [*request.notes], primary=primary)
 
         def run() -> None:
@@ -197,8 +198,9 @@ class CellRunner:
                 self._progress(shortfall, 0, request.plan.iterations)
             # A scheduler may learn of a process only from its first work.
             replayed = request.cell.dispatch != "eager"
-            proof = prove_cell(self.scheduler, pool, request.urgency, replayed=replayed)
-            found.scheduler_proof = SchedulerProof.model_validate(proof, from_attributes=True)
+            found.scheduler_proof = prove_cell(
+                self.scheduler, pool, request.urgency, replayed=replayed
+            )
 
             cell.stage("check")
             if device.capabilities.has_values:
@@ -217,7 +219,7 @@ class CellRunner:
             # Now: what the workload has set in torch is set, and no profiler has run.
             found.fingerprint = _fingerprint(device, pool)
             found.notes += watched(found.fingerprint.hard)
-            if MPS_CLIENT in proof.evidence:
+            if MPS_CLIENT in found.scheduler_proof.evidence:
                 found.notes.append(MPS_CLIENT)
             for round_ in rounds:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})

@@ -9,17 +9,8 @@ from pytest_hwqueue.metrics.interference import latency_ratio
 from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency, throughput
 from pytest_hwqueue.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
-from pytest_hwqueue.records.cell import (
-    ITERATION,
-    LAUNCH_BOUND,
-    PACE,
-    Declared,
-    DeclaredTraffic,
-    Metrics,
-    Primary,
-    RunRecord,
-    Samples,
-)
+from pytest_hwqueue.records.cell import LAUNCH_BOUND, Metrics, RunRecord, Samples
+from pytest_hwqueue.records.declared import ITERATION, PACE, Declared, Primary, Traffic
 
 NOTHING_DECLARED = Declared()
 
@@ -95,7 +86,7 @@ def throughputs(samples: Samples, work: Mapping[str, float]) -> list[Estimate]:
 
 
 def _bandwidth(
-    samples: Samples, traffic: DeclaredTraffic | None, refused: dict[str, str]
+    samples: Samples, traffic: Traffic | None, refused: dict[str, str]
 ) -> Bandwidth | None:
     if traffic is None:
         return None

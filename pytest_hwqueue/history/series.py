@@ -18,11 +18,11 @@ from pytest_hwqueue.baselines.runs import (
     soft_fields,
 )
 from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.devices.conditions import Value
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.processes.git import CommitLine
+from pytest_hwqueue.records.fingerprint import Value
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.verdicts.figures import prepare
 
 # Soft fields that tell one machine from another. Host names do not: a container has a new one each

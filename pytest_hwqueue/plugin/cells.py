@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import DeviceChoice, capabilities_of, choose_devices
+from pytest_hwqueue.devices.kinds import DeviceChoice, choose_devices
 from pytest_hwqueue.errors import BadInput, BadOption, in_utf8
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, workload_class
 

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import (
-    Capabilities,
-    capabilities_of,
-    kind_of,
-    visible_accelerators,
-)
+from pytest_hwqueue.devices.kinds import visible_accelerators
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.noise.neighbours import open_noise
@@ -26,6 +21,7 @@ from pytest_hwqueue.plugin.cells import chosen_devices, only_device
 from pytest_hwqueue.plugin.noise import noise_places, why_noise_is_impossible
 from pytest_hwqueue.plugin.ranks import ranks_needed, workload_of
 from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
+from pytest_hwqueue.records.kinds import Capabilities, capabilities_of, kind_of
 from pytest_hwqueue.schedulers.declaration import NATIVE
 from pytest_hwqueue.schedulers.syntax import (
     SchedulerPaths,

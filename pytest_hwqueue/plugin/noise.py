@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.plugin.state import SETTINGS, SINK, is_worker, parameters_of
 from pytest_hwqueue.ranks.launched import launched_rank
+from pytest_hwqueue.records.kinds import capabilities_of
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.worker.calls import SessionCalls

@@ -14,24 +14,26 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.devices.kinds import capabilities_of
-from pytest_hwqueue.devices.telemetry import Telemetry
 from pytest_hwqueue.errors import RecordError, files, translated, within
 from pytest_hwqueue.metrics.contention import Contention
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, data_in_utf8, earlier_schemas
-from pytest_hwqueue.metrics.interference import LatencyRatioResult, PriorityEffect
+from pytest_hwqueue.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.metrics.latency import LatencySummary
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
 from pytest_hwqueue.metrics.scaling import Scaling
 from pytest_hwqueue.metrics.switching import QueueSwitch
 from pytest_hwqueue.records.bounds import LatencyBounds
+from pytest_hwqueue.records.counters import CpuCounters
+from pytest_hwqueue.records.declared import ITERATION, PACE, Declared, Primary
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version, record_path
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.noise import Causes, NoiseRound
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.sealed import SealedData, contradictions, read_sealed, sealed
+from pytest_hwqueue.records.telemetry import Telemetry
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.safe_files import write_text
-from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 LAUNCH_BOUND = "bounded by launching from Python"
 """How the note of a launch-bound cell begins."""
@@ -83,23 +85,6 @@ def measured_again(times: int) -> str:
         f"it is measured {times} times in one run: give each a name of its own "
         "(hwq.measure(..., name=...))"
     )
-
-
-class Primary(PlainData):
-    """The series by which a cell is judged: the latency that its user waits for, or the pace."""
-
-    name: str = Field(
-        description="of one sample, such as token; pace where iterations are not waited for"
-    )
-    per: Literal["iteration", "launch", "request"] = Field(
-        description="iteration: a whole one; launch: each launch with this tag; request: launches "
-        "of one request, on any streams"
-    )
-
-
-ITERATION = Primary(name="iteration", per="iteration")
-PACE = Primary(name="pace", per="iteration")
-"""Of cells whose iterations are not waited for, which have no latency."""
 
 
 class BackToBack(PlainData):
@@ -194,33 +179,6 @@ class Samples(PlainData):
         return blocks.launching_ns / iteration_ns, max(0.0, 1 - iteration_ns / waited_ns)
 
 
-class DeclaredRatio(PlainData):
-    """A ratio: the latency of a tagged launch over that of a reference."""
-
-    name: str
-    tag: str
-    reference: str
-    description: str
-
-
-class DeclaredTraffic(PlainData):
-    """What one rank's collectives of an iteration exchange."""
-
-    array_bytes: int
-    bus_factor: float
-    reference: str | None = Field(description="the pass that does nothing else; null is the cell")
-
-
-class Declared(PlainData):
-    """What a workload declares of its figures: they are computed from this and the samples."""
-
-    ratios: list[DeclaredRatio] = Field(default_factory=list)
-    overlap: tuple[str, str] | None = Field(
-        None, description="the references that compute alone, and that communicate alone"
-    )
-    traffic: DeclaredTraffic | None = None
-
-
 class WarmUp(PlainData):
     """How the cell was warmed up."""
 
@@ -228,23 +186,6 @@ class WarmUp(PlainData):
     iteration_ns: int = Field(description="median time of the last iterations, synchronised")
     stable: bool
     reason: str
-
-
-class SchedulerProof(PlainData):
-    """Evidence that the scheduler mode was active."""
-
-    mode: str
-    evidence: str
-    device_priorities: list[int]
-    effective: bool | None = Field(
-        None, description="whether less urgent work was seen held up; null if not looked for"
-    )
-    priority: PriorityEffect | None = Field(
-        None, description="what a probe before the window saw; null where none ran"
-    )
-    counts: dict[str, int] = Field(
-        default_factory=dict, description="how often what was seen, by name"
-    )
 
 
 class Metrics(PlainData):
@@ -366,7 +307,7 @@ class RunRecord(LatencyBounds, SealedData):
     warm_up: WarmUp | None = None
     samples: Samples | None = None
     metrics: Metrics = Field(default_factory=Metrics)
-    scheduler_proof: SchedulerProof | None = None
+    scheduler_proof: Proof | None = None
     telemetry: Telemetry | None = None
     fingerprint: Fingerprint | None = None
     noise: NoiseRound | None = Field(

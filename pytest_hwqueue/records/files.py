@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput, RecordError
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.safe_files import write_text
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.conditions import Value
+    from pytest_hwqueue.records.fingerprint import Value
 
 
 # Which code was measured, and by which; see `records.noise`.

@@ -19,11 +19,10 @@ from pytest_hwqueue.metrics.cpu_events import InterruptTime, LaunchPairs
 from pytest_hwqueue.metrics.critical_path import in_words
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.processes.git import git
-from pytest_hwqueue.tracing.perf_events import Level, Refusal
+from pytest_hwqueue.records.tracing import Level, Refusal
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.conditions import Value
-    from pytest_hwqueue.devices.fingerprint import Fingerprint
+    from pytest_hwqueue.records.fingerprint import Fingerprint, Value
 
 
 NoiseStatus = Literal["quiet", "applied", "not applied"]

@@ -9,17 +9,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import RecordError, within
 from pytest_hwqueue.metrics.estimate import PlainData, earlier_schemas
 from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.records.cell import Json, SchedulerProof, Status
+from pytest_hwqueue.records.cell import Json, Status
+from pytest_hwqueue.records.counters import CpuCounters
 from pytest_hwqueue.records.files import GitCommit, GitDirty, Version
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.records.noise import Causes, NoiseRound
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.sealed import SealedData, read_sealed, sealed
 from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.safe_files import write_text
-from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 
 class RequestTimes(PlainData):
@@ -152,7 +153,7 @@ class ColocationRecord(SealedData):
     stage: str = Field("", description="where it went wrong, such as warm-up or measure")
     device: str = Field(description="label of the device, such as cuda or cuda:1")
     scheduler: str
-    proof: SchedulerProof | None = Field(
+    proof: Proof | None = Field(
         None, description="null where simulated, where no tenant was ours, and where not ok"
     )
     tenants: list[TenantResult] = Field(default_factory=list)

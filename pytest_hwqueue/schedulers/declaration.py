@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.extensions import Registry, origin
+from pytest_hwqueue.records.kinds import Capabilities, capabilities_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -8,11 +8,11 @@ from itertools import combinations
 from pytest_hwqueue.devices import green_contexts
 from pytest_hwqueue.devices.compute_units import Partition
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.schedulers.syntax import (
     THREADS,
-    Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,

@@ -19,11 +19,12 @@ from pytest_hwqueue.processes.services import (
     run_service,
     service_environment,
 )
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.schedulers.mps_daemons import CONTROL, PIPES, VISIBLE
-from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.syntax import Scheduler, SchedulerPaths, TenantRequest
 
 _ANSWER_S = 10
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.schedulers.syntax import (
     PROCESSES,
     THREADS,
-    Proof,
     Scheduler,
     TenantRequest,
     shared_by_mps,

@@ -15,12 +15,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pytest_hwqueue.errors import BadInput, NotProven, translated, within
 from pytest_hwqueue.processes.guardian import Stop
 from pytest_hwqueue.processes.services import Service, prepended, run_service, service_environment
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, why_not_loaded
 from pytest_hwqueue.schedulers.syntax import (
     PROCESSES,
     THREADS,
-    Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,

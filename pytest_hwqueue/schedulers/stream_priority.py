@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pytest_hwqueue.errors import NotProven
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
-from pytest_hwqueue.schedulers.syntax import THREADS, Proof, Scheduler, TenantRequest, shared_by_mps
+from pytest_hwqueue.schedulers.syntax import THREADS, Scheduler, TenantRequest, shared_by_mps
 
 
 class StreamPriority(Scheduler):

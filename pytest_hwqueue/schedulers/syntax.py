@@ -13,12 +13,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput, DeviceError, NotProven, refused_as, within
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.compute_units import Partition
     from pytest_hwqueue.devices.protocol import Device, StreamPool
     from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+    from pytest_hwqueue.records.proof import Proof
 
 
 PROCESSES, THREADS = "processes", "threads"
@@ -79,27 +80,6 @@ class SchedulerPaths:
 
     xsched_root: Path | None = None
     preloads: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Evidence that the mode is active, for the record.
-
-    Attributes:
-        mode: as requested.
-        evidence: what was found, in words.
-        device_priorities: of all streams, in the device's own numbers.
-        effective: whether less urgent work was seen to be held back for more urgent work; None if
-            that cannot be seen from outside, or was not looked for.
-        counts: how often each observation was made, by name; counted in samples unless stated.
-
-    """
-
-    mode: str
-    evidence: str
-    device_priorities: tuple[int, ...]
-    effective: bool | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Scheduler(ABC):

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.processes.services import ServiceFailed, prepended
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers import inside_evidence
 from pytest_hwqueue.schedulers.declaration import BATCH, THRESHOLD, SchedulerSpec, in_flight
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, why_not_loaded
-from pytest_hwqueue.schedulers.syntax import Proof, Scheduler, SchedulerPaths, TenantRequest
+from pytest_hwqueue.schedulers.syntax import Scheduler, SchedulerPaths, TenantRequest
 from pytest_hwqueue.schedulers.xsched_server import Report, Watch, XQueueSettings, XServer, serve
 
 # Tell a process that runs under the mode what it was started with.

@@ -188,7 +188,7 @@ def streams(option: str, value: str) -> tuple[int, ...] | None:
 
 def device(option: str, value: str) -> str:
     """Take the name of a device; whether it exists is checked later."""
-    from pytest_hwqueue.devices.kinds import can_name_devices, device_names
+    from pytest_hwqueue.records.kinds import can_name_devices, device_names
 
     if not can_name_devices(value):
         raise BadOption(option, value, f"choose from {device_names()}")

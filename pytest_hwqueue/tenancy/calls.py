@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.processes.remote import one_way
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.tenancy.spec import Colocation

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput, DeviceError, NotProven
 from pytest_hwqueue.harness.attempt import Attempt, RunEnded, attempt
 from pytest_hwqueue.harness.open_loop import Window, invalid_reason, lateness_note
@@ -19,6 +18,7 @@ from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import record_path
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, write_colocation
 from pytest_hwqueue.redaction import redacted
@@ -259,9 +259,7 @@ def _without_secrets(record: ColocationRecord, secrets: Collection[str]) -> Colo
         )
         for tenant in record.tenants
     ]
-    proof = record.proof and record.proof.model_copy(
-        update={"evidence": shown(record.proof.evidence)}
-    )
+    proof = record.proof and replace(record.proof, evidence=shown(record.proof.evidence))
     texts = {"reason": shown(record.reason), "command": shown(record.command)}
     notes = [shown(note) for note in record.notes]
     return record.model_copy(update={**texts, "notes": notes, "tenants": tenants, "proof": proof})

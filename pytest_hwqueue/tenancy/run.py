@@ -27,7 +27,6 @@ from pytest_hwqueue.noise.names import seconds_of_a_cell
 from pytest_hwqueue.noise.neighbours import Noise
 from pytest_hwqueue.noise.running import RunningNoise, running
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.calls import NextWindow
@@ -183,12 +182,10 @@ class LivingTenants:
             found.notes += watched(of_processes(found.fingerprint, asked).hard)
         found.fingerprint = of_processes(found.fingerprint, seen_by)
         inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
-        proof = self.servers.proof(pids, inside)
-        if proof is not None:
-            found.proof = SchedulerProof.model_validate(proof, from_attributes=True)
+        found.proof = self.servers.proof(pids, inside)
         if self._effect is not None and found.proof is not None:
-            seen = {"priority": self._effect, "effective": self._effect.effective}
-            found.proof = found.proof.model_copy(update=seen)
+            effective = self._effect.effective
+            found.proof = replace(found.proof, priority=self._effect, effective=effective)
 
     def _probe_priority(self) -> PriorityEffect | None:
         """Probe whether the mode orders by priority; None where it need not, or cannot."""

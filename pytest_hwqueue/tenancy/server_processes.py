@@ -13,16 +13,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_hwqueue.devices.kinds import capabilities_of, kind_of
 from pytest_hwqueue.errors import NotProven, translated
 from pytest_hwqueue.harness.attempt import Found, RunEnded
 from pytest_hwqueue.processes.guardian import Contending, Stop
 from pytest_hwqueue.processes.process_table import is_contained, processes_under
 from pytest_hwqueue.processes.services import Service, ServiceFailed, free_port, run_service
+from pytest_hwqueue.records.kinds import capabilities_of, kind_of
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import NOT_OURS, ServerOrigin
 from pytest_hwqueue.redaction import redacted, redacted_command, remove_known
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather_outside
-from pytest_hwqueue.schedulers.syntax import Proof, Scheduler
+from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.servers.spec import PORT, PYTHON, ServerSpec, host_and_port
 from pytest_hwqueue.servers.variables import expand, expand_url
 from pytest_hwqueue.tenancy.spec import Colocation, tenant_environment

@@ -26,6 +26,7 @@ from pytest_hwqueue.harness.attempt import RunEnded
 from pytest_hwqueue.harness.open_loop import RequestLog, Window
 from pytest_hwqueue.metrics.attribution import DeviceWork
 from pytest_hwqueue.records.tenants import TenantResult
+from pytest_hwqueue.records.tracing import Refusal
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
@@ -35,7 +36,6 @@ from pytest_hwqueue.tenancy.looks import Decided, Look
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
 from pytest_hwqueue.tenancy.window import needs_gradients, open_work
-from pytest_hwqueue.tracing.perf_events import Refusal
 
 # Of all tenants together; attributing them takes a few seconds.
 _MOST_KERNELS = 100_000

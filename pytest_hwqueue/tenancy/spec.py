@@ -19,13 +19,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.devices.kinds import capabilities_of, open_device
+from pytest_hwqueue.devices.kinds import open_device
 from pytest_hwqueue.errors import BadInput, DeviceError
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.processes.channel import ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.starting import worker_environment
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.redaction import mask, redacted, redacted_arguments
 from pytest_hwqueue.schedulers.syntax import TenantRequest, tenant_requests
 from pytest_hwqueue.servers.spec import ServerSpec

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from pytest_hwqueue.devices.compute_units import Partition
     from pytest_hwqueue.devices.protocol import Device, StreamPool
     from pytest_hwqueue.harness.open_loop import RequestLog, Window
+    from pytest_hwqueue.records.counters import CpuCounters
     from pytest_hwqueue.records.tenants import TenantResult
     from pytest_hwqueue.schedulers.priority_probe import ProbeClient
     from pytest_hwqueue.tenancy.calls import NextWindow, Ready, Start
     from pytest_hwqueue.tenancy.looks import ShownTimes
     from pytest_hwqueue.tenancy.window import TenantWork, WindowPlan
-    from pytest_hwqueue.tracing.cpu_counters import CpuCounters
 
 _SETTING_UP = threading.Lock()
 # Python lets a thread keep the interpreter for 5 ms while others wait. That would be an urgent

@@ -17,7 +17,7 @@ from pytest_hwqueue.processes.channel import Message, ProcessEnded
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.remote import answer_to, remote
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.cell import SchedulerProof
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import LOOK_ERROR, TenantResult
 from pytest_hwqueue.schedulers.priority_probe import ProbeClient
 from pytest_hwqueue.schedulers.syntax import Scheduler
@@ -63,7 +63,7 @@ class FoundOfTenants(Found):
 
     duration_s: float = 0.0
     look_error: float = LOOK_ERROR
-    proof: SchedulerProof | None = None
+    proof: Proof | None = None
     tenants: list[TenantResult] = field(default_factory=list)
 
 

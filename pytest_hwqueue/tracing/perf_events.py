@@ -26,9 +26,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from pytest_hwqueue.metrics.cpu_events import OffCpu
+from pytest_hwqueue.records.tracing import Level, Refusal
 from pytest_hwqueue.tracing import perf_records as perf
 from pytest_hwqueue.tracing.perf_records import (
     SCHED_SWITCH,
@@ -324,22 +324,6 @@ def _turns(off_cpu: Iterable[OffCpu]) -> dict[int, list[_Turn]]:
 
 def _when(turn: _Turn) -> int:
     return turn[0]
-
-
-Level = Literal["perf", "rusage", "none", "perf-system", "perf-self"]
-"""The last two are what records made before call ``perf``, with and without tracepoints."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a better tracing level, or a part of it, was not available.
-
-    ``errno`` is that of the failed system call; None if it was another reason.
-    """
-
-    level: Level
-    errno: int | None
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pytest_hwqueue.gate.verdict import (
 )
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.interference import quantile_ratio
-from pytest_hwqueue.records.cell import PACE
+from pytest_hwqueue.records.declared import PACE
 
 QUANTILES = ("p50", "p90", "p95", "p99", "p999")
 _TAG_QUANTILES = ("p50", "p90", "p95", "p99")

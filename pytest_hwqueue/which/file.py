@@ -8,12 +8,13 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData, earlier_schemas
 from pytest_hwqueue.metrics.interference import EffectVerdict
 from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.records.cell import SchedulerProof, Status
+from pytest_hwqueue.records.cell import Status
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import ColocationRecord, ServerOrigin
 from pytest_hwqueue.scenarios.goals import GoalResult
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
@@ -268,7 +269,7 @@ def _of_windows(name: str, counts: Sequence[int]) -> int:
     return max(counts) if any(each in name for each in _THERE) else sum(counts)
 
 
-def _priority(proofs: Sequence[SchedulerProof], ordered: bool) -> tuple[PriorityProof | None, str]:
+def _priority(proofs: Sequence[Proof], ordered: bool) -> tuple[PriorityProof | None, str]:
     """Return the worst of what the windows' probes found, and its figures or why it is so.
 
     Args:

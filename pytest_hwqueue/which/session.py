@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.files import record_path
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario

@@ -11,9 +11,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.extensions import Registry, origin
+from pytest_hwqueue.records.kinds import capabilities_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

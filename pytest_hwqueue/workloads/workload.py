@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ge
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from pytest_hwqueue.devices.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.records.declared import LatencyRatio, Primary, Traffic
+from pytest_hwqueue.records.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.workloads import registry
 
 if TYPE_CHECKING:
@@ -42,17 +43,7 @@ class Parameters(BaseModel):
 
 
 @dataclass(frozen=True)
-class LatencyRatio:
-    """A ratio result: the latency of ``tag`` divided by that of the same work in ``reference``."""
-
-    name: str
-    tag: str
-    reference: str
-    description: str
-
-
-@dataclass(frozen=True)
-class PrimaryLatency:
+class PrimaryLatency(Primary):
     """The latency that matters to a workload's user: shown first, and judged by the gate.
 
     ``per`` says what one sample is:
@@ -81,8 +72,6 @@ class PrimaryLatency:
 
     """
 
-    name: str
-    per: Literal["iteration", "launch", "request"]
     description: str
     alike: bool = False
     marks: Literal["stamps", "events"] | None = "stamps"
@@ -90,23 +79,6 @@ class PrimaryLatency:
 
 
 ITERATION = PrimaryLatency("iteration", "iteration", "a whole iteration")
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The data that one rank's collectives exchange in one iteration.
-
-    Attributes:
-        array_bytes: sizes of the whole arrays as nccl-tests count them, of all streams together.
-        bus_factor: bus bandwidth divided by algorithm bandwidth; 0 for one rank.
-        reference: the reference whose iterations do nothing else; None if the cell's own do nothing
-            else.
-
-    """
-
-    array_bytes: int
-    bus_factor: float
-    reference: str | None
 
 
 @dataclass(frozen=True)

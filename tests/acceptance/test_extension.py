@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from pytest_hwqueue import read_record
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.records.kinds import KINDS
 from pytest_hwqueue.suite import plugin_name, pytest_environment
 from pytest_hwqueue.workloads.registry import WORKLOADS, ahead
 from tests.acceptance.inner import ROOT, plain_environment

@@ -17,7 +17,6 @@ from pydantic import VERSION
 import pytest_hwqueue
 from pytest_hwqueue.baselines import cell_file
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample
 from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
 from pytest_hwqueue.records.cell import (
     RunRecord,
@@ -28,6 +27,7 @@ from pytest_hwqueue.records.cell import (
     session_text,
 )
 from pytest_hwqueue.records.stored import SessionFiles
+from pytest_hwqueue.records.telemetry import Telemetry, TelemetrySample
 from tests.baselines.run_with import contention, with_samples
 from tests.conftest import make_record
 

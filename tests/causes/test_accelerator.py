@@ -10,13 +10,13 @@ import pytest
 
 from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
-from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetrySample, ThrottledSpan
 from pytest_hwqueue.metrics.attribution import Cause, Request
 from pytest_hwqueue.metrics.cpu_events import OffCpu
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
+from pytest_hwqueue.records.kinds import KINDS
 from pytest_hwqueue.records.noise import Causes
+from pytest_hwqueue.records.telemetry import Telemetry, TelemetrySample, ThrottledSpan
 from pytest_hwqueue.tracing.perf_events import ClockOffset, ClockPair, Tracing
 from pytest_hwqueue.tracing.perf_records import CpuTrace
 

@@ -13,7 +13,6 @@ import pytest
 from pytest_hwqueue.causes import traced_cell
 from pytest_hwqueue.causes.seen import kernel_label
 from pytest_hwqueue.causes.traced_pass import TracePlan, _enough
-from pytest_hwqueue.devices.kinds import capabilities_of
 from pytest_hwqueue.devices.launches import PICTURES
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import DeviceError
@@ -24,9 +23,10 @@ from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.session_reports import lines_of
 from pytest_hwqueue.records.cell import RunRecord, Samples
+from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.noise import Causes, causes_line
+from pytest_hwqueue.records.tracing import Refusal
 from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.tracing.perf_events import Refusal
 from pytest_hwqueue.workloads.own_function import FunctionWorkload, on_every_stream
 
 from ..conftest import MakeRecord

@@ -16,8 +16,9 @@ from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.harness.open_loop import Window, serve
 from pytest_hwqueue.metrics.attribution import Request, attribute
+from pytest_hwqueue.records.tracing import Level, Refusal
 from pytest_hwqueue.tracing.cpu_counters import RunDelays
-from pytest_hwqueue.tracing.perf_events import RING_BYTES, Level, PerfTracer, Refusal, Tracing
+from pytest_hwqueue.tracing.perf_events import RING_BYTES, PerfTracer, Tracing
 
 from ..tracing.victims import need
 from .traced import Traced, trace

@@ -20,13 +20,11 @@ from pytest_hwqueue.devices import conditions
 from pytest_hwqueue.devices.fingerprint import (
     CUDA_QUEUE_SETTINGS,
     HIP_QUEUE_SETTINGS,
-    Fingerprint,
-    FingerprintDifference,
-    differences,
     fingerprint,
     of_processes,
 )
-from pytest_hwqueue.devices.kinds import DeviceKind
+from pytest_hwqueue.records.fingerprint import Fingerprint, FingerprintDifference, differences
+from pytest_hwqueue.records.kinds import DeviceKind
 from tests.reports.stored_texts import assert_as_stored
 
 from .vendors import NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, raising

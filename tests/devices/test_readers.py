@@ -16,14 +16,11 @@ import pytest
 from pytest_hwqueue.devices.telemetry import (
     AmdSmiReader,
     HostReader,
-    HostSample,
     NvmlReader,
-    OtherProcess,
-    Telemetry,
-    TelemetrySample,
     Unavailable,
     open_reader,
 )
+from pytest_hwqueue.records.telemetry import HostSample, OtherProcess, Telemetry, TelemetrySample
 
 from .vendors import GONE, NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, process, raising
 

@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.telemetry import (
-    HostSample,
-    Telemetry,
     TelemetryLog,
     TelemetryReader,
-    TelemetrySample,
-    ThrottledSpan,
     Unavailable,
     throttled_spans,
 )
+from pytest_hwqueue.records.telemetry import HostSample, Telemetry, TelemetrySample, ThrottledSpan
 
 
 class Scripted(TelemetryReader):

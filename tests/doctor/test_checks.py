@@ -10,12 +10,15 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint, fingerprint
-from pytest_hwqueue.devices.kinds import CPU, KINDS, DeviceChoice, open_device
-from pytest_hwqueue.devices.telemetry import OtherProcess, TelemetrySample, Unavailable
+from pytest_hwqueue.devices.fingerprint import fingerprint
+from pytest_hwqueue.devices.kinds import CPU, DeviceChoice, open_device
+from pytest_hwqueue.devices.telemetry import Unavailable
 from pytest_hwqueue.doctor import checks
 from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, ask, run_checks
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.kinds import KINDS
+from pytest_hwqueue.records.telemetry import OtherProcess, TelemetrySample
 from pytest_hwqueue.schedulers import mps_daemons
 from pytest_hwqueue.schedulers.mps_daemons import Daemon
 

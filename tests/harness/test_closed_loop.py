@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.launches import TagLog
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
@@ -22,6 +21,7 @@ from pytest_hwqueue.harness import closed_loop
 from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.records.cell import WarmUp
+from pytest_hwqueue.records.kinds import KINDS
 from pytest_hwqueue.tracing.cpu_counters import CpuCounting
 
 LAUNCH_NS = 7

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness import open_loop
@@ -33,6 +32,7 @@ from pytest_hwqueue.harness.open_loop import (
     lateness_note,
     serve,
 )
+from pytest_hwqueue.records.kinds import KINDS
 from pytest_hwqueue.records.tenants import GeneratorLateness, RequestFailure
 
 MS = 1_000_000

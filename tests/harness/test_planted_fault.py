@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.harness.cell import FoundOfCell, OpenCell
 from pytest_hwqueue.harness.planted_fault import Planted, weighed
 from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.records.kinds import KINDS
 from pytest_hwqueue.workloads.registry import workload_class
 from pytest_hwqueue.workloads.workload import parameters_for
 

@@ -32,12 +32,13 @@ from pytest_hwqueue.harness.runner import (
 )
 from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.ranks.cell import measure_alone
-from pytest_hwqueue.records.cell import PACE, Cell, RunRecord
+from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.records.declared import PACE
 from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import (
-    Proof,
     Scheduler,
     SchedulerPaths,
     open_scheduler,
@@ -200,7 +201,7 @@ def test_each_workload_gives_an_ok_record(device: HostDevice, name: str) -> None
     assert metrics.timeline.streams_used == streams
     assert None not in (metrics.queue_switch, metrics.ready_to_start, record.warm_up)
     assert record.scheduler_proof is not None
-    assert record.scheduler_proof.device_priorities == [0] * streams
+    assert record.scheduler_proof.device_priorities == (0,) * streams
     assert record.telemetry is not None
     windows = 0 if samples.contended is None else samples.contended.windows
     assert {0, ITERATIONS + windows} <= set(record.telemetry.read_before)

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.harness.closed_loop import LoopPlan
@@ -28,6 +27,7 @@ from pytest_hwqueue.harness.timeline_pass import (
 )
 from pytest_hwqueue.metrics.switching import THREADS
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.records.kinds import KINDS
 from pytest_hwqueue.workloads.latency_sensitive.hetero_kernels import (
     HeteroKernels,
     HeteroParameters,

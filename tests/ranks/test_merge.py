@@ -7,19 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.ranks.cell import merge
-from pytest_hwqueue.records.cell import (
-    PACE,
-    BackToBack,
-    Cell,
-    Metrics,
-    Primary,
-    RunRecord,
-    Samples,
-    now,
-)
+from pytest_hwqueue.records.cell import BackToBack, Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.records.declared import PACE, Primary
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from tests.baselines.run_with import contention
 
 CELL = Cell(

@@ -69,7 +69,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         hints = {name: field.annotation for name, field in annotation.model_fields.items()}
     elif dataclasses.is_dataclass(annotation):
-        hints = get_type_hints(annotation)
+        of_types = get_type_hints(annotation)
+        hints = {each.name: of_types[each.name] for each in dataclasses.fields(annotation)}
     else:
         raise TypeError(f"no values of {annotation}")
     # Deferred, since hypothesis writes a strategy out in full, and that of a record is long.

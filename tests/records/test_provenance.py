@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.devices.fingerprint import Fingerprint, differences
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.git import git as asked_git
+from pytest_hwqueue.records.fingerprint import Fingerprint, differences
 from pytest_hwqueue.records.noise import Provenance, is_commit, provenance_of
 from tests.interleaved.repositories import git
 

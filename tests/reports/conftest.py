@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from pytest_hwqueue.baselines.runs import FieldDifference
 from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.gate.runs import ProcessRun
 from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
 from pytest_hwqueue.gate.verdict import P95, P99, THROUGHPUT, GateSettings, Quantity, Verdict
@@ -21,7 +20,9 @@ from pytest_hwqueue.metrics.latency import summarise_latency, throughput
 from pytest_hwqueue.metrics.overlap import summarise_timeline
 from pytest_hwqueue.metrics.switching import queue_switch
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.cell import PACE, Cell, Metrics, RunRecord, Samples, WarmUp
+from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
+from pytest_hwqueue.records.declared import PACE
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.reports.document import Document
 from pytest_hwqueue.reports.grid import rendered
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.reports.document import code, plain
 from pytest_hwqueue.reports.outcome import render_markdown
 from pytest_hwqueue.verdicts.judging import Judgement

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pytest_hwqueue.devices.protocol import StreamPool
 from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.metrics.numbers import counted
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers.declaration import BUILT_IN
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
     CELL,
     MPS_CLIENT,
-    Proof,
     Scheduler,
     TenantRequest,
     open_scheduler,

@@ -23,11 +23,11 @@ from pytest_hwqueue.errors import NotProven
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
 from pytest_hwqueue.processes import services
 from pytest_hwqueue.processes.services import ServiceFailed
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.schedulers import inside_evidence, xsched, xsched_server
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.syntax import (
     CELL,
-    Proof,
     Scheduler,
     SchedulerPaths,
     open_scheduler,

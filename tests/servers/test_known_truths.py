@@ -19,8 +19,9 @@ from pytest_hwqueue.tenancy.cells import served
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.figures import Served, percentile
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from tools.capacity_rates import waits_at_most
 
-from ..capacity.test_truth import waits_at_most, window
+from ..capacity.test_truth import window
 from ..conftest import own_leases
 
 __all__ = ["own_leases"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.baselines.runs import cell_of_record
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestFailure,

@@ -24,12 +24,12 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.lease import lease
 from pytest_hwqueue.errors import InvalidMeasurement, LeaseError, NotProven
 from pytest_hwqueue.harness.open_loop import invalid_reason
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import (
-    Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
@@ -176,7 +176,7 @@ def test_two_processes_are_measured_together(tmp_path: Path) -> None:
     assert scheduler.proven_alive
     assert scheduler.leased
     assert record.proof is not None
-    assert (record.proof.priority, record.proof.device_priorities) == (None, [0, 0])
+    assert (record.proof.priority, record.proof.device_priorities) == (None, (0, 0))
     for tenant in record.tenants:
         assert (tenant.exit, tenant.last_output) == ("exited with status 0", "")
     # A scheduled tenant counts from the arrival.

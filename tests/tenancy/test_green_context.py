@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.devices.compute_units import open_pool
 from pytest_hwqueue.devices.kinds import open_device
@@ -129,7 +130,7 @@ def test_on_a_gpu_tenants_run_on_their_multiprocessors(tmp_path: Path, mode: str
     record = run(tmp_path, f"green-context:{mode}", *tenants, device="cuda")
     tenants_of(record)
     assert record.proof is not None
-    print(json.dumps(record.proof.model_dump(mode="json"), indent=1))
+    print(json.dumps(to_jsonable_python(record.proof), indent=1))
     asked = dict(part.split("=") for part in mode.split(","))
     for name, count in asked.items():
         assert record.proof.counts[f"multiprocessors seen by {name}"] == int(count)

@@ -13,10 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import Proof, SchedulerPaths, parse_scheduler
+from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
 from pytest_hwqueue.tenancy.colocation import TenantSet
 from pytest_hwqueue.tenancy.looks import Look, Looks
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec

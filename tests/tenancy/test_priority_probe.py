@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import NotProven
@@ -67,7 +68,7 @@ def effect_of(record: ColocationRecord) -> PriorityEffect:
     assert record.proof is not None
     assert record.proof.priority is not None
     assert record.proof.effective == record.proof.priority.effective
-    print(json.dumps(record.proof.model_dump(mode="json"), indent=1))
+    print(json.dumps(to_jsonable_python(record.proof), indent=1))
     return record.proof.priority
 
 

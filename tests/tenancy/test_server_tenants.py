@@ -22,14 +22,14 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from pytest_hwqueue.devices.kinds import Capabilities
 from pytest_hwqueue.harness.open_loop import invalid_reason
 from pytest_hwqueue.processes.services import free_port
+from pytest_hwqueue.records.kinds import Capabilities
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import (
-    Proof,
     Scheduler,
     SchedulerPaths,
     TenantRequest,

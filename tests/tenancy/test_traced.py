@@ -33,13 +33,14 @@ from pytest_hwqueue.records.tenants import (
     TenantResult,
     read_colocation,
 )
+from pytest_hwqueue.records.tracing import Refusal
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.tenancy.cells import delivered
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from pytest_hwqueue.tenancy.window import WindowPlan
-from pytest_hwqueue.tracing.perf_events import Refusal, Tracing
+from pytest_hwqueue.tracing.perf_events import Tracing
 
 MS = 1_000_000
 _LIMITS = Limits(ready_s=120, finish_s=60)

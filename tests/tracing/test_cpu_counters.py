@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_hwqueue.records.counters import CpuCounters
 from pytest_hwqueue.tracing.cpu_counters import (
     ENQUEUING,
     CounterReading,
-    CpuCounters,
     CpuCounting,
     RunDelays,
     ThreadCounters,

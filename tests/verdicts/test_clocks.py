@@ -14,12 +14,13 @@ from pytest_hwqueue.baselines.sources import Source
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.devices.telemetry import Telemetry, TelemetryLog, TelemetrySample
+from pytest_hwqueue.devices.telemetry import TelemetryLog
 from pytest_hwqueue.gate.verdict import GateSettings, Verdict
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples, now
 from pytest_hwqueue.records.files import cell_file_name
+from pytest_hwqueue.records.telemetry import Telemetry, TelemetrySample
 from pytest_hwqueue.verdicts.judging import Judging
 from tests.conftest import make_record
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.harness.open_loop import RequestLog
-from pytest_hwqueue.records.cell import SchedulerProof
 from pytest_hwqueue.records.files import record_path
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -126,8 +126,8 @@ def record(run: PlannedRun, number: int = 1, **changed: Any) -> ColocationRecord
         "started": f"2026-01-01T00:0{number}:00.000+00:00", "command": "hwq which mix.hwq.yaml",
         "git_commit": "0" * 40, "simulated": False,
         "fingerprint": Fingerprint({"device_name": "NVIDIA H200", "driver_major": 580}, {}),
-        "proof": SchedulerProof(
-            mode=run.scheduler, evidence=f"{run.scheduler} was seen", device_priorities=[0],
+        "proof": Proof(
+            mode=run.scheduler, evidence=f"{run.scheduler} was seen", device_priorities=(0,),
             effective=True if "xsched" in run.scheduler else None, counts={"samples": 5},
         ),
     }  # fmt: skip

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.records.tenants import read_colocation, write_colocation
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.errors import INTERRUPTED
 from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.interference import priority_effect
-from pytest_hwqueue.records.cell import SchedulerProof
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import (
     TenantResult,
     read_colocation,
@@ -300,15 +300,15 @@ def test_priority_that_no_probe_saw_is_not_proven(file: Path, folder: Path) -> N
     assert "But its priority is not proven: no probe ran." in output
 
 
-def probed(urgent_us: int) -> SchedulerProof:
+def probed(urgent_us: int) -> Proof:
     effect = priority_effect(
         "high", "low", [urgent_us * 1000, urgent_us * 1000 + 1] * 6, [400_000, 400_001] * 6,
         alone_ns=20_000, load_ns=400_000, requests=10,
     )  # fmt: skip
-    return SchedulerProof(
+    return Proof(
         mode="mps-priority",
         evidence="clients of a server",
-        device_priorities=[0],
+        device_priorities=(0,),
         priority=effect,
         effective=effect.effective,
     )

@@ -13,8 +13,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.devices.fingerprint import Fingerprint
-from pytest_hwqueue.devices.kinds import KINDS
 from pytest_hwqueue.devices.protocol import Event
 from pytest_hwqueue.devices.simulated.costs import (
     Costs,
@@ -29,8 +27,11 @@ from pytest_hwqueue.devices.simulated.costs import (
 from pytest_hwqueue.devices.simulated.noise import NoiseModel, parse_noise
 from pytest_hwqueue.devices.simulated.pool import SimulatedPool
 from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
-from pytest_hwqueue.devices.telemetry import TelemetryReader, TelemetrySample
+from pytest_hwqueue.devices.telemetry import TelemetryReader
 from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.kinds import KINDS
+from pytest_hwqueue.records.telemetry import TelemetrySample
 
 _NOT_MODELLED = "not modelled by the simulated device"
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from pytest_hwqueue.devices.protocol import Stream
 from pytest_hwqueue.errors import NotApplicable
+from pytest_hwqueue.records.declared import Traffic
 from pytest_hwqueue.workloads.distributed.collectives import Collective, Exchange, bus_factor
 from pytest_hwqueue.workloads.numerics import TORCH_TYPES, Matmul, poison, set_precision
 from pytest_hwqueue.workloads.workload import (
@@ -20,7 +21,6 @@ from pytest_hwqueue.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,
-    Traffic,
     Where,
     Workload,
 )

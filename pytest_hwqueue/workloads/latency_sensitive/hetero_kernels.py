@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from pytest_hwqueue.devices.protocol import Stream
+from pytest_hwqueue.records.declared import LatencyRatio
 from pytest_hwqueue.workloads.numerics import (
     Matmul,
     poison,
@@ -17,7 +18,6 @@ from pytest_hwqueue.workloads.numerics import (
     set_precision,
 )
 from pytest_hwqueue.workloads.workload import (
-    LatencyRatio,
     MatmulType,
     Parameters,
     PrimaryLatency,

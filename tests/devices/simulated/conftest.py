@@ -19,8 +19,9 @@ from pytest_hwqueue.devices.simulated.costs import Work
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.harness.closed_loop import LoopPlan
 from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.records.declared import LatencyRatio
 from pytest_hwqueue.workloads.own_function import FunctionWorkload
-from pytest_hwqueue.workloads.workload import LatencyRatio, Workload
+from pytest_hwqueue.workloads.workload import Workload
 from tests.workloads.cells import record_of
 
 Enqueue = Callable[[Sequence[Stream]], object]

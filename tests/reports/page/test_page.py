@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.fingerprint import Fingerprint
 from pytest_hwqueue.harness.summary import scaling_of
 from pytest_hwqueue.metrics.numbers import NO_INTERVAL, milliseconds, time_unit
-from pytest_hwqueue.records.cell import RunRecord, Samples, SchedulerProof, write_record
+from pytest_hwqueue.records.cell import RunRecord, Samples, write_record
 from pytest_hwqueue.records.files import record_path
+from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import write_colocation
 from pytest_hwqueue.reports.document import Chart, Paragraph, Table
 from pytest_hwqueue.reports.page import render as needed
@@ -162,7 +163,7 @@ def test_simulated_is_written_where_a_simulated_figure_is(tmp_path: Path) -> Non
 
 def test_names_that_look_like_elements_stay_text(tmp_path: Path) -> None:
     closing = "</script><script>alert('data')</script><!--"
-    proof = SchedulerProof(mode=closing, evidence=HOSTILE, device_priorities=[0])
+    proof = Proof(mode=closing, evidence=HOSTILE, device_priorities=(0,))
     record = make(
         f"tests/test_mine.py::test_it[{HOSTILE}]", notes=[closing], command=f"pytest '{closing}'",
         scheduler_proof=proof, n=50, family=None, work={f"{HOSTILE} kernels": 4.0},

@@ -1,0 +1,21 @@
+"""How much of the CPU's events a trace could see, as records keep it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["perf", "rusage", "none", "perf-system", "perf-self"]
+"""The last two are what records made before call ``perf``, with and without tracepoints."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a better tracing level, or a part of it, was not available.
+
+    ``errno`` is that of the failed system call; None if it was another reason.
+    """
+
+    level: Level
+    errno: int | None
+    reason: str
