@@ -34,6 +34,40 @@ def baseline() -> None:
     """
 
 
+@baseline.command(cls=options.PassesOn, context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("measured", nargs=-1, required=True, type=click.UNPROCESSED,
+                metavar="NAME|P0... [OPTIONS OF hwq run]")  # fmt: skip
+@click.option("--sessions", metavar="N", type=click.IntRange(min=1), default=5, show_default=True,
+              help="sessions to record, one after the other")  # fmt: skip
+@click.pass_context
+def record(ctx: click.Context, name: str, measured: tuple[str, ...], sessions: int) -> int:
+    """Record the baseline NAME in several sessions: `hwq run ... --save NAME` for each.
+
+    A single session cannot show how much sessions differ; spread over days or boots, they show
+    more: repeat the command then. Each cell runs twice in a session unless you give --runs.
+
+        hwq baseline record main P0 --streams 8
+
+    Exit status: that of the first session that fails, which ends the recording; what was stored
+    stays.
+    """
+    from pytest_hwqueue.cli.measuring import run
+
+    given = run.make_context("hwq run", [*measured]).params
+    more = [f"--save={name}", *["--runs=2"] * (given["runs"] is None)]
+    passed_on = ["--", *ctx.meta[options.PASSED_ON]]
+    noise = options.Asked(given).sim_noise
+    for number in range(1, sessions + 1):
+        options.say(f"session {number} of {sessions}")
+        # With one seed, simulated sessions would all be the first.
+        own = [f"--sim-noise={noise},seed={number}"] if noise and "seed=" not in noise else []
+        status = run.main([*measured, *more, *own, *passed_on], "hwq run", standalone_mode=False)
+        if status:
+            return int(status)
+    return 0
+
+
 @options.with_options(only=("baselines",))
 @baseline.command("list")
 def list_baselines(**given: Any) -> None:

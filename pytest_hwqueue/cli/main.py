@@ -1,7 +1,8 @@
-"""``hwq`` itself: its commands, and their help.
+"""``hwq`` itself: the table of its commands, and the exit status of all.
 
-Measuring commands end with pytest's own exit status: 0 all measured, 1 failed cells, 2 interrupted,
-3 internal error, 4 wrong usage, 5 nothing selected. Those that compare have their own
+A command's module is imported when it is called, so that help and every other command start without
+it. Measuring commands end with pytest's own exit status: 0 all measured, 1 failed cells, 2
+interrupted, 3 internal error, 4 wrong usage, 5 nothing selected. Those that compare have their own
 (`options`).
 """
 
@@ -9,181 +10,67 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import textwrap
 import traceback
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import click
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.cli.ab import ab, bisect
-from pytest_hwqueue.cli.baselines import baseline, compare
-from pytest_hwqueue.cli.ci import init
-from pytest_hwqueue.cli.fleet import fleet
-from pytest_hwqueue.cli.measuring import (
-    MeasuringWorkloads,
-    WorkloadName,
-    plugin_arguments,
-    run_suite,
-    sweep,
-    with_parameters,
-)
-from pytest_hwqueue.cli.options import (
-    INTERRUPTED,
-    PASSED_ON,
-    REFUSED,
-    USAGE,
-    Asked,
-    PassesOn,
-    out_file,
-    output,
-    refusal,
-    say,
-    with_options,
-)
-from pytest_hwqueue.cli.report import history, report
-from pytest_hwqueue.cli.scenario import scenario
-from pytest_hwqueue.cli.trace import trace
-from pytest_hwqueue.cli.which import capacity, which
-from pytest_hwqueue.errors import HwqError, meant
-from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, PRIORITIES, TOPICS, Option
-from pytest_hwqueue.suite import shipped
-from pytest_hwqueue.workloads.registry import WORKLOADS
-
-_ADVANCED = "advanced"
-_ADVANCED_TITLE = "options that only few need; commands' own help leaves them out"
-_COMPLETION = "completion"
-_COMPLETION_TITLE = "commands, options and workloads completed by the shell"
-_SHELLS = {
-    "bash, in ~/.bashrc": 'eval "$(_HWQ_COMPLETE=bash_source hwq)"',
-    "zsh, in ~/.zshrc": 'eval "$(_HWQ_COMPLETE=zsh_source hwq)"',
-    "fish, in ~/.config/fish/completions/hwq.fish": "_HWQ_COMPLETE=fish_source hwq | source",
-}
+from pytest_hwqueue.cli.options import INTERRUPTED, REFUSED, USAGE, refusal
+from pytest_hwqueue.errors import HwqError
 
 
-@click.command("help", context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, metavar="[TOPIC|OPTION|COMMAND|TERM]")
-@click.pass_context
-def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Explain the options, by topic, or one option, command or term."""
-    formatter = ctx.make_formatter()
-    if words:
-        _explain(ctx, formatter, " ".join(words))
-    else:
-        _overview(formatter)
-    click.echo(formatter.getvalue().strip("\n"))
+class Entry(NamedTuple):
+    """A command: where it is, and its line in the help, the first of its own."""
+
+    module: str
+    attribute: str
+    line: str
 
 
-def _overview(formatter: click.HelpFormatter) -> None:
-    formatter.write_text(
-        "The option --hwq-max-time of pytest is --max-time of hwq, the ini key hwq_max_time and "
-        "the environment variable HWQ_MAX_TIME. `hwq help TOPIC` explains a topic's options in "
-        "full, `hwq help OPTION` one of them, `hwq help TERM` a word of the glossary."
-    )
-    for topic, title in TOPICS.items():
-        with formatter.section(f"{topic} ({title})"):
-            formatter.write_dl([(each.command_line, each.line) for each in _options_of(topic)])
-    with formatter.section("also"):
-        formatter.write_dl([
-            (_ADVANCED, _ADVANCED_TITLE), (_COMPLETION, _COMPLETION_TITLE),
-            ("TERM", ", ".join(_terms())),
-        ])  # fmt: skip
-
-
-def _explain(ctx: click.Context, formatter: click.HelpFormatter, subject: str) -> None:
-    """Explain a term, and a topic, an option or a command.
-
-    Raises:
-        click.UsageError: if there is none of that name; it lists the topics and the terms.
-
-    """
-    terms = _terms()
-    # Of P50, P95, P99 and P99.9, which share an entry, each is found.
-    found = [term for term in terms if subject.lower() in term.lower().split(", ")]
-    for term in found:
-        formatter.write_text(f"{term}: {terms[term]}")
-    name = subject.lstrip("-").replace("_", "-").lower().removeprefix("hwq-")
-    group = ctx.parent.command if ctx.parent is not None else None
-    # A topic comes before the option of its name, which it explains, too.
-    if name in TOPICS:
-        formatter.write_paragraph()
-        formatter.write_text(f"{name}: {TOPICS[name]}")
-        for option in _options_of(name):
-            _option(formatter, option)
-    elif name == _ADVANCED:
-        formatter.write_text(f"{_ADVANCED}: {_ADVANCED_TITLE}.")
-        rare = (option for option in OPTIONS if option.rare)
-        formatter.write_dl([(option.command_line, option.line) for option in rare])
-    elif name == _COMPLETION:
-        formatter.write_text(f"{_COMPLETION}: {_COMPLETION_TITLE}. Add the line of your shell.")
-        formatter.write_paragraph()
-        formatter.write_dl(list(_SHELLS.items()))
-    elif name in BY_NAME:
-        _option(formatter, BY_NAME[name])
-    elif isinstance(group, click.Group) and (command := group.get_command(ctx, subject)):
-        formatter.write_paragraph()
-        with click.Context(command, info_name=subject, parent=ctx.parent) as own:
-            formatter.write(command.get_help(own))
-    elif not found:
-        topics = (*TOPICS, _ADVANCED, _COMPLETION)
-        options = (option.name for option in OPTIONS)
-        commands = group.commands if isinstance(group, click.Group) else ()
-        near = meant(subject.lower(), (*topics, *terms, *commands, *options))
-        raise click.UsageError(
-            f"there is no topic, option, command or term {subject!r}; {near}topics are "
-            f"{', '.join(topics)}; terms are {', '.join(terms)}"
-        )
-
-
-def _terms() -> dict[str, str]:
-    """Return the entries of docs/glossary.md, by term; of links their text or their page.
-
-    Scheduler modes, which that page takes from the code, are terms, too.
-    """
-    file = shipped("glossary.md", "docs/glossary.md")
-    text = "" if file is None else file.read_text(encoding="utf-8")
-    text = re.sub(r"\(\[[^]]*\]\(([^)#]+)[^)]*\)\)", r"(docs/\1)", text)
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
-    terms = dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
-    return terms | {name.partition("[")[0]: told for name, told in _modes().items()}
-
-
-def _options_of(topic: str) -> list[Option[Any]]:
-    return [option for option in OPTIONS if option.topic == topic]
-
-
-def _option(formatter: click.HelpFormatter, option: Option[Any]) -> None:
-    metavar = "" if option.flag else f" {option.metavar}"
-    with formatter.section(f"{option.command_line}{metavar}"):
-        formatter.write_text(option.help_with_default)
-        if option.name in _CHOICES:
-            formatter.write_paragraph()
-            formatter.write_dl(list(_CHOICES[option.name]().items()))
-
-
-def _modes() -> dict[str, str]:
-    from pytest_hwqueue.schedulers.declaration import describe_modes
-
-    return describe_modes()
-
-
-def _noises() -> dict[str, str]:
-    from pytest_hwqueue.noise.names import describe_noises
-
-    return describe_noises()
-
-
-_CHOICES: dict[str, Callable[[], dict[str, str]]] = {"scheduler": _modes, "noise": _noises}
-
+COMMANDS = {
+    # What most people come for, in the order in which they need it.
+    "doctor": Entry("doctor", "doctor", "Check this machine, and measure its limits."),
+    "run": Entry("measuring", "run", "Measure workloads by name, or all of P0, P1, P2 or P3."),
+    "ab": Entry("ab", "ab", "Measure two versions or variants in turn: is the second worse?"),
+    "compare": Entry("baselines", "compare", "Compare stored runs: the newer B with the older A."),
+    "baseline": Entry(
+        "baselines", "baseline", "Record, list, show, move and prune stored baselines."
+    ),
+    "which": Entry("which", "which", "Compare schedulers on a scenario: goals met, and the cost."),
+    "capacity": Entry(
+        "which", "capacity", "Find the greatest arrival rate at which all goals hold."
+    ),
+    "report": Entry("report", "report", "Write stored records as one HTML page."),
+    # And the others by name.
+    "bisect": Entry(
+        "ab", "bisect", "Find the commit between GOOD and BAD that made NAME slower."
+    ),
+    "fleet": Entry(
+        "fleet", "fleet", "Measure every GPU of a cluster, and find the one that is slow."
+    ),
+    "help": Entry(
+        "help", "help_command", "Explain the options, by topic, or one option, command or term."
+    ),
+    "history": Entry(
+        "report", "history", "Show a baseline's sessions over time, and what changed."
+    ),
+    "init": Entry("ci", "init", "Write a first test, a scenario and a workflow, or a workload."),
+    "list": Entry(
+        "measuring", "list_workloads",
+        "List the workloads: what they measure, and on how many streams.",
+    ),
+    "scenario": Entry("scenario", "scenario", "Inspect scenario files (*.hwq.yaml)."),
+    "sweep": Entry("measuring", "sweep", "Measure workloads over several numbers of streams."),
+    "trace": Entry("trace", "trace", "Trace one workload's iterations into one file."),
+}  # fmt: skip
+_FRONT = (*COMMANDS,)[:8]
 
 # Other names of commands, which the help does not list.
 _ALIASES = {"run-priority": "run", "diff": "compare", "info": "doctor", "profile": "trace"}
-
-
-# What most people come for, in the order in which they need it.
-_FRONT = ("doctor", "run", "ab", "compare", "baseline", "which", "capacity", "report")
 
 
 # Status 1 of these says that something got worse, so nothing else ends with it.
@@ -203,24 +90,31 @@ def _docstring(function: Callable[..., Any]) -> str | None:
 class _Commands(click.Group):
     """Gives wrong usage pytest's exit status: click's own, 2, is pytest's "interrupted"."""
 
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, with its help also where ``python -OO`` has dropped docstrings."""
-        for each in (cmd, *(cmd.commands.values() if isinstance(cmd, click.Group) else ())):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command, with its help also where ``python -OO`` has dropped docstrings."""
+        found = COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
+        if found is None:
+            return None
+        module = import_module(f"pytest_hwqueue.cli.{found.module}")
+        command: click.Command = getattr(module, found.attribute)
+        own = command.commands.values() if isinstance(command, click.Group) else ()
+        for each in (command, *own):
             if each.help is None and each.callback is not None:
                 each.help = _docstring(each.callback)
-        super().add_command(cmd, name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         more = [name for name in self.list_commands(ctx) if name not in _FRONT]
-        room = formatter.width - 6 - max(map(len, self.commands))
+        room = formatter.width - 6 - max(map(len, COMMANDS))
         for title, names in (("Commands", _FRONT), ("More commands", more)):
             with formatter.section(title):
+                lines = {name: click.Command(name, help=COMMANDS[name].line) for name in names}
                 formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(room)) for name in names]
+                    [(name, each.get_short_help_str(room)) for name, each in lines.items()]
                 )
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -278,97 +172,3 @@ def main() -> None:
 
 if main.help is None and main.callback is not None:
     main.help = _docstring(main.callback)
-
-
-@main.command("list")
-@click.option("--verbose", "-v", is_flag=True,
-              help="also show everything that each declares, with its parameters")  # fmt: skip
-def list_workloads(verbose: bool) -> None:
-    """List the workloads: what they measure, and on how many streams.
-
-    With --verbose, also show whether a workload needs several processes, what its ratios mean, and
-    its parameters with types, bounds and defaults at each size.
-    """
-    from pytest_hwqueue.reports.listing import workloads_document
-
-    output(workloads_document(verbose=verbose))
-
-
-@with_options(without=("workload",))
-@main.command(cls=MeasuringWorkloads)
-@click.argument(
-    "names", nargs=-1, required=True, type=WorkloadName(*PRIORITIES), metavar="NAME|P0..."
-)
-def run(names: tuple[str, ...], **given: Any) -> int:
-    """Measure workloads by name, or all of P0, P1, P2 or P3.
-
-    `hwq list` names them. The parameters of a single workload are options too: `hwq run
-    hetero_kernels --mm-dim 2048` (`hwq run NAME --help` lists them).
-    """
-    marks = [name for name in names if name not in WORKLOADS]
-    if marks and (len(marks) < len(names) or given["priority"]):
-        raise click.UsageError("name workloads or priority marks, not both")
-    given = with_parameters(names, given)
-    kind = "priority" if marks else "workload"
-    return run_suite(plugin_arguments({**given, kind: ",".join(names)}))
-
-
-@baseline.command(cls=PassesOn, context_settings={"ignore_unknown_options": True})
-@click.argument("name")
-@click.argument("measured", nargs=-1, required=True, type=click.UNPROCESSED,
-                metavar="NAME|P0... [OPTIONS OF hwq run]")  # fmt: skip
-@click.option("--sessions", metavar="N", type=click.IntRange(min=1), default=5, show_default=True,
-              help="sessions to record, one after the other")  # fmt: skip
-@click.pass_context
-def record(ctx: click.Context, name: str, measured: tuple[str, ...], sessions: int) -> int:
-    """Record the baseline NAME in several sessions: `hwq run ... --save NAME` for each.
-
-    A single session cannot show how much sessions differ; spread over days or boots, they show
-    more: repeat the command then. Each cell runs twice in a session unless you give --runs.
-
-        hwq baseline record main P0 --streams 8
-
-    Exit status: that of the first session that fails, which ends the recording; what was stored
-    stays.
-    """
-    given = run.make_context("hwq run", [*measured]).params
-    more = [f"--save={name}", *["--runs=2"] * (given["runs"] is None)]
-    passed_on = ["--", *ctx.meta[PASSED_ON]]
-    noise = Asked(given).sim_noise
-    for number in range(1, sessions + 1):
-        say(f"session {number} of {sessions}")
-        # With one seed, simulated sessions would all be the first.
-        own = [f"--sim-noise={noise},seed={number}"] if noise and "seed=" not in noise else []
-        status = run.main([*measured, *more, *own, *passed_on], "hwq run", standalone_mode=False)
-        if status:
-            return int(status)
-    return 0
-
-
-@with_options(only=("device", "dir"))
-@main.command()
-@out_file("json", "also write all results to FILE")
-@click.option("--quick", is_flag=True, help="take fewer samples; refuse figures that need more")
-def doctor(quick: bool, **given: Any) -> int:
-    """Check this machine, and measure its limits.
-
-    It begins with versions and devices.
-
-    Ends with exit status 1 if a check found a problem, and 0 otherwise.
-    """
-    from pytest_hwqueue.doctor import as_json, diagnose
-    from pytest_hwqueue.doctor.checks import describe_machine
-    from pytest_hwqueue.reports.doctor import diagnosis_document, machine_document
-
-    output(machine_document(describe_machine()))
-    asked = Asked(given)
-    diagnosis = diagnose(asked.device, asked.dir, quick=quick, progress=say)
-    output(diagnosis_document(diagnosis), given, lambda: as_json(diagnosis))
-    return 1 if diagnosis.has_problem else 0
-
-
-for _command in (
-    init, ab, compare, baseline, scenario, sweep, trace, which, capacity,
-    report, history, bisect, fleet, help_command,
-):  # fmt: skip
-    main.add_command(_command)

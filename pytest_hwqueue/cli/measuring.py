@@ -1,4 +1,4 @@
-"""Commands that measure workloads: their parameters, arguments for pytest, ``hwq sweep``.
+"""``hwq list``, ``run`` and ``sweep``: workloads, their parameters, and arguments for pytest.
 
 The options depend on the workload, so its module is imported only if an option is not the command's
 own, or for help.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli.options import PASSED_ON, PassesOn, given_options, with_options
+from pytest_hwqueue.cli.options import PASSED_ON, PassesOn, given_options, output, with_options
 from pytest_hwqueue.errors import meant, nearest
 from pytest_hwqueue.settings.options import BY_NAME, PRIORITIES
 from pytest_hwqueue.workloads.registry import WORKLOADS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.workloads.workload import Workload
 
 
-_VERBOSE = "pytest_hwqueue.cli.main.verbose"
+_VERBOSE = "pytest_hwqueue.cli.measuring.verbose"
 
 
 def plugin_arguments(
@@ -96,9 +96,9 @@ class WorkloadName(click.ParamType):  # type: ignore[type-arg]
         return click.Choice([*self._also, *WORKLOADS])
 
 
-_NAMED = "pytest_hwqueue.cli.main.named"
-_OPTIONS = "pytest_hwqueue.cli.main.parameter_options"
-_GIVEN = "pytest_hwqueue.cli.main.parameters"
+_NAMED = "pytest_hwqueue.cli.measuring.named"
+_OPTIONS = "pytest_hwqueue.cli.measuring.parameter_options"
+_GIVEN = "pytest_hwqueue.cli.measuring.parameters"
 _HINT = (
     "a workload's parameters are options where it is named alone (`hwq run NAME --help` lists "
     "them); elsewhere use --param NAME=VALUE"
@@ -236,6 +236,39 @@ def _class(name: str) -> type[Workload]:
     from pytest_hwqueue.workloads.registry import workload_class
 
     return workload_class(name)
+
+
+@click.command("list")
+@click.option("--verbose", "-v", is_flag=True,
+              help="also show everything that each declares, with its parameters")  # fmt: skip
+def list_workloads(verbose: bool) -> None:
+    """List the workloads: what they measure, and on how many streams.
+
+    With --verbose, also show whether a workload needs several processes, what its ratios mean, and
+    its parameters with types, bounds and defaults at each size.
+    """
+    from pytest_hwqueue.reports.listing import workloads_document
+
+    output(workloads_document(verbose=verbose))
+
+
+@with_options(without=("workload",))
+@click.command(cls=MeasuringWorkloads)
+@click.argument(
+    "names", nargs=-1, required=True, type=WorkloadName(*PRIORITIES), metavar="NAME|P0..."
+)
+def run(names: tuple[str, ...], **given: Any) -> int:
+    """Measure workloads by name, or all of P0, P1, P2 or P3.
+
+    `hwq list` names them. The parameters of a single workload are options too: `hwq run
+    hetero_kernels --mm-dim 2048` (`hwq run NAME --help` lists them).
+    """
+    marks = [name for name in names if name not in WORKLOADS]
+    if marks and (len(marks) < len(names) or given["priority"]):
+        raise click.UsageError("name workloads or priority marks, not both")
+    given = with_parameters(names, given)
+    kind = "priority" if marks else "workload"
+    return run_suite(plugin_arguments({**given, kind: ",".join(names)}))
 
 
 ALL = "all"

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.cli.main import COMMANDS, main
 from pytest_hwqueue.cli.scenario import ScenarioFile
 from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.settings.options import OPTIONS
@@ -218,10 +218,22 @@ def test_list_verbose_has_all_that_a_workload_declares() -> None:
     assert rows[0] == ["mm_dim", "256", "1024", "4096"]
     assert "rows and columns of the large product (int ≥ 1)" in output
     assert metadata.version("pytest-hwqueue") in hwq("--version").output
-    assert set(main.commands) == {
-        "list", "run", "sweep", "doctor", "compare", "baseline", "ab", "scenario", "which",
-        "capacity", "trace", "report", "history", "bisect", "help", "init", "fleet",
-    }  # fmt: skip
+
+
+def test_the_table_of_commands_has_each_ones_own_line_and_imports_none() -> None:
+    context = click.Context(main)
+    for name, entry in COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(limit=1000) == entry.line
+    script = (
+        "import sys\nfrom pytest_hwqueue.cli.main import COMMANDS, main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "print([e.module for e in COMMANDS.values() if f'pytest_hwqueue.cli.{e.module}' in "
+        "sys.modules])"
+    )
+    status, output, errors = finished(real(script=script))
+    assert (status, errors, output.splitlines()[-1]) == (0, "", "[]")
 
 
 def test_info_is_another_name_of_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
