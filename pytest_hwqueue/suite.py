@@ -20,9 +20,9 @@ from types import FrameType
 from pytest_hwqueue.errors import HwqError
 from pytest_hwqueue.processes.reaper import die_with_parent
 from pytest_hwqueue.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.shipped import PACKAGE, shipped
 from pytest_hwqueue.workloads.registry import ahead
 
-_PACKAGE = Path(__file__).resolve().parent
 _PLUGIN = "pytest_hwqueue.plugin"
 _PYTEST = ["-m", "pytest"]
 # The same, but without a traceback if Ctrl-C comes before pytest catches it: until here it waits.
@@ -40,24 +40,7 @@ except KeyboardInterrupt:
 _FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_XDIST_")
 
 
-def shipped(installed: str, cloned: str, package: Path = _PACKAGE) -> Path | None:
-    """Return a file or folder that comes with the package; None if it is in neither place.
-
-    Args:
-        installed: its name inside an installed package.
-        cloned: its path next to the package in a clone.
-        package: the folder of the package ``pytest_hwqueue``.
-
-    """
-    if (package / installed).exists():
-        return package / installed
-    # Next to an installed package, what has that name would be some other project's.
-    if (package.parent / cloned).exists() and (package.parent / "pyproject.toml").is_file():
-        return package.parent / cloned
-    return None
-
-
-def suite_path(package: Path = _PACKAGE) -> Path:
+def suite_path(package: Path = PACKAGE) -> Path:
     """Return the folder of benchmarks: inside an installed package, next to it in a clone.
 
     Args:
@@ -140,7 +123,7 @@ def pytest_environment(
     # `python -m` would put the current folder first, where a queue.py may lie (since Python 3.11).
     kept.setdefault("PYTHONSAFEPATH", "1")
     if plugin_name() == _PLUGIN:
-        parts = [str(_PACKAGE.parent), kept.get("PYTHONPATH", "")]
+        parts = [str(PACKAGE.parent), kept.get("PYTHONPATH", "")]
         kept["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
     return kept
 

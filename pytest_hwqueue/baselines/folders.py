@@ -25,7 +25,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, condition_differences
 from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import is_cell_file_name
-from pytest_hwqueue.suite import shipped
+from pytest_hwqueue.shipped import shipped
 
 HISTORY_FILE = "history.jsonl"
 LONGEST_WAIT_S = 600.0

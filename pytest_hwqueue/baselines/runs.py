@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from pytest_hwqueue.devices.conditions import SETTING_FIELDS, VERSION_FIELDS
 from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.contention import Instrument
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
+from pytest_hwqueue.records.conditions import SETTING_FIELDS, VERSION_FIELDS
 from pytest_hwqueue.records.definitions import OWN_TEST
 from pytest_hwqueue.records.files import device_folder
 from pytest_hwqueue.records.fingerprint import Value

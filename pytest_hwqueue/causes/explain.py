@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from pytest_hwqueue.devices.clocks import ClockPair
 from pytest_hwqueue.metrics.attribution import (
     Attribution,
     Cause,
@@ -46,7 +47,7 @@ from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.records.timelines import Kept
 from pytest_hwqueue.records.tracing import Level, Refusal
 from pytest_hwqueue.safe_files import write_text
-from pytest_hwqueue.tracing.perf_events import OWN_THREAD, ClockPair
+from pytest_hwqueue.tracing.perf_events import OWN_THREAD
 
 _NO_CLOCKS = "the device's clocks are not read while tenants are traced"
 

@@ -10,7 +10,7 @@ import click
 
 from pytest_hwqueue.errors import meant
 from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, TOPICS, Option
-from pytest_hwqueue.suite import shipped
+from pytest_hwqueue.shipped import shipped
 
 _ADVANCED = "advanced"
 _ADVANCED_TITLE = "options that only few need; commands' own help leaves them out"

@@ -250,8 +250,8 @@ def which_settings(
     scenario: Scenario, file: Path, given: dict[str, Any], folder: str
 ) -> WhichSettings:
     """Return how runs are measured; records go to this folder in --dir."""
-    from pytest_hwqueue.plugin.cells import only_device, resolve_size
-    from pytest_hwqueue.records.noise import provenance_of
+    from pytest_hwqueue.devices.kinds import only_device, resolve_size
+    from pytest_hwqueue.processes.git import provenance_of
     from pytest_hwqueue.redaction import redacted_command
     from pytest_hwqueue.scenarios.planned_runs import missing_weights, unset_variable
     from pytest_hwqueue.servers.spec import missing_client

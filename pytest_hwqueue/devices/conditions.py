@@ -21,78 +21,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from pytest_hwqueue.devices.kinds import VendorError, loaded_library
+from pytest_hwqueue.records.conditions import FAMILIES, SETTINGS
 from pytest_hwqueue.records.fingerprint import Value
 from pytest_hwqueue.records.kinds import DeviceKind
 
 Readers: TypeAlias = "Mapping[str, Callable[[], Value]]"
 
-PRECISION = ("fp32_product", "fp32_product_if_tf32_allowed", "fp32_convolution")
-"""Fields of what float32 arithmetic is really done in."""
 
-# Variables of which nothing tells the effect; by the kinds of devices they concern.
-_OF_TORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_TUNABLEOP_ENABLED")
-_SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "cpu": (),
-    "cuda": (
-        *_OF_TORCH, "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE",
-    ),
-    "hip": (
-        *_OF_TORCH, "PYTORCH_HIP_ALLOC_CONF", "HIPBLASLT_WORKSPACE_SIZE", "MIOPEN_FIND_ENFORCE",
-        "MIOPEN_FIND_MODE",
-    ),
-}  # fmt: skip
-# Families of variables, too many to name: those that are set are one field.
-_FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "nccl_variables": ("NCCL_", "TORCH_NCCL_"),
-    "xsched_variables": ("XSCHED_", "XLOG_"),
-}
 # Where things are on this machine says nothing of how they work; nor does what torchrun sets.
 _WITHOUT_EFFECT = (
     "XSCHED_ROOT", "XSCHED_CUDA_LIB", "XSCHED_HIP_LIB", "XLOG_FILE", "NCCL_DEBUG_FILE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )  # fmt: skip
-SETTING_FIELDS = (
-    *(f"environment.{name}" for names in _SETTINGS.values() for name in names),
-    *_FAMILIES,
-    "allocator",
-    "torch_switches",
-)
-"""Fields of settings: what a user may vary on purpose."""
-
-_IDENTITY = (
-    *PRECISION, "default_dtype", "reduced_precision", "preload", "tracers", "mps_client",
-    "module_loading",
-)  # fmt: skip
-
-VERSION_FIELDS = (
-    "cublas_version", "cudnn_version", "miopen_version", "nccl_version", "transformers_version",
-    "triton_version",
-)  # fmt: skip
-"""Fields of the versions of libraries that work on the device."""
-
-_OF_PROCESS = frozenset({*_IDENTITY, *SETTING_FIELDS, *VERSION_FIELDS, "preload_ignored"})
-
-_EFFECTS: Mapping[str, tuple[str, ...]] = {
-    "NVIDIA_TF32_OVERRIDE": PRECISION,
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": PRECISION,
-    "HIPBLASLT_ALLOW_TF32": PRECISION,
-    "LD_PRELOAD": ("preload",),
-    "CUDA_MODULE_LOADING": ("module_loading",),
-    "CUDA_MPS_PIPE_DIRECTORY": ("mps_client",),
-    "PYTORCH_CUDA_ALLOC_CONF": ("allocator",),
-    "PYTORCH_ALLOC_CONF": ("allocator",),
-}
-
-
-def fields_of_variable(name: str) -> tuple[str, ...]:
-    """Return the fields in which processes differ if a user sets an environment variable."""
-    families = [each for each, prefixes in _FAMILIES.items() if name.startswith(prefixes)]
-    return (f"environment.{name}", *families, *_EFFECTS.get(name, ()))
-
-
-def is_of_process(field: str) -> bool:
-    """Whether two processes that use one device may differ in a field."""
-    return field in _OF_PROCESS or field.startswith("environment.")
 
 
 def identity(kind: DeviceKind, index: int) -> Readers:
@@ -117,13 +57,13 @@ def identity(kind: DeviceKind, index: int) -> Readers:
 def settings(kind: DeviceKind) -> Readers:
     """Return readers of settings and versions that may differ if the user says so."""
     readers: dict[str, Callable[[], Value]] = {
-        f"environment.{name}": _reader_of(name) for name in _SETTINGS[kind]
+        f"environment.{name}": _reader_of(name) for name in SETTINGS[kind]
     }
     readers["torch_switches"] = _switches
     readers["transformers_version"] = lambda: _package("transformers")
     if kind == "cpu":
         return readers
-    for field, prefixes in _FAMILIES.items():
+    for field, prefixes in FAMILIES.items():
         readers[field] = _family_reader(prefixes)
     readers["nccl_variables"] = _if_nccl_carries(readers["nccl_variables"])
     readers["allocator"] = lambda: str(_torch().cuda.get_allocator_backend())

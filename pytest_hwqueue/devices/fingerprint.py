@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pytest_hwqueue.devices import conditions
 from pytest_hwqueue.devices.conditions import Readers, setting
 from pytest_hwqueue.devices.kinds import Vendor, VendorError, open_amdsmi, open_nvml
+from pytest_hwqueue.records.conditions import is_of_process
 from pytest_hwqueue.records.fingerprint import Fingerprint, Value
 from pytest_hwqueue.records.kinds import DeviceKind
 
@@ -138,14 +139,14 @@ def _joined(
 ) -> dict[str, Value]:
     joined: dict[str, Value] = {}
     for name in dict.fromkeys(name for each in groups for name in each):
-        if group == "soft" and not conditions.is_of_process(name):
+        if group == "soft" and not is_of_process(name):
             joined[name] = next(each[name] for each in groups if name in each)
             continue
         values: dict[str, Value] = {}
         for who, found in processes.items():
             if found is not None:
                 values[who] = getattr(found, group).get(name, NOT_KNOWN)
-            elif conditions.is_of_process(name):
+            elif is_of_process(name):
                 values[who] = NOT_KNOWN
         distinct = list(dict.fromkeys(values.values()))
         if not distinct:

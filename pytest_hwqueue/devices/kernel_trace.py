@@ -22,6 +22,7 @@ import torch
 from torch._C._profiler import RecordScope
 from torch.autograd import profiler as torchs
 
+from pytest_hwqueue.devices.clocks import ClockPair, measure_offset, own_threads
 from pytest_hwqueue.devices.launches import (
     LAUNCH,
     LaunchTrace,
@@ -34,7 +35,6 @@ from pytest_hwqueue.devices.launches import (
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
 from pytest_hwqueue.safe_files import write_text
-from pytest_hwqueue.tracing.perf_events import ClockPair, measure_offset, own_threads
 
 if TYPE_CHECKING:
     from pytest_hwqueue.devices.accelerator import AcceleratorPool

@@ -400,3 +400,29 @@ def _for_accelerators() -> bool:
 
 def _accelerator(kind: DeviceKind, index: int) -> DeviceChoice:
     return DeviceChoice(kind if index == 0 else f"{kind}:{index}", kind, index)
+
+
+def default_size(device_kind: str) -> str:
+    """Return the size that ``auto`` selects on this kind of device."""
+    return "tiny" if capabilities_of(device_kind).host else "full"
+
+
+def resolve_size(size: str, device_kind: str) -> str:
+    """Resolve the size ``auto``."""
+    return default_size(device_kind) if size == "auto" else size
+
+
+@cache
+def chosen_devices(specification: str) -> list[DeviceChoice]:
+    """Resolve `--hwq-device`, once; BadOption if there is no such device."""
+    return choose_devices(specification)
+
+
+def only_device(specification: str) -> DeviceChoice:
+    """Resolve `--hwq-device` for tenants, who share one; BadOption if there is none, or several."""
+    devices = chosen_devices(specification)
+    if len(devices) > 1:
+        labels = ", ".join(device.label for device in devices)
+        reason = f"a scenario's tenants share one device: choose from {labels}"
+        raise BadOption("--hwq-device", specification, reason)
+    return devices[0]

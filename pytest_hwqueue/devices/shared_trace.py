@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.clocks import ClockOffset, ClockPair, measure_offset
 from pytest_hwqueue.devices.kernel_trace import (
     DEVICE_WORK,
     Profiler,
@@ -28,7 +29,6 @@ from pytest_hwqueue.devices.kernel_trace import (
 from pytest_hwqueue.devices.launches import LaunchTrace
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import Timeline
-from pytest_hwqueue.tracing.perf_events import ClockOffset, ClockPair, measure_offset
 
 
 class SharedTrace:

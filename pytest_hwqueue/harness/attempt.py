@@ -22,7 +22,8 @@ from pytest_hwqueue.errors import (
 )
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.noise import NoiseRound, Provenance
+from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.timelines import Kept, TimelineFile, write_kept
 
 _LOST = ("device is lost", "fallen off the bus", "no longer available")

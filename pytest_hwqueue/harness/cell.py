@@ -17,8 +17,9 @@ from pytest_hwqueue.harness.sample_plan import SamplePlan
 from pytest_hwqueue.records.cell import Cell, Metrics, Samples, WarmUp
 from pytest_hwqueue.records.counters import CpuCounters
 from pytest_hwqueue.records.declared import ITERATION, Declared, Primary
-from pytest_hwqueue.records.noise import Causes, NoiseRound, Provenance
+from pytest_hwqueue.records.noise import Causes, NoiseRound
 from pytest_hwqueue.records.proof import Proof
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.telemetry import Telemetry
 from pytest_hwqueue.workloads.workload import Setup, Workload
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_hwqueue import suite
-from pytest_hwqueue.devices.conditions import fields_of_variable
 from pytest_hwqueue.devices.connections import CONNECTIONS
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.interleaved.imports import SIDE, Tree
 from pytest_hwqueue.processes.reaper import last_lines, run
+from pytest_hwqueue.records.conditions import fields_of_variable
 from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.safe_files import write_text
 from pytest_hwqueue.settings.options import OPTIONS

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.tracing.perf_events import ClockPair
+    from pytest_hwqueue.devices.clocks import ClockPair
 
 
 Span = tuple[int, int]

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import DeviceChoice, choose_devices
+from pytest_hwqueue.devices.kinds import (
+    chosen_devices,
+    default_size,
+    resolve_size,
+)
 from pytest_hwqueue.errors import BadInput, BadOption, in_utf8
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
@@ -86,16 +90,6 @@ def measures_throughput(settings: Settings) -> bool:
     """Whether a run replays graphs back to back: not in a comparison that judges other figures."""
     compares = settings.compare or settings.against
     return not compares or "throughput" in settings.fail_on
-
-
-def default_size(device_kind: str) -> str:
-    """Return the size that ``auto`` selects on this kind of device."""
-    return "tiny" if capabilities_of(device_kind).host else "full"
-
-
-def resolve_size(size: str, device_kind: str) -> str:
-    """Resolve the size ``auto``."""
-    return default_size(device_kind) if size == "auto" else size
 
 
 def given_parameters(settings: Settings, workload: type[Workload]) -> dict[str, str]:
@@ -298,22 +292,6 @@ def auto_dispatch(workload: Declaration | None, device: str, ranks: int | None) 
         return "eager"
     refused = workload.graph_refusal(ranks_together(workload, device, ranks))
     return "eager" if refused else "graph"
-
-
-@cache
-def chosen_devices(specification: str) -> list[DeviceChoice]:
-    """Resolve `--hwq-device`, once; BadOption if there is no such device."""
-    return choose_devices(specification)
-
-
-def only_device(specification: str) -> DeviceChoice:
-    """Resolve `--hwq-device` for tenants, who share one; BadOption if there is none, or several."""
-    devices = chosen_devices(specification)
-    if len(devices) > 1:
-        labels = ", ".join(device.label for device in devices)
-        reason = f"a scenario's tenants share one device: choose from {labels}"
-        raise BadOption("--hwq-device", specification, reason)
-    return devices[0]
 
 
 def _streams_of_own_test(device: str) -> int:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import visible_accelerators
+from pytest_hwqueue.devices.kinds import chosen_devices, only_device, visible_accelerators
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.noise.neighbours import open_noise
 from pytest_hwqueue.plugin import state
-from pytest_hwqueue.plugin.cells import chosen_devices, only_device
 from pytest_hwqueue.plugin.noise import noise_places, why_noise_is_impossible
 from pytest_hwqueue.plugin.ranks import ranks_needed, workload_of
 from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_hwqueue.devices.kinds import default_size, resolve_size
 from pytest_hwqueue.devices.torch_settings import (
     changed_settings,
     changes_in_words,
@@ -18,13 +19,11 @@ from pytest_hwqueue.devices.torch_settings import (
 from pytest_hwqueue.errors import BadInput, NotApplicable, RecordError
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.plugin.cells import (
-    default_size,
     given_parameters,
     lean,
     measures_throughput,
     own_name,
     own_parameters,
-    resolve_size,
     sample_plan,
     trace_plan,
 )

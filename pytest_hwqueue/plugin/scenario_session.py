@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from pytest_hwqueue.devices.kinds import only_device, resolve_size
 from pytest_hwqueue.plugin import checks
-from pytest_hwqueue.plugin.cells import only_device, resolve_size
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario, wrong_usage
 from pytest_hwqueue.records.kinds import capabilities_of

@@ -20,6 +20,7 @@ import pytest
 from pytest_hwqueue.errors import BadInput, HwqError, RecordError, in_utf8
 from pytest_hwqueue.extensions import load, origin
 from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, session_secrets, wrong_usage
+from pytest_hwqueue.processes.git import provenance_of
 from pytest_hwqueue.records.cell import (
     RunRecord,
     SessionInfo,
@@ -30,7 +31,7 @@ from pytest_hwqueue.records.cell import (
     write_record,
 )
 from pytest_hwqueue.records.files import make_session_folder, session_name
-from pytest_hwqueue.records.noise import Provenance, provenance_of
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.sealed import sealed
 from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
 from pytest_hwqueue.records.tenants import read_colocation

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink
     from pytest_hwqueue.processes.starting import ForkServer
-    from pytest_hwqueue.records.noise import Provenance
+    from pytest_hwqueue.records.provenance import Provenance
     from pytest_hwqueue.schedulers.syntax import Scheduler
     from pytest_hwqueue.settings.options import Settings
 

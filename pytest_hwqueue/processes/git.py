@@ -16,10 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_hwqueue.errors import HwqError, files, printable, shortened
+from pytest_hwqueue.errors import BadInput, HwqError, files, on_one_line, printable, shortened
 from pytest_hwqueue.metrics.estimate import PlainData
 from pytest_hwqueue.metrics.numbers import counted
 from pytest_hwqueue.processes.reaper import undisturbed
+from pytest_hwqueue.records.provenance import Provenance
 
 _DIGITS = 10
 # Of SHA-1 or SHA-256.
@@ -311,3 +312,48 @@ def _of_one_repository() -> frozenset[str]:
 def _readable(text: str) -> str:
     """Return text in which what is no UTF-8 is marked as such."""
     return os.fsencode(text).decode(errors="replace")
+
+
+_DIRTY = "-dirty"
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+def is_commit(text: str) -> bool:
+    """Whether a text is a commit's full hash, with ``-dirty`` behind it or not."""
+    return _COMMIT.fullmatch(text.removesuffix(_DIRTY)) is not None
+
+
+def provenance_of(folder: Path, stated: str = "") -> Provenance:
+    """Ask git for the commit of the tree that ``folder`` is in; untracked files do not count.
+
+    Args:
+        folder: in the tree under test.
+        stated: by the user, where git does not know: a commit's full hash, with ``-dirty`` behind
+            it if tracked files were changed.
+
+    Raises:
+        BadInput: if git knows, and it is not the commit stated.
+
+    """
+    described, reason = _describe(folder)
+    if described is None:
+        if not stated:
+            return Provenance(unknown=reason)
+        described = stated
+    commit = described.removesuffix(_DIRTY)
+    if stated and commit != stated.removesuffix(_DIRTY):
+        raise BadInput(f"{folder} has commit {commit} checked out: leave it out, git is asked")
+    return Provenance(git_commit=commit, git_dirty=described.endswith(_DIRTY), unknown="")
+
+
+def _describe(folder: Path) -> tuple[str | None, str]:
+    """Return the commit, marked if it is dirty; or None, and what git says instead."""
+    try:
+        done = git(folder, "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*")
+    except OSError as error:
+        return None, f"git cannot be run: {error.strerror or error}"
+    if done.status == 0 and is_commit(done.text):
+        return done.text, ""
+    return None, on_one_line(done.words) or "git describes no commit"

@@ -5,24 +5,18 @@ Plain data from what a traced pass saw; the same for a cell's record and a tenan
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from pytest_hwqueue import __version__
-from pytest_hwqueue.errors import BadInput, on_one_line
 from pytest_hwqueue.metrics.attribution import TailAttribution
 from pytest_hwqueue.metrics.cpu_events import InterruptTime, LaunchPairs
 from pytest_hwqueue.metrics.critical_path import in_words
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData
-from pytest_hwqueue.processes.git import git
 from pytest_hwqueue.records.tracing import Level, Refusal
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.records.fingerprint import Fingerprint, Value
+    pass
 
 
 NoiseStatus = Literal["quiet", "applied", "not applied"]
@@ -126,83 +120,6 @@ class NoiseRound(PlainData):
     remedy: RemedyRecord | None
     neighbours: list[NeighbourRecord]
     machine: Machine
-
-
-_DIRTY = "-dirty"
-_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Which code was measured, and by which.
-
-    Attributes:
-        version: pytest-hwqueue's.
-        git_commit: checked out in the tree under test; None where that is no git repository.
-        git_dirty: whether tracked files differ from that commit; None where it is not known.
-        unknown: why the commit is not known; empty if it is.
-
-    """
-
-    version: str = __version__
-    git_commit: str | None = None
-    git_dirty: bool | None = None
-    unknown: str = "not asked for"
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields that every record has."""
-        return {
-            "version": self.version, "git_commit": self.git_commit, "git_dirty": self.git_dirty
-        }  # fmt: skip
-
-    def stamped(self, fingerprint: Fingerprint) -> Fingerprint:
-        """Return a fingerprint with version and commit among its soft fields."""
-        soft: dict[str, Value] = {**fingerprint.soft, "hwqueue_version": self.version}
-        missing = dict(fingerprint.missing)
-        if self.git_commit is None:
-            missing["git_commit"] = self.unknown
-        else:
-            soft |= {"git_commit": self.git_commit, "git_dirty": self.git_dirty}
-        return replace(fingerprint, soft=soft, missing=missing)
-
-
-def is_commit(text: str) -> bool:
-    """Whether a text is a commit's full hash, with ``-dirty`` behind it or not."""
-    return _COMMIT.fullmatch(text.removesuffix(_DIRTY)) is not None
-
-
-def provenance_of(folder: Path, stated: str = "") -> Provenance:
-    """Ask git for the commit of the tree that ``folder`` is in; untracked files do not count.
-
-    Args:
-        folder: in the tree under test.
-        stated: by the user, where git does not know: a commit's full hash, with ``-dirty`` behind
-            it if tracked files were changed.
-
-    Raises:
-        BadInput: if git knows, and it is not the commit stated.
-
-    """
-    described, reason = _describe(folder)
-    if described is None:
-        if not stated:
-            return Provenance(unknown=reason)
-        described = stated
-    commit = described.removesuffix(_DIRTY)
-    if stated and commit != stated.removesuffix(_DIRTY):
-        raise BadInput(f"{folder} has commit {commit} checked out: leave it out, git is asked")
-    return Provenance(git_commit=commit, git_dirty=described.endswith(_DIRTY), unknown="")
-
-
-def _describe(folder: Path) -> tuple[str | None, str]:
-    """Return the commit, marked if it is dirty; or None, and what git says instead."""
-    try:
-        done = git(folder, "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*")
-    except OSError as error:
-        return None, f"git cannot be run: {error.strerror or error}"
-    if done.status == 0 and is_commit(done.text):
-        return done.text, ""
-    return None, on_one_line(done.words) or "git describes no commit"
 
 
 _NS_PER_MS = 1e6

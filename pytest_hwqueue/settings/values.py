@@ -150,7 +150,7 @@ def or_auto(parse: Callable[[str, str], T]) -> Callable[[str, str], T | None]:
 
 def commit(option: str, value: str) -> str:
     """Take a commit's full hash, with ``-dirty`` behind it or not, or nothing."""
-    from pytest_hwqueue.records.noise import is_commit
+    from pytest_hwqueue.processes.git import is_commit
 
     if value and not is_commit(value):
         raise BadOption(

@@ -19,7 +19,7 @@ from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.kinds import capabilities_of
-from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, write_colocation
 from pytest_hwqueue.redaction import redacted
 from pytest_hwqueue.schedulers.syntax import Scheduler, parse_scheduler

@@ -11,7 +11,7 @@ from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.kinds import capabilities_of
-from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord
 from pytest_hwqueue.scenarios.file import Scenario
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, colocation

@@ -18,9 +18,9 @@ from pytest_hwqueue.baselines.runs import (
 )
 from pytest_hwqueue.baselines.sources import Source, Unmatched, load_source, source_of
 from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.devices.conditions import PRECISION, SETTING_FIELDS, VERSION_FIELDS
 from pytest_hwqueue.errors import RecordError
 from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
+from pytest_hwqueue.records.conditions import PRECISION, SETTING_FIELDS, VERSION_FIELDS
 from pytest_hwqueue.records.declared import PACE
 from pytest_hwqueue.records.fingerprint import Value
 from pytest_hwqueue.records.stored import SessionFiles

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_hwqueue.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
+from pytest_hwqueue.devices.clocks import ClockOffset, ClockPair
 from pytest_hwqueue.devices.protocol import Device
 from pytest_hwqueue.metrics.attribution import Cause, Request
 from pytest_hwqueue.metrics.cpu_events import OffCpu
@@ -17,7 +18,7 @@ from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
 from pytest_hwqueue.records.kinds import KINDS
 from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.telemetry import Telemetry, TelemetrySample, ThrottledSpan
-from pytest_hwqueue.tracing.perf_events import ClockOffset, ClockPair, Tracing
+from pytest_hwqueue.tracing.perf_events import Tracing
 from pytest_hwqueue.tracing.perf_records import CpuTrace
 
 GPU = cast(Device, SimpleNamespace(kind="cuda", capabilities=KINDS["cuda"]))

@@ -17,7 +17,8 @@ from pytest_hwqueue.harness.program import eager
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.noise import Causes, Provenance
+from pytest_hwqueue.records.noise import Causes
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 
 

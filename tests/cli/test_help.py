@@ -10,7 +10,7 @@ from click.testing import Result
 from pytest_hwqueue.noise.names import describe_noises
 from pytest_hwqueue.schedulers.declaration import describe_modes
 from pytest_hwqueue.settings.options import OPTIONS, TOPICS
-from pytest_hwqueue.suite import shipped
+from pytest_hwqueue.shipped import shipped
 from tests.cli.conftest import finished, hwq, real
 
 

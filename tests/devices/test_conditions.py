@@ -15,6 +15,7 @@ import torch
 from pytest_hwqueue.devices import conditions
 from pytest_hwqueue.devices.conditions import Preloads, named_precision, sorted_preloads
 from pytest_hwqueue.devices.fingerprint import fingerprint
+from pytest_hwqueue.records.conditions import PRECISION, fields_of_variable
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
@@ -225,12 +226,12 @@ def test_the_driver_is_asked_whether_the_process_is_an_mps_client(tmp_path: Path
 
 
 def test_variables_and_what_they_do() -> None:
-    assert conditions.fields_of_variable("NVIDIA_TF32_OVERRIDE") == (
-        "environment.NVIDIA_TF32_OVERRIDE", *conditions.PRECISION,
+    assert fields_of_variable("NVIDIA_TF32_OVERRIDE") == (
+        "environment.NVIDIA_TF32_OVERRIDE", *PRECISION,
     )  # fmt: skip
-    assert conditions.fields_of_variable("NCCL_ALGO")[1:] == ("nccl_variables",)
-    assert conditions.fields_of_variable("LD_PRELOAD")[1:] == ("preload",)
-    assert conditions.fields_of_variable("OTHER") == ("environment.OTHER",)
+    assert fields_of_variable("NCCL_ALGO")[1:] == ("nccl_variables",)
+    assert fields_of_variable("LD_PRELOAD")[1:] == ("preload",)
+    assert fields_of_variable("OTHER") == ("environment.OTHER",)
 
 
 def test_variables_of_a_family_are_one_field(monkeypatch: pytest.MonkeyPatch) -> None:

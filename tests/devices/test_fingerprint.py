@@ -23,6 +23,7 @@ from pytest_hwqueue.devices.fingerprint import (
     fingerprint,
     of_processes,
 )
+from pytest_hwqueue.records.conditions import SETTING_FIELDS, is_of_process
 from pytest_hwqueue.records.fingerprint import Fingerprint, FingerprintDifference, differences
 from pytest_hwqueue.records.kinds import DeviceKind
 from tests.reports.stored_texts import assert_as_stored
@@ -46,7 +47,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def nvml(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Nvml:
     """NVML for it; of the runtimes' variables one is set, and one is empty."""
-    settings = (name.removeprefix("environment.") for name in conditions.SETTING_FIELDS)
+    settings = (name.removeprefix("environment.") for name in SETTING_FIELDS)
     for name in (*CUDA_QUEUE_SETTINGS, *HIP_QUEUE_SETTINGS, *settings):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -74,7 +75,7 @@ def text_of(read: Fingerprint) -> str:
         for group, fields in groups.items()
         for field, value in sorted(fields.items())
         if field.startswith("environment.")
-        or not (conditions.is_of_process(field) or field in conditions.host())
+        or not (is_of_process(field) or field in conditions.host())
     )
 
 

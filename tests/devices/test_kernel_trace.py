@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.devices import kernel_trace
 from pytest_hwqueue.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.devices.clocks import ClockOffset, ClockPair
 from pytest_hwqueue.devices.launches import (
     LaunchTrace,
     rank_of_process,
@@ -29,7 +30,6 @@ from pytest_hwqueue.devices.launches import (
 )
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
-from pytest_hwqueue.tracing.perf_events import ClockOffset, ClockPair
 from tests.reports.stored_texts import assert_as_stored
 
 from .marks import Numbered, complete

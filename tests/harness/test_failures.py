@@ -7,7 +7,7 @@ import torch
 
 from pytest_hwqueue.errors import CheckFailed, DeviceError, InvalidMeasurement, OwnCodeFailed
 from pytest_hwqueue.harness.attempt import Failure, Found, RunEnded, attempt, describe_failure
-from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.records.provenance import Provenance
 
 # Younger than the oldest torch supported.
 _ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", None)

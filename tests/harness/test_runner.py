@@ -34,8 +34,8 @@ from pytest_hwqueue.metrics.timeline import Timeline
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
 from pytest_hwqueue.records.declared import PACE
-from pytest_hwqueue.records.noise import Provenance
 from pytest_hwqueue.records.proof import Proof
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.schedulers.native import Native
 from pytest_hwqueue.schedulers.syntax import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.devices.conditions import PRECISION
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.interleaved.variants import (
     OF_THE_COMPARISON,
@@ -13,6 +12,7 @@ from pytest_hwqueue.interleaved.variants import (
     refuse_unmodelled,
     varied_fields,
 )
+from pytest_hwqueue.records.conditions import PRECISION
 from pytest_hwqueue.settings.options import OPTIONS
 
 

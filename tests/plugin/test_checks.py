@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.plugin import cells as parameters
+from pytest_hwqueue.devices import kinds
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import auto_dispatch
 from pytest_hwqueue.plugin.state import SETTINGS
@@ -100,7 +100,7 @@ def test_the_first_reason_stands() -> None:
 
 def test_tenants_share_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [SimpleNamespace(label=label, kind="cuda") for label in ("cuda", "cuda:1")]
-    monkeypatch.setattr(parameters, "chosen_devices", lambda specification: devices)
+    monkeypatch.setattr(kinds, "chosen_devices", lambda specification: devices)
     plain = candidate()
     plain.settings.__dict__["device"] = "all"
     test: Any = SimpleNamespace(config=plain.config)

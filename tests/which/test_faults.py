@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.scenarios.file import read_scenario
 from pytest_hwqueue.scenarios.planned_runs import cases, own_run
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths

@@ -16,7 +16,7 @@ from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.metrics.timeline import Kernel, Timeline, split_tag
 from pytest_hwqueue.ranks.cell import measure_alone
 from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.noise import Provenance
+from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.schedulers.syntax import open_scheduler
 from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
 

@@ -10,7 +10,8 @@ from typing import Any
 from pytest_hwqueue.plugin.state import Assignment
 from pytest_hwqueue.processes.remote import one_way
 from pytest_hwqueue.records.cell import Cell
-from pytest_hwqueue.records.noise import NoiseRound, Provenance
+from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.records.provenance import Provenance
 
 
 @dataclass(frozen=True)
