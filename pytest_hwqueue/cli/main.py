@@ -56,7 +56,7 @@ COMMANDS = {
         "help", "help_command", "Explain the options, by topic, or one option, command or term."
     ),
     "history": Entry(
-        "report", "history", "Show a baseline's sessions over time, and what changed."
+        "history", "history", "Show a baseline's sessions over time, and what changed."
     ),
     "init": Entry("ci", "init", "Write a first test, a scenario and a workflow, or a workload."),
     "list": Entry(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_hwqueue.cli import scenario as common
+from pytest_hwqueue.cli import scenario_options as common
 from pytest_hwqueue.cli.options import INTERRUPTED, USAGE, Asked, output, say, with_options
 from pytest_hwqueue.errors import BadOption, HwqError
 from pytest_hwqueue.settings.values import share

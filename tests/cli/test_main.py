@@ -17,7 +17,7 @@ import pytest
 
 from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import COMMANDS, main
-from pytest_hwqueue.cli.scenario import ScenarioFile
+from pytest_hwqueue.cli.scenario_options import ScenarioFile
 from pytest_hwqueue.doctor import limits
 from pytest_hwqueue.settings.options import OPTIONS
 from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
