@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from pytest_hwqueue.metrics.latency import CONFIDENCE
 from pytest_hwqueue.metrics.numbers import PrintedFigure
@@ -92,6 +92,18 @@ class Row:
         """Return what a column holds, each part without the column's name."""
         text = self.texts.get(column.key)
         return ([text] if text else []) + [*map(str, self.figures.get(column.key, []))]
+
+
+Level = Literal["bad", "warn", "good", "plain"]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What a page says first: the sentence, how it is coloured, and what belongs to it."""
+
+    level: Level
+    sentence: str
+    more: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

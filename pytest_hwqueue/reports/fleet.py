@@ -23,13 +23,14 @@ from pytest_hwqueue.reports.document import (
     Document,
     Folded,
     Heading,
+    Headline,
     Paragraph,
     Part,
     Row,
     Table,
 )
 from pytest_hwqueue.reports.drawing import colour
-from pytest_hwqueue.reports.page.render import Page, Verdict, write_page
+from pytest_hwqueue.reports.page.render import Page, write_page
 
 SCHEMA = "pytest-hwqueue/fleet-verdicts/1"
 _STYLES = {"ok": "", "not judged": "cyan"}
@@ -218,16 +219,16 @@ def write_fleet_page(path: Path, found: FleetVerdict, document: Document) -> Non
     write_page(path, Page(_verdict(found), models, _is_simulated(found), [], [document]))
 
 
-def _verdict(found: FleetVerdict) -> Verdict:
+def _verdict(found: FleetVerdict) -> Headline:
     every = counted(len(found.gpus), "GPU")
     if found.named:
         worst = found.named[0]
         among = " among others" if len(found.named) > 1 else ""
         named = f"{len(found.named)} of {every} named: {worst.node}/{worst.called} is"
-        return Verdict("bad", f"{named} {worst.verdict}{among}.")
+        return Headline("bad", f"{named} {worst.verdict}{among}.")
     if any(gpu.verdict == "not judged" for gpu in found.gpus):
-        return Verdict("warn", f"No GPU of {every} is named, but not all were judged.")
-    return Verdict("good", f"No GPU of {every} is named.")
+        return Headline("warn", f"No GPU of {every} is named, but not all were judged.")
+    return Headline("good", f"No GPU of {every} is named.")
 
 
 def _is_simulated(found: FleetVerdict) -> bool:

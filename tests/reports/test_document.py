@@ -17,6 +17,7 @@ from pytest_hwqueue.reports.document import (
     Document,
     Folded,
     Heading,
+    Headline,
     Paragraph,
     Part,
     Row,
@@ -25,7 +26,7 @@ from pytest_hwqueue.reports.document import (
     markdown,
 )
 from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.page.render import Page, Verdict, render_page
+from pytest_hwqueue.reports.page.render import Page, render_page
 from tests.reports.conftest import printed
 from tests.reports.page.test_page import Parsed
 
@@ -34,7 +35,7 @@ WORDS = st.text("abcdefgh_", min_size=1, max_size=30)
 
 def on_page(document: Document) -> str:
     """What a report's reader sees."""
-    page = Page(Verdict("plain", ""), [], False, [], [document])
+    page = Page(Headline("plain", ""), [], False, [], [document])
     return Parsed(render_page(page)).text
 
 
@@ -110,7 +111,7 @@ def test_each_kind_of_part_is_shown_as_the_medium_can() -> None:
 
 def test_the_page_draws_what_a_document_pictures() -> None:
     chart = Chart("pictured", {"mark": "point"}, "how to read")
-    page = Page(Verdict("plain", ""), [], False, [], [Document([chart, chart])])
+    page = Page(Headline("plain", ""), [], False, [], [Document([chart, chart])])
     data = Parsed(render_page(page)).data
     assert data.count({"mark": "point"}) == 2
 

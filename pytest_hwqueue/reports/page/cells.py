@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pytest_hwqueue.baselines.runs import CellBaseline
-from pytest_hwqueue.capacity.result import KIND as CAPACITY
-from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.metrics.numbers import grouped
-from pytest_hwqueue.records.cell import Json, RunRecord, read_model, read_record
+from pytest_hwqueue.records.cell import Json, RunRecord, read_record
 from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
@@ -22,12 +20,11 @@ from pytest_hwqueue.records.timelines import TimelineFile
 from pytest_hwqueue.reports.judgement_file import judgement_of
 from pytest_hwqueue.reports.terminal import shown as shown_run
 from pytest_hwqueue.reports.verdicts import by_severity
+from pytest_hwqueue.reports.which.on_page import Result, read_result
 from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
-from pytest_hwqueue.which.file import KIND as WHICH
-from pytest_hwqueue.which.file import WhichFile
 
-Record = TypeVar("Record", RunRecord, ColocationRecord, WhichFile, CapacityFile)
+Record = TypeVar("Record", RunRecord, ColocationRecord, Result)
 
 _SESSION = "session.json"
 # Folders within a session's: each rank's part of a cell, and cells run again to find causes.
@@ -52,8 +49,7 @@ class Found:
         cells: records of cells.
         traced: of cells that were run again to find causes; they have no figures of their own.
         colocations: records of tenants; traced ones explain the others, and have no figures.
-        tables: of ``hwq which``.
-        capacities: results of ``hwq capacity``.
+        results: of ``hwq which`` and ``hwq capacity``.
         judgements: what sessions' own comparisons found, as their files have it, by file.
         damaged: files that could not be read, and why.
 
@@ -62,15 +58,14 @@ class Found:
     cells: list[Stored[RunRecord]] = field(default_factory=list)
     traced: list[Stored[RunRecord]] = field(default_factory=list)
     colocations: list[Stored[ColocationRecord]] = field(default_factory=list)
-    tables: list[Stored[WhichFile]] = field(default_factory=list)
-    capacities: list[Stored[CapacityFile]] = field(default_factory=list)
+    results: list[Stored[Result]] = field(default_factory=list)
     judgements: dict[Path, list[Json]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
 
     @property
     def nothing(self) -> bool:
         """Whether no record was found."""
-        return not (self.cells or self.colocations or self.tables or self.capacities)
+        return not (self.cells or self.colocations or self.results)
 
 
 def find_records(paths: Sequence[Path]) -> Found:
@@ -154,12 +149,8 @@ def _read(path: Path, found: Found, *, named: bool) -> None:
         elif "schema_version" in parts and "cell_id" in parts:
             cells = found.traced if _within(path, _CAUSES) else found.cells
             cells.append(Stored(path, read_record(path)))
-        elif schema.startswith(WHICH):
-            table = read_model(path, WhichFile, "a table of `hwq which`")
-            found.tables.append(Stored(path, table))
-        elif schema.startswith(CAPACITY):
-            result = read_model(path, CapacityFile, "a result of `hwq capacity`")
-            found.capacities.append(Stored(path, result))
+        elif (result := read_result(schema, path)) is not None:
+            found.results.append(Stored(path, result))
         elif named:
             raise RecordError(
                 f"{path} is neither a record nor a table of `hwq which` or `hwq capacity`; "

@@ -14,14 +14,12 @@ from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.capacity.result import CapacityFile
 from pytest_hwqueue.harness.summary import find_sweeps
 from pytest_hwqueue.metrics.numbers import counted, grouped
-from pytest_hwqueue.reports.capacity import answers, capacity_document
 from pytest_hwqueue.reports.charts import coloured_by, mark
-from pytest_hwqueue.reports.document import Chart, Column, Document, Heading, Part
+from pytest_hwqueue.reports.document import Chart, Column, Document, Heading, Headline, Level, Part
 from pytest_hwqueue.reports.drawing import REMEDY, Spec, config, picture
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import device_name
@@ -29,10 +27,8 @@ from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
 from pytest_hwqueue.reports.page.details import DetailsView, details_of
 from pytest_hwqueue.reports.scaling import scaling_parts
 from pytest_hwqueue.reports.verdicts import SEVERITY, by_severity, change_of, judgement_parts
-from pytest_hwqueue.reports.which.document import which_document
-from pytest_hwqueue.reports.which.words import headline
+from pytest_hwqueue.reports.which.on_page import Result, place_of, result_document, results_headline
 from pytest_hwqueue.safe_files import write_bytes, write_text
-from pytest_hwqueue.which.file import WhichFile
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -42,38 +38,25 @@ if TYPE_CHECKING:
     from pytest_hwqueue.verdicts.judging import Judgement
 
 
-Level = Literal["bad", "warn", "good", "plain"]
 _WORST: tuple[Level, ...] = ("bad", "warn", "good", "plain")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The sentence, how it is coloured, and what belongs to it."""
-
-    level: Level
-    sentence: str
-    more: list[str] = field(default_factory=list)
-
-
-def verdict_of(
-    judgements: Sequence[Judgement], tables: Sequence[WhichFile],
-    capacities: Sequence[CapacityFile], cells: Sequence[PageCell],
-) -> Verdict:  # fmt: skip
-    """Return the verdict: of the comparison, else an answer, else what was measured."""
+def headline_of(
+    judgements: Sequence[Judgement], results: Sequence[Result], cells: Sequence[PageCell]
+) -> Headline:
+    """Return the headline: of the comparison, else an answer, else what was measured."""
     if judgements:
         found = [_of_judgement(judgement) for judgement in judgements]
         found.sort(key=lambda each: _WORST.index(each.level))
-        return Verdict(found[0].level, "; ".join(each.sentence for each in found))
-    if tables:
-        return _of_tables(tables)
-    if capacities:
-        return Verdict("plain", "; ".join(answers(each)[0] for each in capacities))
+        return Headline(found[0].level, "; ".join(each.sentence for each in found))
+    if results:
+        return results_headline(results)
     every, bad = counted(len(cells), "cell"), sum(not cell.runs.measured for cell in cells)
     sentence = f"{bad} of {every} came to no figures" if bad else f"{every} measured"
-    return Verdict("bad" if bad else "plain", f"{sentence}; nothing was compared with a baseline.")
+    return Headline("bad" if bad else "plain", f"{sentence}; nothing was compared with a baseline.")
 
 
-def _of_judgement(judgement: Judgement) -> Verdict:
+def _of_judgement(judgement: Judgement) -> Headline:
     worse = [each for each in judgement.verdicts if each.verdict.state == "regression"]
     if worse:
         first = by_severity(worse)[0]
@@ -82,28 +65,14 @@ def _of_judgement(judgement: Judgement) -> Verdict:
         by = f" {change}" if first.verdict.ratio is not None else ""
         figure = f"{first.verdict.quantity.label} of {first.cell_id}{by}"
         among = f"{figure} among others" if len(worse) > 1 else figure
-        return Verdict("bad", f"Worse than {judgement.baseline}: {among}.")
+        return Headline("bad", f"Worse than {judgement.baseline}: {among}.")
     if not judgement.judged:
-        return Verdict("bad", f"Nothing could be compared with {judgement.baseline}.")
+        return Headline("bad", f"Nothing could be compared with {judgement.baseline}.")
     open_ = judgement.count("inconclusive") + judgement.count("incomparable")
     against = f"against {judgement.baseline}"
     if open_ or judgement.missing:
-        return Verdict("warn", f"No regression shown {against}, but not all is decided.")
-    return Verdict("good", f"No regression {against}.")
-
-
-def _of_tables(tables: Sequence[WhichFile]) -> Verdict:
-    choices = [(table, choice) for table in tables for choice in table.choices]
-    if not choices:
-        return Verdict("warn", "No scheduler was measured.")
-    met = sum(bool(choice.met) for _, choice in choices)
-    level: Level = "good" if met == len(choices) else "warn"
-    named = len(tables) > 1
-    sentences = [f"{table.scenario}: " * named + headline(table, one) for table, one in choices]
-    if len(sentences) == 1:
-        return Verdict(level, sentences[0])
-    whole = f"In {met} of {len(choices)} cases a scheduler meets all goals."
-    return Verdict(level, whole, sentences)
+        return Headline("warn", f"No regression shown {against}, but not all is decided.")
+    return Headline("good", f"No regression {against}.")
 
 
 def missing_packages() -> str | None:
@@ -130,7 +99,7 @@ _MOST_KERNELS, _ALL_KERNELS, _LEAST_KERNELS = 5_000, 200_000, 200
 class Page:
     """Everything that a report shows, as words and numbers."""
 
-    verdict: Verdict
+    headline: Headline
     devices: list[str]
     simulated: bool
     details: list[DetailsView]
@@ -181,26 +150,26 @@ def page_of(
     with_timelines = sum(cell.timelines is not None for cell in cells)
     kernels = min(_MOST_KERNELS, max(_LEAST_KERNELS, _ALL_KERNELS // max(1, with_timelines)))
     details = [details_of(cell, scaling.get(id(cell.shown), []), kernels, page) for cell in cells]
-    shown = [stored.record for stored in found.tables]
-    results = [stored.record for stored in found.capacities]
     answers = []
-    for stored in found.tables:
+    results = sorted(found.results, key=lambda each: place_of(each.record))
+    for stored in results:
         keys = {
             (name, cell.shown.cell.name.rpartition(".")[2]): cell.key
             for cell in cells
             for name in cell.record_files
             if cell.folder == stored.path.parent
         }
-        answers.append(which_document(stored.record, details=keys))
+        answers.append(result_document(stored.record, keys))
     judged = {cell.shown.cell_id: cell.key for cell in cells if cell.verdicts}
     records = [cell.shown for cell in cells]
-    every: list[RunRecord | WhichFile | CapacityFile] = [*records, *shown, *results]
+    given = [stored.record for stored in results]
+    every: list[RunRecord | Result] = [*records, *given]
     return Page(
-        verdict=verdict_of(judgements, shown, results, cells),
+        headline=headline_of(judgements, given, cells),
         devices=list(dict.fromkeys(device_name(each) or each.cell.device for each in records)),
         simulated=any(each.simulated for each in every),
         details=details,
-        answers=[*answers, *map(capacity_document, results)],
+        answers=answers,
         comparisons=[
             Document(judgement_parts(each, brief=False, fold=True, details=judged))
             for each in judgements

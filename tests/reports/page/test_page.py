@@ -110,7 +110,7 @@ def test_its_words_are_as_stored_in_one_small_file_without_a_number_for_a_refusa
     under_load = rounds(none=100_000, cpu=200_000, optimised=110_000)
     found = find_records([folder_of(tmp_path, *session_records, *sweep, *under_load)])
     page = page_of(found, tmp_path / "report.html", judgements=[judgement])
-    assert page.verdict.level == "bad"
+    assert page.headline.level == "bad"
     text = render_page(page)
     parsed = Parsed(text)
     words = "\n".join(" ".join(each.split()) for each in parsed.words if each.strip())

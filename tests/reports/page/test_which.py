@@ -10,6 +10,7 @@ from pytest_hwqueue.reports.document import Chart, Paragraph, Table
 from pytest_hwqueue.reports.page.cells import find_records
 from pytest_hwqueue.reports.page.render import page_of, render_page
 from pytest_hwqueue.reports.which.words import headline
+from pytest_hwqueue.which.file import WhichFile
 from tests.reports.page.test_page import Parsed
 
 ROOT = Path(__file__).parents[3]
@@ -21,15 +22,17 @@ STORED = ROOT / "baselines" / "nvidia-h200" / "co-location"
 def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures() -> None:
     found = find_records([STORED / "high_load-mps"])
     page = page_of(found, Path("report.html"))
-    assert page.verdict.sentence == "All goals were met under mps-partition:low=80%."
-    assert page.verdict.level == "good"
-    (stored,) = found.tables
+    assert page.headline.sentence == "All goals were met under mps-partition:low=80%."
+    assert page.headline.level == "good"
+    (stored,) = found.results
     (document,) = page.answers
-    (choice,) = stored.record.choices
-    assert document.parts[1] == Paragraph(headline(stored.record, choice), "bold")
+    table = stored.record
+    assert isinstance(table, WhichFile)
+    (choice,) = table.choices
+    assert document.parts[1] == Paragraph(headline(table, choice), "bold")
     tables = [part for part in document.parts if isinstance(part, Table)]
     _, goals, tenants = (each.rows for each in tables)
-    judged = {case.id: case.goals for case in stored.record.cases if case.goals}
+    judged = {case.id: case.goals for case in table.cases if case.goals}
     assert [row.texts["case"] for row in goals] == list(judged)
     for row in goals:
         for goal in judged[row.texts["case"]]:
@@ -42,7 +45,7 @@ def test_the_answer_comes_first_and_goals_and_the_front_have_the_tables_figures(
     # The front is of modes that no other beats.
     (front,) = (part for part in document.parts if isinstance(part, Chart))
     assert front.spec is not None
-    cases = {case.id: case for case in stored.record.cases}
+    cases = {case.id: case for case in table.cases}
     points = front.spec["data"]["values"]
     measured = {point["case"]: (point["p99"], point["loss"]) for point in points}
     for point in points:
