@@ -29,7 +29,7 @@ _NAMED = 1
 def _writable(ctx: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
     """Refuse a page that cannot be written, before anything is measured."""
     if file is not None:
-        from pytest_hwqueue.reports.page.render import cannot_write
+        from pytest_hwqueue.reports.drawing import cannot_write
 
         reason = cannot_write(file)
         if reason is not None:

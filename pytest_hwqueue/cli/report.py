@@ -52,7 +52,8 @@ def report(
     written, whatever it says; 4 for wrong usage or input. `hwq compare` is the gate.
     """
     from pytest_hwqueue.metrics.numbers import counted
-    from pytest_hwqueue.reports.page.render import cannot_write, export_charts, write_page
+    from pytest_hwqueue.reports.drawing import cannot_write
+    from pytest_hwqueue.reports.page.render import export_charts, write_page
 
     reason = cannot_write(file)
     if reason is not None:

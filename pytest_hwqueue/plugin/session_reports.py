@@ -28,7 +28,7 @@ def refuse_unwritable(config: pytest.Config) -> None:
         pytest.UsageError: saying why, and what to do.
 
     """
-    from pytest_hwqueue.reports.page.render import cannot_write
+    from pytest_hwqueue.reports.drawing import cannot_write
 
     if reason := cannot_write(_file(config)):
         raise pytest.UsageError(f"--hwq-report: {reason}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pytest_hwqueue.metrics.between_runs import RunSpread
 from pytest_hwqueue.metrics.contention import Contention
 from pytest_hwqueue.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.metrics.interference import LatencyRatioResult
@@ -28,6 +29,7 @@ from pytest_hwqueue.metrics.numbers import (
 from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency
 from pytest_hwqueue.records.bounds import cpu_contention
 from pytest_hwqueue.records.cell import RanksSummary, RunRecord
+from pytest_hwqueue.records.stored import CellRuns
 from pytest_hwqueue.reports.document import Column, Line, Row, Table
 from pytest_hwqueue.reports.notes import NO_REASON, Notes
 from pytest_hwqueue.reports.servers import failures
@@ -328,3 +330,29 @@ def _p50_and_p99(series: LatencySummary | None) -> str:
         f"{milliseconds(each.value, unit, each.interval)} at {PERCENTILES[key]}"
         for key, each in known.items()
     )
+
+
+def shown(cell: CellRuns, spreads: Mapping[str, RunSpread]) -> RunRecord:
+    """Return the middle run, with a note if there are others, or its interval is from elsewhere.
+
+    Args:
+        cell: its runs.
+        spreads: how far a baseline's runs differ within a session, by cell id.
+
+    """
+    record, by = cell.shown(spreads)
+    notes = [*record.notes]
+    if by:
+        notes.append(f"P99's interval is of this session's median run, by {by}")
+    if len(cell.runs) == 1 or not cell.measured:
+        return record.model_copy(update={"notes": notes})
+    count = counted(len(cell.measured), "run")
+    if cell.percentile is None:
+        note = f"the first of {count}"
+    else:
+        label = PERCENTILES[cell.percentile]
+        which = "median" if len(cell.measured) % 2 else "lower middle"
+        note = f"of {count} the one with the {which} {label}"
+    if cell.bad:
+        note += f"; {len(cell.bad)} more came to nothing"
+    return record.model_copy(update={"notes": [*notes, f"{note}: see Runs"]})

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 REMEDY = "pip install 'pytest-hwqueue[report]'"
@@ -115,3 +116,17 @@ def _light() -> dict[str, str]:
     """Return the colours of the page when it is light."""
     css = (files("pytest_hwqueue.reports.page") / "assets" / "page.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--([\w-]+): (#\w+)", css.partition(":root.dark")[0]))
+
+
+def missing_packages() -> str | None:
+    """Return how to install what a report needs; None if it is installed."""
+    needed = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+    missing = [package for name, package in needed.items() if find_spec(name) is None]
+    return f"the report needs {' and '.join(missing)}: {REMEDY}" if missing else None
+
+
+def cannot_write(file: Path) -> str | None:
+    """Return why no report can be written to a file; None if nothing is known against it."""
+    if file.is_dir():
+        return f"{file} is a folder: name a file, such as {file / 'report.html'}"
+    return missing_packages()

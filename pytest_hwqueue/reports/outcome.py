@@ -11,10 +11,9 @@ from pytest_hwqueue.errors import files
 from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import figures_table, status_of
+from pytest_hwqueue.reports.cell_rows import figures_table, shown, status_of
 from pytest_hwqueue.reports.document import Bullets, Column, Document, Heading, Part, markdown
 from pytest_hwqueue.reports.notes import device_name
-from pytest_hwqueue.reports.terminal import shown
 from pytest_hwqueue.safe_files import write_text
 
 if TYPE_CHECKING:

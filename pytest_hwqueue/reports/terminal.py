@@ -23,7 +23,13 @@ from pytest_hwqueue.metrics.numbers import (
 )
 from pytest_hwqueue.records.cell import RunRecord
 from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.reports.cell_rows import PERCENTILES, figures_table, other_series, status_of
+from pytest_hwqueue.reports.cell_rows import (
+    PERCENTILES,
+    figures_table,
+    other_series,
+    shown,
+    status_of,
+)
 from pytest_hwqueue.reports.document import Column, Paragraph, Part, Row, Table
 from pytest_hwqueue.reports.glance import Changes, Glance
 from pytest_hwqueue.reports.grid import rendered
@@ -81,32 +87,6 @@ _MEANING = (
     "sd: standard deviation between runs, of the logarithm, so that 3 % is 3 % of the figure. "
     "An interval from the samples of one run does not contain it."
 )
-
-
-def shown(cell: CellRuns, spreads: Mapping[str, RunSpread]) -> RunRecord:
-    """Return the middle run, with a note if there are others, or its interval is from elsewhere.
-
-    Args:
-        cell: its runs.
-        spreads: how far a baseline's runs differ within a session, by cell id.
-
-    """
-    record, by = cell.shown(spreads)
-    notes = [*record.notes]
-    if by:
-        notes.append(f"P99's interval is of this session's median run, by {by}")
-    if len(cell.runs) == 1 or not cell.measured:
-        return record.model_copy(update={"notes": notes})
-    count = counted(len(cell.measured), "run")
-    if cell.percentile is None:
-        note = f"the first of {count}"
-    else:
-        label = PERCENTILES[cell.percentile]
-        which = "median" if len(cell.measured) % 2 else "lower middle"
-        note = f"of {count} the one with the {which} {label}"
-    if cell.bad:
-        note += f"; {len(cell.bad)} more came to nothing"
-    return record.model_copy(update={"notes": [*notes, f"{note}: see Runs"]})
 
 
 def runs_parts(cells: Sequence[CellRuns]) -> list[Part]:

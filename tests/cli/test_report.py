@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.cell import write_record
-from pytest_hwqueue.reports.page import render as needed
+from pytest_hwqueue.reports import drawing as needed
 from tests.conftest import RunInProcess
 from tests.reports.conftest import make
 

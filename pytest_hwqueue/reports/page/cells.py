@@ -17,8 +17,8 @@ from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.records.timelines import TimelineFile
+from pytest_hwqueue.reports.cell_rows import shown as shown_run
 from pytest_hwqueue.reports.judgement_file import judgement_of
-from pytest_hwqueue.reports.terminal import shown as shown_run
 from pytest_hwqueue.reports.verdicts import by_severity
 from pytest_hwqueue.reports.which.on_page import Result, read_result
 from pytest_hwqueue.tenancy.cells import tenant_records

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from pytest_hwqueue.harness.summary import find_sweeps
 from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.reports.charts import coloured_by, mark
 from pytest_hwqueue.reports.document import Chart, Column, Document, Heading, Headline, Level, Part
-from pytest_hwqueue.reports.drawing import REMEDY, Spec, config, picture
+from pytest_hwqueue.reports.drawing import Spec, config, missing_packages, picture
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
@@ -73,20 +72,6 @@ def _of_judgement(judgement: Judgement) -> Headline:
     if open_ or judgement.missing:
         return Headline("warn", f"No regression shown {against}, but not all is decided.")
     return Headline("good", f"No regression {against}.")
-
-
-def missing_packages() -> str | None:
-    """Return how to install what a report needs; None if it is installed."""
-    needed = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
-    missing = [package for name, package in needed.items() if find_spec(name) is None]
-    return f"the report needs {' and '.join(missing)}: {REMEDY}" if missing else None
-
-
-def cannot_write(file: Path) -> str | None:
-    """Return why no report can be written to a file; None if nothing is known against it."""
-    if file.is_dir():
-        return f"{file} is a folder: name a file, such as {file / 'report.html'}"
-    return missing_packages()
 
 
 _ASSETS = "assets"

@@ -17,8 +17,8 @@ from pytest_hwqueue.records.files import record_path
 from pytest_hwqueue.records.fingerprint import Fingerprint
 from pytest_hwqueue.records.proof import Proof
 from pytest_hwqueue.records.tenants import write_colocation
+from pytest_hwqueue.reports import drawing as needed
 from pytest_hwqueue.reports.document import Chart, Paragraph, Table
-from pytest_hwqueue.reports.page import render as needed
 from pytest_hwqueue.reports.page.cells import find_records, own_judgements, page_cells
 from pytest_hwqueue.reports.page.render import Page, page_of, render_page
 from pytest_hwqueue.reports.scaling import saturation
