@@ -25,7 +25,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline, condition_differences
 from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.records.cell import now
 from pytest_hwqueue.records.files import is_cell_file_name
-from pytest_hwqueue.shipped import shipped
+from pytest_hwqueue.shipped import PACKAGE, shipped
 
 HISTORY_FILE = "history.jsonl"
 LONGEST_WAIT_S = 600.0
@@ -34,10 +34,7 @@ _GIT_IGNORE = ".gitignore"
 _LOCK_FILE = ".lock"
 
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def packaged_folder(package: Path = _PACKAGE) -> Path | None:
+def packaged_folder(package: Path = PACKAGE) -> Path | None:
     """Return the folder of the baselines shipped with the plugin, or None.
 
     Args:

@@ -112,10 +112,16 @@ def _in_light(chart: Spec, title: str, note: str | list[str], legend: str) -> st
 
 
 @cache
+def style_sheet() -> str:
+    """Return the page's style sheet, from which pictures have their colours."""
+    return (files(__package__ or "") / "page.css").read_text(encoding="utf-8")
+
+
+@cache
 def _light() -> dict[str, str]:
     """Return the colours of the page when it is light."""
-    css = (files("pytest_hwqueue.reports.page") / "assets" / "page.css").read_text(encoding="utf-8")
-    return dict(re.findall(r"--([\w-]+): (#\w+)", css.partition(":root.dark")[0]))
+    light = style_sheet().partition(":root.dark")[0]
+    return dict(re.findall(r"--([\w-]+): (#\w+)", light))
 
 
 def missing_packages() -> str | None:

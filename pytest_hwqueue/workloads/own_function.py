@@ -29,6 +29,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
+import pytest_hwqueue
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.errors import BadInput, OwnCodeFailed, meant, translated
 from pytest_hwqueue.records.definitions import OWN_TEST
@@ -38,7 +39,7 @@ from pytest_hwqueue.workloads.workload import Parameters, Setup, StreamRange, Wo
 PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 _GIVEN = ("device", "streams", "seed")
 _LIKE_THIS = "def make_step(*, device, streams, seed)"
-_OURS = Path(__file__).parents[1]
+_OURS = Path(pytest_hwqueue.__file__).parent
 # Where Python and installed packages are.
 _INSTALLED = tuple(
     Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")

@@ -19,7 +19,7 @@ from pytest_hwqueue.harness.summary import find_sweeps
 from pytest_hwqueue.metrics.numbers import counted, grouped
 from pytest_hwqueue.reports.charts import coloured_by, mark
 from pytest_hwqueue.reports.document import Chart, Column, Document, Heading, Headline, Level, Part
-from pytest_hwqueue.reports.drawing import Spec, config, missing_packages, picture
+from pytest_hwqueue.reports.drawing import Spec, config, missing_packages, picture, style_sheet
 from pytest_hwqueue.reports.noise_losses import noise_lines
 from pytest_hwqueue.reports.notes import device_name
 from pytest_hwqueue.reports.page.cells import Found, PageCell, page_cells
@@ -192,7 +192,7 @@ def render_page(page: Page) -> str:
     return template.render(
         page=page,
         # Our own files, which are no data.
-        css=Markup((assets / "page.css").read_text(encoding="utf-8")),
+        css=Markup(style_sheet()),
         scripts=[Markup((assets / name).read_text(encoding="utf-8")) for name in _SCRIPTS],
         vega=_vega(),
         chart_config=config(),
