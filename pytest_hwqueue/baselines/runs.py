@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from pytest_hwqueue.errors import RecordError, translated
 from pytest_hwqueue.metrics.contention import Instrument
 from pytest_hwqueue.metrics.estimate import PlainData
+from pytest_hwqueue.metrics.latency import percentile
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.records.conditions import SETTING_FIELDS, VERSION_FIELDS
 from pytest_hwqueue.records.definitions import OWN_TEST
@@ -447,12 +448,9 @@ def _iteration_ns(samples: Samples) -> float | None:
 
 
 def _quantiles(values_ns: Sequence[int], quantiles: Sequence[float]) -> list[int]:
-    import numpy as np
-
     if min(values_ns) < 0:
         raise ValueError(f"a latency is {min(values_ns)} ns, below 0")
-    found = np.quantile(np.asarray(values_ns, dtype=np.float64), quantiles)
-    return [round(value) for value in found.tolist()]
+    return [round(percentile(values_ns, quantile)) for quantile in quantiles]
 
 
 def in_words(values: Iterable[object]) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PlainSerializer
 
+from pytest_hwqueue.metrics.latency import percentile
+
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
@@ -76,7 +78,7 @@ def figure_of(samples_ns: Sequence[float] | NDArray[np.float64], quantile: float
     samples = np.asarray(samples_ns[:n], dtype=np.float64)
     if not bool(np.isfinite(samples).all()) or bool((samples < 0).any()):
         return math.nan
-    return float(np.quantile(samples, quantile, method="linear"))
+    return percentile(samples, quantile)
 
 
 SHARE = 10

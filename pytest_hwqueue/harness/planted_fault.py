@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from pytest_hwqueue.devices.protocol import Device, StreamPool
 from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
 from pytest_hwqueue.harness.contended_pass import ContendedPlan, ContendedProgram, contended_pass
 from pytest_hwqueue.harness.program import Program
 from pytest_hwqueue.harness.sample_plan import SamplePlan
-from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.metrics.latency import LatencySummary, percentile
 
 # Of the judged figure: what is asked for is met, if it is met so nearly.
 _NEAR = 0.01
@@ -71,7 +69,7 @@ class Planted:
         for name, quantile in (("p50", 0.5), ("p99", 0.99)):
             value = None if measured is None else getattr(measured, name).value
             if value is not None:
-                plain = float(np.quantile(self.plain_ns, quantile)) / _NS_PER_MS
+                plain = percentile(self.plain_ns, quantile) / _NS_PER_MS
                 effects.append(f"{name.upper()} {value / plain - 1:+.1%}")
         did = ", ".join(effects) or "too few samples to say"
         return f"planted to be {self.asked:+.0%}: {did}, against a short pass without it"

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 
 from pytest_hwqueue.devices.compute_units import open_pool
@@ -46,7 +45,7 @@ from pytest_hwqueue.harness.timeline_pass import (
     events_disturb,
     take_timeline,
 )
-from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples
+from pytest_hwqueue.metrics.latency import CONFIDENCE, minimum_samples, percentile
 from pytest_hwqueue.metrics.timeline import split_tag
 from pytest_hwqueue.noise.evidence import core_speed
 from pytest_hwqueue.noise.names import seconds_of_a_cell
@@ -292,7 +291,7 @@ def _with_fault(
             )
 
     def p99(latencies_ns: Sequence[int]) -> int:
-        return request.plan.rank_sync.agreed(round(float(np.quantile(latencies_ns, 0.99))))
+        return request.plan.rank_sync.agreed(round(percentile(latencies_ns, 0.99)))
 
     plain_ns = judged_with(0.0)
     plain = p99(plain_ns)

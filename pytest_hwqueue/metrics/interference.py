@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pytest_hwqueue.metrics.dependence import independent_samples, student_quantile
 from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
-from pytest_hwqueue.metrics.latency import minimum_samples, spread_interval, too_few
+from pytest_hwqueue.metrics.latency import minimum_samples, percentile, spread_interval, too_few
 from pytest_hwqueue.metrics.numbers import times
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def quantile_ratio(
         of = "the reference " if side else ""
         reason = of + too_few(quantile, len(sides[side]), worth[side], confidence=each)
     return Estimate(
-        value=float(np.quantile(samples, quantile) / np.quantile(reference, quantile)),
+        value=percentile(samples, quantile) / percentile(reference, quantile),
         low=low / reference_high,
         high=math.inf if reason else high / reference_low,
         n=fewer,

@@ -24,7 +24,7 @@ from pytest_hwqueue.metrics.numbers import percent
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
 
 CONFIDENCE = 0.95
@@ -210,13 +210,30 @@ def spread_interval(
     return low, high
 
 
+def percentile(values: ArrayLike, quantile: float) -> float:
+    """Return a percentile of a series, which table, store and gate all have from here.
+
+    The sample quantile of type 7, numpy's ``linear`` (Hyndman & Fan, The American Statistician 50,
+    1996); where a value is infinite, that of type 1, since nothing lies between it and another.
+
+    Args:
+        values: shape (n,), n >= 1, in any order.
+        quantile: between 0 and 1; 0.99 is P99.
+
+    """
+    import numpy as np
+
+    series = np.asarray(values, dtype=np.float64)
+    finite = bool(np.isfinite(series).all())
+    return float(np.quantile(series, quantile, method="linear" if finite else "inverted_cdf"))
+
+
 def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySummary:
     """Summarise latencies (ns) as mean, maximum and percentiles (ms).
 
-    A percentile is the sample quantile of type 7, numpy's ``linear`` (Hyndman & Fan, The
-    American Statistician 50, 1996). Below ``minimum_samples`` it is refused, and says how many
-    suffice. For its interval, samples that follow each other count less
-    (`dependence.independent_samples`); where too few remain, the interval has no upper end.
+    A `percentile` is refused below ``minimum_samples``, and says how many suffice. For its
+    interval, samples that follow each other count less (`dependence.independent_samples`); where
+    too few remain, the interval has no upper end.
 
     Args:
         samples_ns: shape (n,), integer nanoseconds, one for each request, in the order taken.
@@ -243,7 +260,7 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
         worth = independent_samples([in_order], quantile, CONFIDENCE, block)
         low, high = spread_interval(samples, quantile, CONFIDENCE, worth, block)
         percentiles[name] = Estimate(
-            value=float(np.quantile(samples, quantile, method="linear")) / _NS_PER_MS,
+            value=percentile(samples, quantile) / _NS_PER_MS,
             low=low / _NS_PER_MS,
             high=high / _NS_PER_MS,
             n=n,
@@ -303,7 +320,6 @@ def above_percentiles(
         refused: gets the reason for each percentile that is missing.
 
     """
-    import numpy as np
 
     found = {}
     for name, quantile in (("p95", 0.95), ("p99", 0.99)):
@@ -311,7 +327,7 @@ def above_percentiles(
         if n < needed:
             refused[name] = too_few(quantile, n, noun=noun)
             continue
-        threshold = float(np.quantile(values, quantile))
+        threshold = percentile(values, quantile)
         above = values > threshold
         if above.any():
             found[name] = threshold, above

@@ -12,6 +12,7 @@ from pytest_hwqueue.metrics.estimate import Estimate, Figures, PlainData
 from pytest_hwqueue.metrics.latency import (
     CONFIDENCE,
     minimum_samples,
+    percentile,
     quantile_interval,
     shortfall,
     too_few,
@@ -168,7 +169,7 @@ def median_difference(first: Sequence[float], second: Sequence[float]) -> Median
         (low, high), (other_low, other_high) = (
             quantile_interval(side, 0.5, each) for side in sides
         )
-        value = _linear_quantile(sides[0], 0.5) - _linear_quantile(sides[1], 0.5)
+        value = percentile(sides[0], 0.5) - percentile(sides[1], 0.5)
         ends = {"low": low - other_high, "high": high - other_low}
         difference = Estimate(value=value, **ends, n=fewest, unit="us")
     return MedianDifference(
@@ -276,17 +277,11 @@ def _summarise_side(ordered: list[float]) -> DelaySummary:
             )
         elif n >= needed:
             low, high = quantile_interval(ordered, quantile, CONFIDENCE)
-            value = _linear_quantile(ordered, quantile)
+            value = percentile(ordered, quantile)
             figures[name] = Estimate(value=value, low=low, high=high, n=n, unit="us")
             continue
         figures[name] = Estimate(n=n, unit="us", refused=refused)
     return DelaySummary(n=n, negative=negative, **figures)
-
-
-def _linear_quantile(ordered: list[float], quantile: float) -> float:
-    import numpy as np
-
-    return float(np.quantile(np.asarray(ordered, dtype=np.float64), quantile, method="linear"))
 
 
 def _held(timeline: Timeline) -> list[Kernel]:

@@ -32,7 +32,7 @@ from pytest_hwqueue.harness.closed_loop import RankSynchronisation
 from pytest_hwqueue.harness.runner import CellRunner
 from pytest_hwqueue.harness.summary import NOTHING_DECLARED, summarise
 from pytest_hwqueue.metrics.dependence import proportion_interval
-from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
+from pytest_hwqueue.metrics.latency import CONFIDENCE, percentile, summarise_latency
 from pytest_hwqueue.ranks.launched import LaunchedRank, connect, failures, in_words, tell_failure
 from pytest_hwqueue.records.cell import BackToBack, RankPart, RanksSummary, RunRecord, Samples
 from pytest_hwqueue.workloads.workload import Ranks
@@ -469,7 +469,7 @@ def _slowest(parts: Sequence[Samples], refused: dict[str, str]) -> Samples:
 
 def _slowest_contended(samples: Samples, parts: Sequence[Samples], judged: str) -> Samples:
     """Take the judged launches of the rank that was slowest, whole: ranks do not share windows."""
-    slowest = max(parts, key=lambda part: float(np.quantile(part.tags_ns[judged], 0.99)))
+    slowest = max(parts, key=lambda part: percentile(part.tags_ns[judged], 0.99))
     tags_ns = {**samples.tags_ns, judged: slowest.tags_ns[judged]}
     return samples.model_copy(update={"tags_ns": tags_ns, "contended": slowest.contended})
 
