@@ -15,13 +15,14 @@ from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.goals import (
     OF_TOKENS,
-    RESERVED,
+    REFERENCES,
     Goal,
     latency_bound_ns,
     parse_goal,
 )
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_entry
+from pytest_hwqueue.tenancy import DEVICE
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 from pytest_hwqueue.workloads.tenants.shapes import MODELS, model_shape
 
@@ -265,8 +266,9 @@ def _entries(fields: Mapping[str, Any], name: str, path: Path) -> Iterator[tuple
 
 def _meant(goal: Goal) -> set[str]:
     """Return the tenants that a goal names."""
+    named = {goal.tenant} - {DEVICE}
     reference = goal.reference
-    return {goal.tenant} if reference is None or reference in RESERVED else {goal.tenant, reference}
+    return named if reference is None or reference in REFERENCES else {*named, reference}
 
 
 def _no_tenant(name: object, known: Iterable[str]) -> str:

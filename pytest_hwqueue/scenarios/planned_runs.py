@@ -265,6 +265,8 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
     for case in cases:
         tenants = {tenant.name: tenant for tenant in case.tenants}
         for goal in case.goals:
+            if goal.traced:
+                continue
             arrival = tenants[goal.tenant].arrival
             # A trace has no one rate, and a share of a peak none that is known.
             if arrival.of_peak is not None or arrival.text.startswith(("closed", "trace")):
