@@ -270,9 +270,15 @@ class ScenarioRuns:
 
     def _longer(self, run: PlannedRun) -> float:
         """Return the whole time of a run, by that of its records; inf where nobody planned it."""
+        if not self._rounds:
+            return math.inf
+        return self.planned_s(run) / sum(record.duration_s for record in self.records(run))
+
+    def planned_s(self, run: PlannedRun) -> float:
+        """Return the whole time of a run in seconds: as planned, or as long as its windows were."""
         records = self.records(run)
-        whole_s: float = self._rounds * records[0].plan["duration_s"]
-        return whole_s / sum(record.duration_s for record in records) if whole_s else math.inf
+        window_s: float = records[0].plan["duration_s"]
+        return window_s * (self._rounds or len(records))
 
     def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
         """Return the verdicts on a test's goals to which blocks of its requests come, too.

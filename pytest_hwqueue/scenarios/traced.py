@@ -26,10 +26,10 @@ Trace = Callable[[PlannedRun, Mapping[str, float], float], Stored]
 def trace_for_goals(runs: ScenarioRuns, case: Case, trace: Trace) -> None:
     """Run a test's tenants traced if a goal asks how they use the device, and keep the record.
 
-    Once; not if the test was not measured, or a trace would not show it. The window suffices for
-    the P99 of the tenants in question, as far as the windows that were measured are as long.
+    Once; not if the test was not measured, or a trace would not show it. The window is no longer
+    than the test's measuring time, and as far as that goes it suffices for a P99 of waiting.
     """
-    asked = {goal.tenant for goal in case.goals if goal.traced}
+    asked = [goal for goal in case.goals if goal.traced]
     if not asked:
         return
     try:
@@ -39,11 +39,16 @@ def trace_for_goals(runs: ScenarioRuns, case: Case, trace: Trace) -> None:
     failed = any(record.status != "ok" for record in records)
     if failed or runs.traced(run) or runs.not_traced(run):
         return
-    everyone = [tenant.name for tenant in run.tenants]
-    tenants = everyone if DEVICE in asked else sorted(asked)
-    measured_s = sum(record.plan["duration_s"] for record in records)
-    enough_s = _seconds(run, records, tenants, sufficient_samples(0.99))
-    runs.add_traced(run, *trace(run, peaks, min(enough_s, measured_s)))
+    planned_s = runs.planned_s(run)
+    enough_s = 0.0
+    for goal in asked:
+        everyone = [tenant.name for tenant in run.tenants]
+        tenants = everyone if goal.tenant == DEVICE else [goal.tenant]
+        # Blocks of time give the others' intervals, and requests those of a wait.
+        most_s = planned_s if goal.figure.startswith("wait") else MOST_S
+        needed_s = _seconds(run, records, tenants, sufficient_samples(0.99), most_s)
+        enough_s = max(enough_s, needed_s)
+    runs.add_traced(run, *trace(run, peaks, min(enough_s, planned_s)))
 
 
 def tenants_in_question(case: Case) -> list[str]:
@@ -68,7 +73,7 @@ def causes_in_words(
 
     """
     run, records, peaks = runs.measured(case)
-    enough_s = _seconds(run, records, tenants, minimum_samples(0.99))
+    enough_s = _seconds(run, records, tenants, minimum_samples(0.99), MOST_S)
     traced = [each for each in runs.traced(run) if each.plan["duration_s"] >= enough_s]
     record = traced[-1] if traced else trace(run, peaks, enough_s)[0]
     if record.status != "ok":
@@ -78,9 +83,10 @@ def causes_in_words(
 
 
 def _seconds(
-    run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str], requests: int
-) -> float:
-    """Return how long it takes until each of these tenants has so many requests."""
+    run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str], requests: int,
+    most_s: float,
+) -> float:  # fmt: skip
+    """Return how long it takes until each of these tenants has so many requests, at most."""
     needed = [LEAST_S]
     for tenant in run.tenants:
         if tenant.name not in tenants:
@@ -88,8 +94,8 @@ def _seconds(
         seconds = sum(record.duration_s for record in records)
         issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
         spare = _SPARE_CLOSED if tenant.arrival.text == "closed" else _SPARE
-        needed.append(requests * spare * seconds / issued if issued else MOST_S)
-    return min(max(needed), MOST_S)
+        needed.append(requests * spare * seconds / issued if issued else most_s)
+    return min(max(needed), most_s)
 
 
 def _line(tenant: str, causes: Causes) -> str:

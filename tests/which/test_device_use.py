@@ -179,6 +179,24 @@ def test_goals_of_a_traced_window_do_not_keep_others_from_ending_early(tmp_path:
     assert not list((tmp_path / "early").glob("*/traced"))
 
 
+def test_a_traced_window_is_as_long_as_a_wait_needs_or_the_others_may(tmp_path: Path) -> None:
+    rare = SCENARIO.replace("100/s", "20/s").replace("arrival: closed", 'arrival: "constant: 20/s"')
+    for goal, least_s, most_s in (
+        # As many requests as suffice for a P99, as far as the scenario's duration goes.
+        ("high.wait_p99 < 10 ms", 45, 60), ("device.busy > 1%", 20, 20),
+    ):  # fmt: skip
+        folder = tmp_path / goal.partition(" ")[0]
+        file = write(tmp_path, "high.p50 < 10 ms", goal, text=rare)
+        # One window of two decides what is measured.
+        found, _ = measure(
+            file, folder, "--schedulers", "mps", "--duration", "60s", "--until=decided"
+        )
+        assert verdicts(found, "mps") == ["met", "met"]
+        assert case(found, "mps").window_s < 60
+        (path,) = folder.glob("*/traced/*-mps-*.json")
+        assert least_s <= read_colocation(path).duration_s <= most_s
+
+
 def test_causes_come_from_the_window_that_goals_had_traced(tmp_path: Path) -> None:
     file = write(tmp_path, "high.p99 < 1 s", "high.wait_p99 < 1 s")
     _, result = measure(file, tmp_path / "all", "--causes", "--schedulers", "mps")
