@@ -55,7 +55,8 @@ _NOTHING_SHOWN = 1
 def which(file: Path, **given: Any) -> int:
     """Compare schedulers on a scenario: goals met, and the cost.
 
-    Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn. A
+    Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn; where
+    goals ask how tenants use the device, each row but the tenants alone then once more, traced. A
     scheduler that is unavailable or cannot be opened, or under which a tenant dies, is listed with
     the reason.
 
