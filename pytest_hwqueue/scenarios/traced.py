@@ -86,7 +86,7 @@ def _seconds(
     run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str], requests: int,
     most_s: float,
 ) -> float:  # fmt: skip
-    """Return how long it takes until each of these tenants has so many requests, at most."""
+    """Return how long it takes until each of these tenants has so many requests, or ``most_s``."""
     needed = [LEAST_S]
     for tenant in run.tenants:
         if tenant.name not in tenants:

@@ -94,6 +94,11 @@ class WhichUse(PlainData):
         description="from when a request's first kernel or copy was enqueued until one started; "
         "null for all together",
     )
+    throughput_over_measured: Estimate | None = Field(
+        None,
+        description="what the tracer leaves of the tenant's throughput: that in traced windows, "
+        "over that in measured ones; null for all together",
+    )
 
 
 class WhichProof(PlainData):

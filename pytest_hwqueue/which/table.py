@@ -201,17 +201,23 @@ def _device_use(entry: Entry, runs: WhichRuns) -> list[WhichUse]:
         busy=_of_use(everyone, figures.busy),
         switches_per_s=_of_use(everyone, figures.switches, "/s"),
     )
-    return [of_all, *(_tenant_use(each.name, runs.use(entry.run, each.name))
-                      for each in entry.run.tenants)]  # fmt: skip
+    return [of_all, *(_tenant_use(entry, each.name, runs) for each in entry.run.tenants)]
 
 
-def _tenant_use(name: str, windows: Sequence[Served] | str) -> WhichUse:
+def _tenant_use(entry: Entry, name: str, runs: WhichRuns) -> WhichUse:
+    windows = runs.use(entry.run, name)
+    if isinstance(windows, str):
+        refused = Estimate(refused=windows)
+        return WhichUse(
+            tenant=name, busy=refused, wait_p99_ms=refused, throughput_over_measured=refused
+        )
+    measured = runs.windows(entry.run, name)
+    over = over_sessions.ratio(figures.throughput, windows, measured, CONFIDENCE)
     return WhichUse(
         tenant=name,
         busy=_of_use(windows, figures.busy),
-        wait_p99_ms=Estimate(refused=windows, unit="ms")
-        if isinstance(windows, str)
-        else _percentile(windows, 0.99, "wait_ns"),
+        wait_p99_ms=_percentile(windows, 0.99, "wait_ns"),
+        throughput_over_measured=told(over).told(unit="×"),
     )
 
 

@@ -100,6 +100,11 @@ def test_every_row_with_a_traced_window_shows_how_the_device_was_used(measured: 
         assert high.wait_p99_ms is not None
         assert high.wait_p99_ms == goals["high.wait_p99 < 1 ms"]
         assert device.busy >= low.busy > high.busy > 0
+        # A model's tracer costs nothing.
+        assert device.throughput_over_measured is None
+        for tenant in (high, low):
+            assert tenant.throughput_over_measured is not None
+            assert tenant.throughput_over_measured == pytest.approx(1, rel=0.05)
     lines = result.stdout.partition("How the device was used")[2].splitlines()
     shown = [line.split()[:2] for line in lines if line.startswith(("mps", "threads-"))]
     assert shown == [[row, who] for row in ROWS[1:] for who in ("device", "high", "low")]

@@ -64,14 +64,19 @@ _USE = (
     Column("busy", "busy"),
     Column("switches", "switches", unit_in_header=False),
     Column("wait", "P99", "of waiting"),
+    Column("traced", "throughput", "to untraced", rank=1),
 )
 _FIELDS_OF_USE = {
     "busy": ("busy", "%"), "switches": ("switches_per_s", "/s"), "wait": ("wait_p99_ms", "ms"),
+    "traced": ("throughput_over_measured", "×"),
 }  # fmt: skip
-_LABELS_OF_USE = {"busy": "busy", "switches": "switches", "wait": "P99 of waiting"}
+_LABELS_OF_USE = {
+    "busy": "busy", "switches": "switches", "wait": "P99 of waiting",
+    "traced": "throughput to untraced",
+}  # fmt: skip
 _TRACED = (
-    "Of traced windows, apart from those measured. Waiting is from when a request's "
-    "first kernel is enqueued until it starts."
+    "Of traced windows, apart from those measured: the tracer slows launches, and the last column "
+    "says what it leaves. Waiting is from a request's first kernel being enqueued until it starts."
 )
 _MOST_NOTES = 3
 _BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
