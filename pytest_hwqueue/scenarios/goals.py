@@ -78,7 +78,8 @@ class Goal:
         comparison: ``<``, ``<=``, ``>`` or ``>=``.
         number: as written, in ``unit``.
         unit: of the figure's; with a reference ``%`` or ``x``.
-        reference: ``native``, ``solo``, another tenant of the same run, or None.
+        reference: ``native``, ``solo``, another tenant of the same run, a variant of the scenario,
+            or None.
 
     """
 
@@ -235,7 +236,9 @@ def parse_goal(text: str) -> Goal:
             f"1.3 x {reference}"
         )
     if reference == tenant:
-        raise BadInput(f"{tenant} is compared with itself; give native, solo, or another tenant")
+        raise BadInput(
+            f"{tenant} is compared with itself; give native, solo, another tenant, or a variant"
+        )
     return Goal(tenant, figure, comparison, number, "%" if link == "of" else "x", reference)
 
 

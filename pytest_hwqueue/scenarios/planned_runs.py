@@ -137,6 +137,9 @@ def reference_of(case: Case, goal: Goal) -> tuple[PlannedRun, str] | None:
     if goal.reference == SOLO:
         (alone,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
         return solo_run(case, alone), goal.tenant
+    for variant in case.scenario.variants:
+        if variant.name == goal.reference:
+            return own_run(replace(case, variant=variant)), goal.tenant
     return own, goal.reference
 
 

@@ -117,10 +117,15 @@ def _device_uuid(record: ColocationRecord) -> str:
 
 def all_runs(wanted: Sequence[Case]) -> list[PlannedRun]:
     """Return each run that a table of these cases and its goals need, once."""
-    runs = [run for case in wanted for run in runs_needed(case)]
     # Of equal ones the last stays, at the place of the first: a case's own run knows its goals.
-    runs = [*(entry.run for entry in entries(wanted)), *runs]
+    runs = [*(entry.run for entry in entries(wanted)), *_runs_of_goals(wanted)]
     return list({run.key: run for run in runs}.values())
+
+
+def _runs_of_goals(wanted: Sequence[Case]) -> list[PlannedRun]:
+    """Return the runs that the goals of a table's rows need; those of native come first."""
+    rows = [entry.case for entry in entries(wanted) if entry.role == "reference"]
+    return [run for case in (*rows, *wanted) for run in runs_needed(case)]
 
 
 def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
@@ -196,8 +201,7 @@ def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
 
 def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
     """Return the runs by every name under which they may have been measured."""
-    runs = [run for case in wanted for run in runs_needed(case)]
-    runs += [entry.run for entry in entries(wanted)]
+    runs = [*_runs_of_goals(wanted), *(entry.run for entry in entries(wanted))]
     runs += [peak for run in list(runs) for peak in peak_runs(run).values()]
     return {(run.name, run.placement, run.scheduler): run for run in runs}
 
