@@ -94,10 +94,7 @@ def with_causes(
 
     """
     work = {name: trace.device_work() for name, trace in traces.items()}
-    if len(results) < 2:
-        turns = False
-    elif turns is None:
-        turns = take_turns(one for kernels in work.values() for one in kernels)
+    turns = in_turns(work, turns)
     whose = {
         thread: name
         for name, trace in traces.items()
@@ -129,6 +126,21 @@ def with_causes(
         )  # fmt: skip
         found.append(result.model_copy(update={"causes": causes}))
     return found
+
+
+def in_turns(work: Mapping[str, Sequence[DeviceWork]], turns: bool | None) -> bool:
+    """Whether tenants take turns on the device, in time slices.
+
+    Args:
+        work: of each tenant, by name.
+        turns: whether they do by their mode; None if their work is to tell.
+
+    """
+    if len(work) < 2:
+        return False
+    if turns is None:
+        return take_turns(one for kernels in work.values() for one in kernels)
+    return turns
 
 
 def take_traces(folder: Path, tenants: Sequence[str]) -> dict[str, Trace]:

@@ -55,7 +55,8 @@ _NOTHING_SHOWN = 1
 def which(file: Path, **given: Any) -> int:
     """Compare schedulers on a scenario: goals met, and the cost.
 
-    Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn. A
+    Measures every scheduler of SCENARIO (*.hwq.yaml), native, and each tenant alone, in turn; where
+    goals ask how tenants use the device, each row but the tenants alone then once more, traced. A
     scheduler that is unavailable or cannot be opened, or under which a tenant dies, is listed with
     the reason.
 
@@ -112,6 +113,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
                 runs.take_turns(
                     all_runs(wanted), given["rounds"], wanted, until, progress.run_begins
                 )
+                _trace_for_goals(wanted, runs, measurer, progress)
         stopped = bool(interrupted)
         capacities = None
         if plan is not None and not stopped:
@@ -131,6 +133,20 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     for reason in bad:
         say(f"requested but not measured: {reason}")
     return INTERRUPTED if stopped else status or (USAGE if bad else 0)
+
+
+def _trace_for_goals(
+    wanted: list[Case], runs: WhichRuns, measurer: Measurer, progress: WhichProgress
+) -> None:
+    """Run each row's tenants traced whose goals ask how they use the device."""
+    from pytest_hwqueue.scenarios.traced import trace_for_goals
+    from pytest_hwqueue.which.runs import entries
+
+    rows = [entry.case for entry in entries(wanted) if entry.role != "solo"]
+    asking = [case for case in rows if any(goal.traced for goal in case.goals)]
+    for done, case in enumerate(asking):
+        progress.run_begins(done, len(asking))
+        trace_for_goals(runs, case, measurer.trace)
 
 
 def _print_causes(
@@ -286,6 +302,11 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
     for case in wanted:
         if not case.goals:
             raise HwqError(f"{case.id} has no goals, so any rate would do; give it some")
+        for goal in filter(lambda each: each.traced, case.goals):
+            raise HwqError(
+                f"{case.id}: {goal} is judged by a traced window, and the windows of a search are "
+                "not traced; leave the goal out of a copy"
+            )
         own_rate = _own_rate(case, given["tenant"])
         if own_rate is None and bounds is None:
             raise BadOption("--tenant", given["tenant"], "its rate is a share of its peak, which "

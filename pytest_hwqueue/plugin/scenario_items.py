@@ -98,6 +98,8 @@ class ScenarioItem(pytest.Item):
             HwqError: if it could not be measured, or a goal was missed.
 
         """
+        from pytest_hwqueue.scenarios.traced import trace_for_goals
+
         if launched_rank(os.environ) is not None:
             pytest.skip("one session starts a scenario's tenants: run it without torchrun")
         if self._run is None:
@@ -113,6 +115,7 @@ class ScenarioItem(pytest.Item):
                 pytest.skip(record.reason)
             if record.status != "ok":
                 raise HwqError(f"{record.id} is {record.status}: {_explained(record)}")
+        trace_for_goals(self._runs, self.case, self._trace)
         results = self._runs.judge(self.case)
         self.user_properties += [(GOAL, text) for text in _unproven(records)]
         self.user_properties += [(GOAL, line) for line in request_lines(records)]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
     from pytest_hwqueue.processes.starting import ForkServer
     from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.records.tenants import ColocationRecord
     from pytest_hwqueue.scenarios.file import Scenario
     from pytest_hwqueue.which.session import Measurer
 
@@ -88,7 +87,7 @@ class ScenarioSession:
     def trace(
         self, scenario: Scenario, folder: Path, run: PlannedRun, peaks_per_s: Mapping[str, float],
         duration_s: float,
-    ) -> ColocationRecord:  # fmt: skip
+    ) -> Stored:  # fmt: skip
         """Run a scenario's tenants traced, as `scenarios.traced.Trace`, with separate records."""
         with self._measurer(scenario, folder) as measurer:
             return measurer.trace(run, peaks_per_s, self._at_most(duration_s))

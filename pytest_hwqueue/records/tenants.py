@@ -137,6 +137,34 @@ class TenantResult(PlainData):
     last_output: str = Field("", description="last lines it wrote, where something went wrong")
 
 
+class TenantUse(PlainData):
+    """How one tenant used the device in a traced window."""
+
+    busy_ns: list[int] = Field(
+        description="time in each block of the window in which a kernel or copy of its own ran"
+    )
+    waits_ns: list[int] = Field(
+        description="of each completed request that ran a kernel or copy, in the order served: "
+        "from when its first one was enqueued until one started"
+    )
+
+
+class DeviceUse(PlainData):
+    """How tenants used the device in a traced window, which is cut into equal blocks of time."""
+
+    reason: str = Field("", description="why it could not be observed; the rest is then empty")
+    busy_ns: list[int] = Field(
+        default_factory=list,
+        description="time in each block in which a kernel or copy of any tenant ran",
+    )
+    switches: list[int] = Field(
+        default_factory=list,
+        description="kernels and copies that started in each block where the one that started "
+        "before was another tenant's",
+    )
+    tenants: dict[str, TenantUse] = Field(default_factory=dict, description="by name")
+
+
 LOOK_ERROR = 0.05
 """Of a goal: that it is called met or missed, and is not, at all looks at it together."""
 
@@ -191,6 +219,9 @@ class ColocationRecord(SealedData):
     simulated: bool
     traced: bool = Field(
         False, description="to find causes: a tracer ran along, so its times are no result"
+    )
+    device_use: DeviceUse | None = Field(
+        None, description="of a traced window; null for others, and in records of earlier versions"
     )
     faults: list[str] = Field(
         default_factory=list, description="planted on purpose; such a record measures nothing"

@@ -128,8 +128,9 @@ class WhichProgress:
     def run_ended(self, record: ColocationRecord) -> None:
         """Report a finished run."""
         reason = f": {record.reason}" if record.reason else ""
+        which = "traced" if record.traced else f"run {record.run}"
         self.say(
-            f"{self._done + 1}/{self._all} {record.id} run {record.run} {record.status} "
+            f"{self._done + 1}/{self._all} {record.id} {which} {record.status} "
             f"({record.elapsed_s:.1f} s){reason}"
         )
 

@@ -15,13 +15,14 @@ from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.scenarios.goals import (
     OF_TOKENS,
-    RESERVED,
+    REFERENCES,
     Goal,
     latency_bound_ns,
     parse_goal,
 )
 from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_entry
+from pytest_hwqueue.tenancy import DEVICE
 from pytest_hwqueue.tenancy.spec import TenantPlacement
 from pytest_hwqueue.workloads.tenants.shapes import MODELS, model_shape
 
@@ -56,14 +57,21 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
     variants = _tables(data.get("variants"))
     yield from _twice("variants", variants)
     own = _goals(data, ())
-    yield from _check_goals(own, named, "")
+    runs_of = {
+        str(each.get("name")): set(
+            map(str, only if isinstance(only := each.get("only"), list) else named)
+        )
+        for _, each in variants
+    }
+    yield from _check_goals(own, named, runs_of, "")
+    yield from _check_variants_named(own, named, runs_of)
     yield from _check_tokens(own, named)
     placed = [_placements(data, variant) for _, variant in variants] or [_placements(data, {})]
     yield from _check_judged((), data, {place for places in placed for place in places})
     for (index, variant), places in zip(variants, placed, strict=False):
         path = ("variants", index)
         yield from _check_judged(path, variant, places)
-        yield from _check_variant(path, variant, named, own, places)
+        yield from _check_variant(path, variant, named, own, places, runs_of)
     if not variants:
         yield from _check_attainment(own, named, placed[0])
 
@@ -71,6 +79,7 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
 def _check_variant(
     path: Path, variant: Mapping[str, Any], tenants: Mapping[str, Mapping[str, Any]],
     inherited: Sequence[_Stated], placements: AbstractSet[str],
+    runs_of: Mapping[str, AbstractSet[str]],
 ) -> Iterator[Findings]:  # fmt: skip
     running = dict(tenants)
     only = variant.get("only")
@@ -91,15 +100,16 @@ def _check_variant(
     yield from _check_modes(path, variant)
     own = _goals(variant, path)
     where = f" in variant {variant.get('name')}"
-    yield from _check_goals(own, running, where)
+    yield from _check_goals(own, running, runs_of, where)
+    yield from _check_variants_named(own, tenants, runs_of)
     yield from _check_tokens(own, running)
     # A name that is no tenant's was reported at its field.
     known = [
         each
         for each in inherited
-        if _meant(each.goal) <= set(tenants) and not placements.isdisjoint(each.placements)
+        if _meant(each.goal, runs_of) <= set(tenants) and not placements.isdisjoint(each.placements)
     ]
-    yield from _check_goals(known, running, where)
+    yield from _check_goals(known, running, runs_of, where)
     yield from _check_attainment([*known, *own], running, placements)
 
 
@@ -200,12 +210,37 @@ def _check_judged(
 
 
 def _check_goals(
-    goals: Iterable[_Stated], running: Iterable[str], where: str
+    goals: Iterable[_Stated], running: Iterable[str], variants: Iterable[str], where: str
 ) -> Iterator[Findings]:
-    known = list(running)
+    known, variants = list(running), list(variants)
     for path, goal, _ in goals:
-        for name in sorted(_meant(goal) - set(known)):
-            yield path, _no_tenant(name, known) + where
+        for name in sorted(_meant(goal, variants) - set(known)):
+            if name == goal.reference and variants:
+                near = nearest(name, [*known, *variants])
+                yield path, f"there is no tenant or variant {name!r}; {near}"
+            else:
+                yield path, _no_tenant(name, known) + where
+
+
+def _check_variants_named(
+    goals: Iterable[_Stated], tenants: Iterable[str], runs_of: Mapping[str, AbstractSet[str]]
+) -> Iterator[Findings]:
+    """Find goals compared with a variant that is a tenant, too, or does not run theirs.
+
+    Args:
+        goals: that can be read.
+        tenants: all of the scenario.
+        runs_of: the tenants that each variant runs.
+
+    """
+    for path, goal, _ in goals:
+        name = goal.reference
+        if name is None or name in REFERENCES or name not in runs_of:
+            continue
+        if name in set(tenants):
+            yield path, f"{name} is a tenant and a variant: rename one of them"
+        elif goal.tenant not in runs_of[name]:
+            yield path, f"variant {name} does not run {goal.tenant}: name one that does"
 
 
 def _check_tokens(
@@ -263,10 +298,13 @@ def _entries(fields: Mapping[str, Any], name: str, path: Path) -> Iterator[tuple
             yield (*path, name, *filter(None, [place]), index), place, str(text)
 
 
-def _meant(goal: Goal) -> set[str]:
+def _meant(goal: Goal, variants: Iterable[str]) -> set[str]:
     """Return the tenants that a goal names."""
+    named = {goal.tenant} - {DEVICE}
     reference = goal.reference
-    return {goal.tenant} if reference is None or reference in RESERVED else {goal.tenant, reference}
+    if reference is None or reference in (*REFERENCES, *variants):
+        return named
+    return {*named, reference}
 
 
 def _no_tenant(name: object, known: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from pytest_hwqueue.errors import BadInput, meant
 from pytest_hwqueue.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.metrics.numbers import duration
 from pytest_hwqueue.scenarios.deciding import decided_by_s
+from pytest_hwqueue.tenancy import DEVICE
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.figures import Estimator, Served, TimesOf
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 GoalVerdict = Literal["met", "missed", "undecided"]
 
 NATIVE, SOLO = "native", "solo"
-RESERVED = (NATIVE, SOLO)
+REFERENCES = (NATIVE, SOLO)
 """References that are no tenants: the same run under native, and the tenant alone under native."""
+RESERVED = (*REFERENCES, DEVICE)
+"""What no tenant is called; `DEVICE` is all tenants together."""
 
 CONFIDENCE = 0.95
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
@@ -40,12 +43,16 @@ FIGURES: dict[str, dict[str, float]] = {
     "attainment": {"%": 0.01},
     "throughput": {"/s": 1.0},
     "variation": {"%": 0.01},
-    **{f"{what}_{name}": _NS for what in ("ttft", "tbt") for name in _PERCENTILES},
+    **{f"{what}_{name}": _NS for what in ("ttft", "tbt", "wait") for name in _PERCENTILES},
     "goodput": {"/s": 1.0},
+    "busy": {"%": 0.01},
+    "switches": {"/s": 1.0},
 }
 OF_TOKENS = tuple(name for name in FIGURES if name.startswith(("ttft", "tbt", "goodput")))
 """Figures of servers that stream tokens."""
-_LONG = re.compile(r"(?:latency_|((?:ttft|tbt)_))(p[0-9]+|mean|max)_(us|ms|s)")
+_TRACED = ("busy", "switches", *(name for name in FIGURES if name.startswith("wait")))
+_OF_DEVICE = ("busy", "switches")
+_LONG = re.compile(r"(?:latency_|((?:ttft|tbt|wait)_))(p[0-9]+|mean|max)_(us|ms|s)")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -57,7 +64,7 @@ _BOUND = re.compile(
 )
 _USAGE = (
     "write TENANT.FIGURE < BOUND (or <=, >, >=), such as high.latency_p99_ms < 10, "
-    "low.throughput >= 80% of native, high.p99 <= 1.3 x solo"
+    "low.throughput >= 80% of native, high.p99 <= 1.3 x solo, device.busy > 85%"
 )
 
 
@@ -66,12 +73,13 @@ class Goal:
     """A bound on a tenant's figure; ``str`` gives its text, with one spelling for each goal.
 
     Attributes:
-        tenant: whose figure.
+        tenant: whose figure; `DEVICE` for all tenants together.
         figure: of `FIGURES`.
         comparison: ``<``, ``<=``, ``>`` or ``>=``.
         number: as written, in ``unit``.
         unit: of the figure's; with a reference ``%`` or ``x``.
-        reference: ``native``, ``solo``, another tenant of the same run, or None.
+        reference: ``native``, ``solo``, another tenant of the same run, a variant of the scenario,
+            or None.
 
     """
 
@@ -99,6 +107,11 @@ class Goal:
     def quantile(self) -> float | None:
         """Of the latency, such as 0.99; None if the figure is no percentile."""
         return _PERCENTILES.get(self.figure)
+
+    @property
+    def traced(self) -> bool:
+        """Whether it is judged by a traced window, apart from those that are measured."""
+        return self.figure in _TRACED
 
     @property
     def of_these_requests(self) -> bool:
@@ -192,6 +205,21 @@ def parse_goal(text: str) -> Goal:
         raise BadInput(f"the bound {rest.strip()!r} is not valid; {_USAGE}")
     unit, link, reference = bound[2], bound[3], bound[4]
     unit = "us" if unit == "µs" else unit
+    if tenant == DEVICE and figure not in _OF_DEVICE:
+        raise BadInput(
+            f"{figure} is a tenant's: write TENANT.{name}; of all tenants together there are "
+            + " and ".join(f"{DEVICE}.{each}" for each in _OF_DEVICE)
+        )
+    if figure == "switches" and tenant != DEVICE:
+        raise BadInput(
+            f"{figure} are between tenants: write {DEVICE}.{figure}, such as "
+            f"{DEVICE}.{figure} < 2000/s"
+        )
+    if figure in _TRACED and link is not None:
+        raise BadInput(
+            f"{text!r}: {figure} is of one traced window, and is only held to a bound of its own, "
+            f"in {', '.join(FIGURES[figure])}"
+        )
     if figure == "max" and (link is not None or comparison in (">", ">=")):
         raise BadInput(
             f"{text!r}: the longest of some requests grows with their number, so it can only be "
@@ -199,7 +227,7 @@ def parse_goal(text: str) -> Goal:
         )
     if link is None:
         goal = Goal(tenant, figure, comparison, number, _unit(figure, unit or implied))
-        if figure == "attainment" and goal.bound > 1:
+        if figure in ("attainment", "busy") and goal.bound > 1:
             raise BadInput(f"the bound {rest.strip()!r} is not valid; no share is above 100%")
         return goal
     if (link, unit) not in (("of", "%"), ("x", None), ("×", None)):
@@ -208,7 +236,9 @@ def parse_goal(text: str) -> Goal:
             f"1.3 x {reference}"
         )
     if reference == tenant:
-        raise BadInput(f"{tenant} is compared with itself; give native, solo, or another tenant")
+        raise BadInput(
+            f"{tenant} is compared with itself; give native, solo, another tenant, or a variant"
+        )
     return Goal(tenant, figure, comparison, number, "%" if link == "of" else "x", reference)
 
 
@@ -237,7 +267,8 @@ def evaluate(
 
     Args:
         goal: the goal.
-        windows: of its tenant; at least one.
+        windows: of its tenant; at least one. Of a goal that is `Goal.traced`: as
+            `tenancy.device_use.used` returns them.
         reference: windows of the reference; None without one. The same object as ``windows`` if
             the run is its own reference: then the ratio is exactly 1.
         within_ns: latency that a request must keep to count as attained; for ``attainment``.
@@ -267,8 +298,10 @@ def evaluate(
     reason, longer, rate = "", None, None
     if verdict == "undecided":
         reason = estimate.refused or "the interval reaches to both sides of the bound"
-        longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
-        rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9
+        # How long a traced window is, nobody can set.
+        if not goal.traced:
+            longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
+            rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9
     figure = estimate.scaled(1 / goal.factor, goal.unit)
     if math.isinf(estimate.value):
         figure = figure.model_copy(update={"value": None})
@@ -310,7 +343,9 @@ def estimator_of(goal: Goal, within_ns: float | None) -> Estimator:
     """Return what estimates a goal's figure; ``within_ns`` as `evaluate` takes it."""
     from pytest_hwqueue.tenancy import figures
 
-    times: dict[str, TimesOf] = {"": "latency_ns", "ttft": "ttft_ns", "tbt": "tbt_ns"}
+    times: dict[str, TimesOf] = {
+        "": "latency_ns", "ttft": "ttft_ns", "tbt": "tbt_ns", "wait": "wait_ns",
+    }  # fmt: skip
     figure = goal.figure
     of, _, name = figure.rpartition("_")
     if name in _PERCENTILES:
@@ -325,6 +360,8 @@ def estimator_of(goal: Goal, within_ns: float | None) -> Estimator:
         "throughput": figures.throughput,
         "variation": figures.variation,
         "goodput": figures.goodput,
+        "busy": figures.busy,
+        "switches": figures.switches,
     }
     return others[figure]
 

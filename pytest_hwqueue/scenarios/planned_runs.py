@@ -137,6 +137,9 @@ def reference_of(case: Case, goal: Goal) -> tuple[PlannedRun, str] | None:
     if goal.reference == SOLO:
         (alone,) = (tenant for tenant in own.tenants if tenant.name == goal.tenant)
         return solo_run(case, alone), goal.tenant
+    for variant in case.scenario.variants:
+        if variant.name == goal.reference:
+            return own_run(replace(case, variant=variant)), goal.tenant
     return own, goal.reference
 
 
@@ -265,6 +268,8 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
     for case in cases:
         tenants = {tenant.name: tenant for tenant in case.tenants}
         for goal in case.goals:
+            if goal.traced:
+                continue
             arrival = tenants[goal.tenant].arrival
             # A trace has no one rate, and a share of a peak none that is known.
             if arrival.of_peak is not None or arrival.text.startswith(("closed", "trace")):

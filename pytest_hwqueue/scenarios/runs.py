@@ -41,6 +41,7 @@ from pytest_hwqueue.scenarios.planned_runs import (
 )
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import served
+from pytest_hwqueue.tenancy.device_use import TIME_SLICES, in_time_slices, used
 from pytest_hwqueue.tenancy.figures import Estimator, percentile, throughput, worth_at
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class ScenarioRuns:
     def __init__(self, measure: Measure) -> None:
         self._attempt = measure
         self._stored: dict[str, list[Stored]] = {}
+        self._traced: dict[str, list[Stored]] = {}
         self._run: int | None = None
         # The tests whose goals end windows early; None measures all windows to their end.
         self._asked: Sequence[Case] | None = None
@@ -98,6 +100,7 @@ class ScenarioRuns:
     def forget(self) -> None:
         """Forget all measurements: whoever needs one again measures it anew."""
         self._stored.clear()
+        self._traced.clear()
 
     def measure_run(self, case: Case) -> None:
         """Measure what a test and its interference ratios need in this run, each once."""
@@ -240,7 +243,8 @@ class ScenarioRuns:
         """Whether a test's goals are decided, one missed or all met, or hardly will be."""
         results = self.judge(case)
         sure = self.sure(case, results)
-        decided = "missed" in sure or (bool(sure) and sure == ["met"] * len(results))
+        measured = sum(not goal.traced for goal in case.goals)
+        decided = "missed" in sure or (bool(sure) and sure == ["met"] * measured)
         return decided or not self._may_be_decided(case, results)
 
     def _may_be_decided(self, case: Case, results: Sequence[GoalResult]) -> bool:
@@ -260,19 +264,27 @@ class ScenarioRuns:
                     within_of(own, goal.tenant, goals), longer,
                 )
                 for goal, result in zip(goals, results, strict=True)
+                if not goal.traced
             ]
         )  # fmt: skip
 
     def _longer(self, run: PlannedRun) -> float:
         """Return the whole time of a run, by that of its records; inf where nobody planned it."""
+        if not self._rounds:
+            return math.inf
+        return self.planned_s(run) / sum(record.duration_s for record in self.records(run))
+
+    def planned_s(self, run: PlannedRun) -> float:
+        """Return the whole time of a run in seconds: as planned, or as long as its windows were."""
         records = self.records(run)
-        whole_s: float = self._rounds * records[0].plan["duration_s"]
-        return whole_s / sum(record.duration_s for record in records) if whole_s else math.inf
+        window_s: float = records[0].plan["duration_s"]
+        return window_s * (self._rounds or len(records))
 
     def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
         """Return the verdicts on a test's goals to which blocks of its requests come, too.
 
-        What is of the requests measured alone is not met before the last of them.
+        Those that a traced window judges are not among them. What is of the requests measured alone
+        is not met before the last of them.
         """
         own = own_run(case)
         ends_later = self._longer(own) > 1
@@ -282,6 +294,7 @@ class ScenarioRuns:
             each.verdict
             for goal, each in zip(goals, results, strict=True)
             if each.verdict != "undecided"
+            and not goal.traced
             and not (goal.of_these_requests and each.verdict == "met" and ends_later)
             and agrees_in_blocks(
                 goal, each.verdict == "met", self.windows(own, goal.tenant), confidence,
@@ -356,10 +369,45 @@ class ScenarioRuns:
         raise NotMeasured(f"{run.name} under {run.scheduler} was not measured")
 
     def sessions(self, run: PlannedRun) -> list[Session]:
-        """Return the session of each of `records`: all were measured in one, on one device."""
+        """Return the session of each of `records`."""
+        return [self._session(*each) for each in self.stored(run)]
+
+    def _session(self, _record: ColocationRecord, _path: Path) -> Session:
+        """Return a record's session: all were measured in one, on one device."""
         from pytest_hwqueue.tenancy.figures import ONLY_SESSION
 
-        return [ONLY_SESSION] * len(self.records(run))
+        return ONLY_SESSION
+
+    def add_traced(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:
+        """Add the record of a run's traced window."""
+        self._traced.setdefault(run.key, []).append((record, path))
+
+    def traced(self, run: PlannedRun) -> list[ColocationRecord]:
+        """Return the records of a run's traced windows, which may be none."""
+        return [record for record, _ in self._traced.get(run.key, ())]
+
+    def use(self, run: PlannedRun, name: str) -> list[Served] | str:
+        """Return what traced windows of a run show of a tenant, or of the `DEVICE`; or why nothing.
+
+        The run's own records must all be ``ok``.
+        """
+        stored = self._traced.get(run.key, ())
+        if not stored:
+            return self.not_traced(run) or "no window of it was traced"
+        seen = [
+            used(record, name, self._session(record, path))
+            for record, path in stored
+            if not _unobserved(record)
+        ]
+        return seen or _unobserved(stored[-1][0])
+
+    def not_traced(self, run: PlannedRun) -> str:
+        """Return why a traced window would not show how tenants use the device; empty if it may."""
+        record = self.records(run)[0]
+        turns = in_time_slices(
+            record.placement, record.scheduler, record.device, len(record.tenants)
+        )
+        return TIME_SLICES if turns else ""
 
     def windows(self, run: PlannedRun, tenant: str) -> list[Served]:
         """Return a tenant's requests in each ``ok`` record of a run."""
@@ -400,10 +448,8 @@ class ScenarioRuns:
         if confidence is None:
             confidence = self._confidence(own)
         goals = case.goals
-        for record in self.records(own):
-            if record.noise is not None and record.noise.status == "not applied":
-                reason = f"noise {record.noise.noise} was not felt: {record.noise.reason}"
-                return [_undecided(goal, reason) for goal in goals]
+        for reason in filter(None, map(_not_felt, self.records(own))):
+            return [_undecided(goal, reason) for goal in goals]
         return [self._judged(case, own, goal, goals, confidence) for goal in goals]
 
     def _confidence(self, own: PlannedRun) -> float:
@@ -414,6 +460,10 @@ class ScenarioRuns:
     def _judged(
         self, case: Case, own: PlannedRun, goal: Goal, goals: Sequence[Goal], confidence: float
     ) -> GoalResult:
+        if goal.traced:
+            use = self.use(own, goal.tenant)
+            # It is looked at once.
+            return _undecided(goal, use) if isinstance(use, str) else evaluate(goal, use)
         windows = self.windows(own, goal.tenant)
         compared = reference_of(case, goal)
         reference = None
@@ -486,6 +536,23 @@ def _urgent(run: PlannedRun, cases: Sequence[Case]) -> set[str]:
 def _is_sharp(figure: Estimate) -> bool:
     """Whether an interval reaches from its middle no farther than others are to be divided by."""
     return figure.low > 0 and figure.high - figure.low <= _SHARP * (figure.high + figure.low)
+
+
+def _not_felt(record: ColocationRecord) -> str:
+    """Return why a record's noise was not felt; empty if it was, or there is none."""
+    noise = record.noise
+    if noise is None or noise.status != "not applied":
+        return ""
+    return f"noise {noise.noise} was not felt: {noise.reason}"
+
+
+def _unobserved(record: ColocationRecord) -> str:
+    """Return why a traced window does not show how tenants used the device; empty if it does."""
+    if record.status != "ok":
+        return f"not observable: the traced run was {record.status}: {record.reason}"
+    if record.device_use is None:
+        return "the version that traced it did not keep how tenants used the device: measure again"
+    return _not_felt(record) or record.device_use.reason
 
 
 def _undecided(goal: Goal, reason: str) -> GoalResult:

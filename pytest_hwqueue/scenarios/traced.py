@@ -1,14 +1,15 @@
-"""Why a test's requests were slow: its tenants run once more, traced."""
+"""A test's tenants run once more, traced: how they use the device, and why requests were slow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_hwqueue.metrics.latency import minimum_samples
+from pytest_hwqueue.metrics.latency import minimum_samples, sufficient_samples
 from pytest_hwqueue.records.noise import Causes, causes_line
 from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun
-from pytest_hwqueue.scenarios.runs import ScenarioRuns
+from pytest_hwqueue.scenarios.runs import PeakUnknown, ScenarioRuns, Stored
+from pytest_hwqueue.tenancy import DEVICE
 
 if TYPE_CHECKING:
     from pytest_hwqueue.records.tenants import ColocationRecord
@@ -18,8 +19,36 @@ LEAST_S = 1.0
 # A random schedule may have fewer than its rate says; a closed loop is slower while it is traced.
 _SPARE, _SPARE_CLOSED = 1.1, 2.0
 
-Trace = Callable[[PlannedRun, Mapping[str, float], float], "ColocationRecord"]
+Trace = Callable[[PlannedRun, Mapping[str, float], float], Stored]
 """Runs tenants traced: peaks by tenant as for any run, and for how many seconds."""
+
+
+def trace_for_goals(runs: ScenarioRuns, case: Case, trace: Trace) -> None:
+    """Run a test's tenants traced if a goal asks how they use the device, and keep the record.
+
+    Once; not if the test was not measured, or a trace would not show it. The window is no longer
+    than the test's measuring time, and as far as that goes it suffices for a P99 of waiting.
+    """
+    asked = [goal for goal in case.goals if goal.traced]
+    if not asked:
+        return
+    try:
+        run, records, peaks = runs.measured(case)
+    except PeakUnknown:
+        return
+    failed = any(record.status != "ok" for record in records)
+    if failed or runs.traced(run) or runs.not_traced(run):
+        return
+    planned_s = runs.planned_s(run)
+    enough_s = 0.0
+    for goal in asked:
+        everyone = [tenant.name for tenant in run.tenants]
+        tenants = everyone if goal.tenant == DEVICE else [goal.tenant]
+        # Blocks of time give the others' intervals, and requests those of a wait.
+        most_s = planned_s if goal.figure.startswith("wait") else MOST_S
+        needed_s = _seconds(run, records, tenants, sufficient_samples(0.99), most_s)
+        enough_s = max(enough_s, needed_s)
+    runs.add_traced(run, *trace(run, peaks, min(enough_s, planned_s)))
 
 
 def tenants_in_question(case: Case) -> list[str]:
@@ -33,7 +62,8 @@ def causes_in_words(
 ) -> list[str]:
     """Run a test's tenants traced; return a line per tenant in question.
 
-    If that fails, the one line says why there are no causes.
+    A window that was traced for goals serves if it is long enough. If tracing fails, the one line
+    says why there are no causes.
 
     Args:
         runs: with the test's records, all ``ok``.
@@ -43,15 +73,20 @@ def causes_in_words(
 
     """
     run, records, peaks = runs.measured(case)
-    record = trace(run, peaks, _seconds(run, records, tenants))
+    enough_s = _seconds(run, records, tenants, minimum_samples(0.99), MOST_S)
+    traced = [each for each in runs.traced(run) if each.plan["duration_s"] >= enough_s]
+    record = traced[-1] if traced else trace(run, peaks, enough_s)[0]
     if record.status != "ok":
         return [f"causes are not known: the traced run was {record.status}: {record.reason}"]
     found = {name: record.tenant(name).causes for name in tenants}
     return [_line(name, causes) for name, causes in found.items() if causes is not None]
 
 
-def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str]) -> float:
-    """Return how long it takes until each tenant has enough requests for a P99."""
+def _seconds(
+    run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str], requests: int,
+    most_s: float,
+) -> float:  # fmt: skip
+    """Return how long it takes until each of these tenants has so many requests, or ``most_s``."""
     needed = [LEAST_S]
     for tenant in run.tenants:
         if tenant.name not in tenants:
@@ -59,8 +94,8 @@ def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequ
         seconds = sum(record.duration_s for record in records)
         issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
         spare = _SPARE_CLOSED if tenant.arrival.text == "closed" else _SPARE
-        needed.append(minimum_samples(0.99) * spare * seconds / issued if issued else MOST_S)
-    return min(max(needed), MOST_S)
+        needed.append(requests * spare * seconds / issued if issued else most_s)
+    return min(max(needed), most_s)
 
 
 def _line(tenant: str, causes: Causes) -> str:

@@ -5,3 +5,6 @@ TENANTS = "tenants"
 
 SCENARIO_SUFFIX = ".hwq.yaml"
 """What ends the name of a scenario file. Here, since pytest's start must import nothing heavy."""
+
+DEVICE = "device"
+"""All tenants together, where goals have a tenant's name; no tenant is called so."""

@@ -22,7 +22,8 @@ from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, write_colocation
 from pytest_hwqueue.redaction import redacted
-from pytest_hwqueue.schedulers.syntax import Scheduler, parse_scheduler
+from pytest_hwqueue.schedulers.syntax import Scheduler
+from pytest_hwqueue.tenancy.device_use import device_use, in_time_slices
 from pytest_hwqueue.tenancy.figures import Served, percentile
 from pytest_hwqueue.tenancy.looks import Decided, Look, Looks
 from pytest_hwqueue.tenancy.run import LivingTenants, Progress
@@ -144,9 +145,15 @@ class TenantSet:
 
                 found.stage = "causes"
                 traces = take_traces(own, [tenant.name for tenant in found.tenants])
+                turns = in_time_slices(
+                    plan.placement, plan.scheduler, plan.device, len(plan.tenants)
+                )
+                found.device_use = device_use(
+                    found.tenants, traces, window.begin_ns, window.duration_ns, turns
+                )
                 found.tenants = kept_causes(
                     found.kept, found.tenants, traces,
-                    begin_ns=window.begin_ns, notes=[*found.notes], turns=_take_turns(plan),
+                    begin_ns=window.begin_ns, notes=[*found.notes], turns=turns,
                 )  # fmt: skip
             else:
                 _refuse_unanswered(found)
@@ -263,18 +270,6 @@ def _without_secrets(record: ColocationRecord, secrets: Collection[str]) -> Colo
     texts = {"reason": shown(record.reason), "command": shown(record.command)}
     notes = [shown(note) for note in record.notes]
     return record.model_copy(update={**texts, "notes": notes, "tenants": tenants, "proof": proof})
-
-
-def _take_turns(plan: Colocation) -> bool | None:
-    """Whether a plan's tenants take turns on the device; None if its mode does not say.
-
-    They do as processes: each has a context of its own, and one runs at a time, unless a mode such
-    as MPS puts them into one.
-    """
-    if plan.placement == "threads" or capabilities_of(plan.device).host:
-        return False
-    sharing = parse_scheduler(plan.scheduler).simulated
-    return None if sharing is None else not sharing.together
 
 
 def _refuse(plan: Colocation, scheduler: Scheduler) -> None:

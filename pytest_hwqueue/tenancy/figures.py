@@ -79,6 +79,10 @@ class Served:
         ttft_ns: of each completed request that streamed tokens, its first one's latency.
         tbt_ns: of each with two tokens or more, the mean time between them.
         good_ns: when each request was done that kept its bounds on both, from the window's start.
+        wait_ns: of each completed request of a traced window that ran a kernel or copy, how long
+            the first one waited to start.
+        busy_ns: of a traced window, how long kernels and copies ran in each of its equal blocks.
+        switches: likewise, how often the device went from one tenant to another.
 
     """
 
@@ -90,14 +94,17 @@ class Served:
     ttft_ns: Sequence[int] = ()
     tbt_ns: Sequence[float] = ()
     good_ns: Sequence[int] = ()
+    wait_ns: Sequence[int] = ()
+    busy_ns: Sequence[int] = ()
+    switches: Sequence[int] = ()
 
 
-TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns"]
+TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns", "wait_ns"]
 Estimator = Callable[[Sequence[Served], float], Estimate]
 
 
 def percentile(quantile: float, of: TimesOf = "latency_ns") -> Estimator:
-    """Return the estimator of a percentile of a latency, or of a time of tokens, in ns.
+    """Return the estimator of a percentile of a latency, of a time of tokens or a wait, in ns.
 
     A request that failed or was not served counts as infinitely slow. The interval is that of
     `spread_interval`; with too few requests for its upper end, only the lower end remains.
@@ -248,20 +255,48 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     """
     import numpy as np
 
-    seconds = sum(window.window_ns for window in windows) / _NS_PER_S
     n = sum(finished <= window.window_ns for window in windows for finished in window.finished_ns)
     wanted = max(LEAST_BLOCKS, min(_MOST_COUNTS, n // LEAST_BLOCK_ITERATIONS))
     # Two per window at least: a spread within it must show.
     blocks = max(2, round(wanted / len(windows)))
-    rates = [_block_rates(window, blocks) for window in windows]
-    value, resolution = n / seconds, math.sqrt(blocks * len(windows) / 12) / seconds
+    counts = [
+        np.histogram(window.finished_ns, bins=blocks, range=(0, window.window_ns))[0]
+        for window in windows
+    ]
+    return _rate(windows, counts, confidence, "requests", "what is completed")
+
+
+def _rate(
+    windows: Sequence[Served], counts: Sequence[Sequence[int] | NDArray[np.int64]],
+    confidence: float, unit: str, what: str,
+) -> Estimate:  # fmt: skip
+    """Estimate how many there are per second, by counts of each window's equal blocks.
+
+    Args:
+        windows: the windows.
+        counts: of each.
+        confidence: of the interval.
+        unit: what is counted, in the plural.
+        what: likewise, as the subject of a sentence.
+
+    """
+    import numpy as np
+
+    seconds = sum(window.window_ns for window in windows) / _NS_PER_S
+    n = sum(int(np.sum(each)) for each in counts)
+    rates = [
+        np.asarray(each, np.float64) * (len(each) * _NS_PER_S / window.window_ns)
+        for window, each in zip(windows, counts, strict=True)
+    ]
+    value, resolution = n / seconds, math.sqrt(sum(map(len, counts)) / 12) / seconds
     mean = mean_interval(rates, confidence)
     half_width = max(mean.half_width, resolution)
+    unit = f"{unit}/s"
     if half_width >= value > 0 and n >= LEAST_ITERATIONS:
-        reason = "what is completed varies too much with time"
+        reason = f"{what} varies too much with time"
         if mean.outlasts:
-            reason = wandering("what is completed wanders", np.concatenate(rates))
-        return Estimate(value=value, low=0.0, n=n, unit="requests/s", refused=reason)
+            reason = wandering(f"{what} wanders", np.concatenate(rates))
+        return Estimate(value=value, low=0.0, n=n, unit=unit, refused=reason)
     low, high = max(0.0, value - half_width), value + half_width
     if n < LEAST_ITERATIONS:
         tail = (1 - confidence) / 2
@@ -269,7 +304,37 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
         low = min(low, least / seconds)
         high = max(high, chi2_quantile(1 - tail, 2 * n + 2) / 2 / seconds)
     drift = None if mean.drift is None else mean.drift / value
-    return Estimate(value=value, low=low, high=high, n=n, unit="requests/s", drift=drift)
+    return Estimate(value=value, low=low, high=high, n=n, unit=unit, drift=drift)
+
+
+def switches(windows: Sequence[Served], confidence: float) -> Estimate:
+    """Estimate how often per second the device went from one tenant to another.
+
+    The interval is that of `throughput`, of the counts in the traced windows' blocks.
+    """
+    counts = [window.switches for window in windows]
+    return _rate(windows, counts, confidence, "switches", "how often tenants switch")
+
+
+def busy(windows: Sequence[Served], confidence: float) -> Estimate:
+    """Estimate the share of traced windows in which kernels or copies ran; ``n`` counts blocks.
+
+    The interval is that of the mean of the blocks' shares (`drift.mean_interval`), within 0 and 1.
+    """
+    import numpy as np
+
+    shares = [
+        np.asarray(window.busy_ns, np.float64) * (len(window.busy_ns) / window.window_ns)
+        for window in windows
+    ]
+    n = sum(each.size for each in shares)
+    value = sum(map(sum, (window.busy_ns for window in windows))) / sum(
+        window.window_ns for window in windows
+    )
+    mean = mean_interval(shares, confidence)
+    low, high = max(0.0, value - mean.half_width), min(1.0, value + mean.half_width)
+    drift = None if mean.drift is None or not value else mean.drift / value
+    return Estimate(value=value, low=low, high=high, n=n, drift=drift)
 
 
 def goodput(windows: Sequence[Served], confidence: float) -> Estimate:
@@ -353,14 +418,6 @@ def _times(windows: Sequence[Served], of: TimesOf = "latency_ns") -> list[NDArra
         between = np.linspace(0, times.size, never + 2)[1:-1].astype(int)
         found.append(np.insert(times, between, math.inf))
     return [each for each in found if each.size] or [np.empty(0)]
-
-
-def _block_rates(window: Served, blocks: int) -> NDArray[np.float64]:
-    """Return the requests per second completed in each of a window's blocks."""
-    import numpy as np
-
-    counts, _ = np.histogram(window.finished_ns, bins=blocks, range=(0, window.window_ns))
-    return counts * (blocks * _NS_PER_S / window.window_ns)
 
 
 def _relative_deviation(samples: NDArray[np.float64]) -> float:

@@ -32,6 +32,7 @@ from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.cells import WorkDone, delivered
+from pytest_hwqueue.tenancy.device_use import device_use
 from pytest_hwqueue.tenancy.looks import Decided, Look
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
@@ -134,6 +135,7 @@ def simulate(
             )
             found.duration_s = duration_ns / 1e9
         traces = {one.name: _trace(one.name, ran) for one in tenants}
+        found.device_use = device_use(tenants, traces, 0, duration_ns, not together)
         tenants = kept_causes(
             found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=not together
         )

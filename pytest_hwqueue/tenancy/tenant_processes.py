@@ -18,7 +18,7 @@ from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.remote import answer_to, remote
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.tenants import LOOK_ERROR, TenantResult
+from pytest_hwqueue.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
 from pytest_hwqueue.schedulers.priority_probe import ProbeClient
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.calls import Ready, Start, TenantCalls
@@ -65,6 +65,7 @@ class FoundOfTenants(Found):
     look_error: float = LOOK_ERROR
     proof: Proof | None = None
     tenants: list[TenantResult] = field(default_factory=list)
+    device_use: DeviceUse | None = None
 
 
 def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) -> ForkServer:

@@ -82,6 +82,26 @@ class WhichTenant(PlainData):
     )
 
 
+class WhichUse(PlainData):
+    """How one tenant used the device in a case's traced windows, or all together did."""
+
+    tenant: str = Field(description="its name; `device` for all together")
+    busy: Estimate = Field(description="share of the time in which a kernel or copy ran")
+    switches_per_s: Estimate | None = Field(
+        None, description="from one tenant to another; null for one tenant"
+    )
+    wait_p99_ms: Estimate | None = Field(
+        None,
+        description="from when a request's first kernel or copy was enqueued until one started; "
+        "null for all together",
+    )
+    throughput_over_measured: Estimate | None = Field(
+        None,
+        description="what the tracer leaves of the tenant's throughput: that in traced windows, "
+        "over that in measured ones; null for all together",
+    )
+
+
 class WhichProof(PlainData):
     """Evidence that the mode was active, of the last window."""
 
@@ -119,6 +139,10 @@ class WhichCase(PlainData):
     records: list[str] = Field(default_factory=list, description="files, in the order measured")
     tenants: list[WhichTenant] = Field(default_factory=list)
     goals: list[GoalResult] = Field(default_factory=list)
+    device_use: list[WhichUse] = Field(
+        default_factory=list,
+        description="of traced windows, which stand apart from those measured; empty without one",
+    )
     proof: WhichProof | None = Field(None, description="null where simulated, and where not ok")
     last_output: dict[str, str] = Field(
         default_factory=dict, description="of tenants of a case that is not ok, by name"

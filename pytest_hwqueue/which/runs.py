@@ -29,6 +29,9 @@ from pytest_hwqueue.tenancy.figures import Session
 from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.which.file import Role
 
+TRACED = "traced"
+"""The folder, below that of a session's records, of those of its traced windows."""
+
 # A record's first fields distinguish it from other JSON files.
 _BEGIN_BYTES = 4096
 
@@ -70,10 +73,6 @@ class WhichRuns(ScenarioRuns):
         """Add a record measured earlier."""
         self._stored.setdefault(run.key, []).append((record, path))
 
-    def sessions(self, run: PlannedRun) -> list[Session]:
-        """Return the session of each of `records`."""
-        return [self._session(*each) for each in self.stored(run)]
-
     def all_sessions(self) -> dict[Session, ColocationRecord]:
         """Return the sessions that measured something, oldest first, with the first record."""
         sessions: dict[Session, ColocationRecord] = {}
@@ -87,18 +86,21 @@ class WhichRuns(ScenarioRuns):
         for key, stored in self._stored.items():
             if those := [each for each in stored if self._session(*each) == session]:
                 runs._stored[key] = those
+        for key, stored in self._traced.items():
+            runs._traced[key] = [each for each in stored if self._session(*each) == session]
         return runs
 
     def _all(self) -> Iterable[Stored]:
         return chain.from_iterable(self._stored.values())
 
     def _session(self, record: ColocationRecord, path: Path) -> Session:
+        folder = path.parent.parent if record.traced else path.parent
         device = _device_uuid(record)
         if not device:
             # A run that failed early has no fingerprint: it was on its folder's first GPU.
-            here = (_device_uuid(each) for each, at in self._all() if at.parent == path.parent)
+            here = (_device_uuid(each) for each, at in self._all() if at.parent == folder)
             device = next(filter(None, here), "")
-        return Session(device, str(path.parent))
+        return Session(device, str(folder))
 
     def found(self, run: PlannedRun) -> list[Stored]:
         """Return what is `stored` of a run, which may be nothing yet."""
@@ -115,16 +117,22 @@ def _device_uuid(record: ColocationRecord) -> str:
 
 def all_runs(wanted: Sequence[Case]) -> list[PlannedRun]:
     """Return each run that a table of these cases and its goals need, once."""
-    runs = [run for case in wanted for run in runs_needed(case)]
     # Of equal ones the last stays, at the place of the first: a case's own run knows its goals.
-    runs = [*(entry.run for entry in entries(wanted)), *runs]
+    runs = [*(entry.run for entry in entries(wanted)), *_runs_of_goals(wanted)]
     return list({run.key: run for run in runs}.values())
+
+
+def _runs_of_goals(wanted: Sequence[Case]) -> list[PlannedRun]:
+    """Return the runs that the goals of a table's rows need; those of native come first."""
+    rows = [entry.case for entry in entries(wanted) if entry.role == "reference"]
+    return [run for case in (*rows, *wanted) for run in runs_needed(case)]
 
 
 def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     """Read the runs of a table from folders of records; other files in them are left alone.
 
     Each folder is a separate session, and so is each GPU in it: `tenancy.sessions` combines them.
+    Records of traced windows are in a folder of its own below it.
 
     Raises:
         RecordError: if a folder has no records of the scenario, a record does not fit the scenario
@@ -136,7 +144,8 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     first: tuple[Path, ColocationRecord] | None = None
     for folder in folders:
         taken = 0
-        for path, record in _without_repeated(records_in(folder)):
+        traced = records_in(folder / TRACED) if (folder / TRACED).is_dir() else []
+        for path, record in [*_without_repeated(records_in(folder)), *traced]:
             run = planned.get((record.plan["name"], record.placement, record.scheduler))
             # Runs with background noise are not in this table, and one that was interrupted was
             # not measured.
@@ -148,6 +157,9 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
             if record.fingerprint is not None:
                 first = first or (path, record)
                 check_device(*first, record, path)
+            if record.traced:
+                runs.add_traced(run, record, path)
+                continue
             runs.add(run, record, path)
             taken += 1
         if not taken:
@@ -189,8 +201,7 @@ def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
 
 def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
     """Return the runs by every name under which they may have been measured."""
-    runs = [run for case in wanted for run in runs_needed(case)]
-    runs += [entry.run for entry in entries(wanted)]
+    runs = [*_runs_of_goals(wanted), *(entry.run for entry in entries(wanted))]
     runs += [peak for run in list(runs) for peak in peak_runs(run).values()]
     return {(run.name, run.placement, run.scheduler): run for run in runs}
 

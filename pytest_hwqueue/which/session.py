@@ -22,6 +22,7 @@ from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
+from pytest_hwqueue.which.runs import TRACED
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -141,11 +142,9 @@ class Measurer:
         planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
         return self.window(run, peaks_per_s, duration_s, number, planned, decided)
 
-    def trace(
-        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float
-    ) -> ColocationRecord:
+    def trace(self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float) -> Stored:
         """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
-        return self.window(run, peaks_per_s, duration_s, 1, (), None, traced=True)[0]
+        return self.window(run, peaks_per_s, duration_s, 1, (), None, traced=True)
 
     def plan(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
@@ -189,7 +188,7 @@ class Measurer:
         """
         settings = self._settings
         plan = self.plan(run, peaks_per_s, duration_s, number)
-        folder = settings.folder / "traced" if traced else settings.folder
+        folder = settings.folder / TRACED if traced else settings.folder
         self.running = plan.id
         path = record_path(folder, plan.id)
         looks = None if decided is None else Looks(planned, lambda seen: decided(seen, path))

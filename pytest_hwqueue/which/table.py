@@ -19,16 +19,17 @@ from pytest_hwqueue.scenarios.deciding import both_ends_by_s
 from pytest_hwqueue.scenarios.file import Tenant
 from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_run, within_of
 from pytest_hwqueue.scenarios.runs import PeakUnknown
-from pytest_hwqueue.tenancy import figures
+from pytest_hwqueue.tenancy import DEVICE, figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
 from pytest_hwqueue.tenancy.cells import failed_for
-from pytest_hwqueue.tenancy.figures import Estimator, Served
+from pytest_hwqueue.tenancy.figures import Estimator, Served, TimesOf
 from pytest_hwqueue.which.file import (
     NOT_MEASURED,
     WhichCase,
     WhichFile,
     WhichSession,
     WhichTenant,
+    WhichUse,
     choices,
     origin_of,
     proof_of,
@@ -117,6 +118,7 @@ def _case(entry: Entry, runs: WhichRuns) -> WhichCase:
             "window_s": sum(record.duration_s for record in records),
             "tenants": [_tenant(entry, tenant, records, runs) for tenant in entry.run.tenants],
             "goals": judged,
+            "device_use": _device_use(entry, runs),
             "proof": proof_of(entry.run.scheduler, records),
         }
     )
@@ -189,6 +191,43 @@ def _tenant(
     )
 
 
+def _device_use(entry: Entry, runs: WhichRuns) -> list[WhichUse]:
+    """Return how the device was used in traced windows; nothing where none was."""
+    if not runs.traced(entry.run):
+        return []
+    everyone = runs.use(entry.run, DEVICE)
+    of_all = WhichUse(
+        tenant=DEVICE,
+        busy=_of_use(everyone, figures.busy),
+        switches_per_s=_of_use(everyone, figures.switches, "/s"),
+    )
+    return [of_all, *(_tenant_use(entry, each.name, runs) for each in entry.run.tenants)]
+
+
+def _tenant_use(entry: Entry, name: str, runs: WhichRuns) -> WhichUse:
+    windows = runs.use(entry.run, name)
+    if isinstance(windows, str):
+        refused = Estimate(refused=windows)
+        return WhichUse(
+            tenant=name, busy=refused, wait_p99_ms=refused, throughput_over_measured=refused
+        )
+    measured = runs.windows(entry.run, name)
+    over = over_sessions.ratio(figures.throughput, windows, measured, CONFIDENCE)
+    return WhichUse(
+        tenant=name,
+        busy=_of_use(windows, figures.busy),
+        wait_p99_ms=_percentile(windows, 0.99, "wait_ns"),
+        throughput_over_measured=told(over).told(unit="×"),
+    )
+
+
+def _of_use(windows: Sequence[Served] | str, estimator: Estimator, unit: str = "") -> Estimate:
+    """Return a figure of traced windows; refused where their text says why there are none."""
+    if isinstance(windows, str):
+        return Estimate(refused=windows, unit=unit)
+    return told(over_sessions.absolute(estimator, windows, CONFIDENCE), unit=unit)
+
+
 def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     works = " or ".join(dict.fromkeys(result.work for result in results if result.work))
     at_once = tenant.concurrency or 1
@@ -201,8 +240,8 @@ def _origin(results: Sequence[TenantResult]) -> ServerOrigin | None:
     return next((each for each in origins if each in NOT_OURS), next(iter(origins), None))
 
 
-def _percentile(windows: Sequence[Served], quantile: float) -> Estimate:
-    estimate = over_sessions.absolute(figures.percentile(quantile), windows, CONFIDENCE)
+def _percentile(windows: Sequence[Served], quantile: float, of: TimesOf = "latency_ns") -> Estimate:
+    estimate = over_sessions.absolute(figures.percentile(quantile, of), windows, CONFIDENCE)
     found = told(estimate, 1 / _NS_PER_MS, "ms")
     if estimate.n < minimum_samples(quantile):
         # What it is at least is known, and enough to miss a goal.

@@ -291,6 +291,55 @@ def test_a_verdict_stands_without_its_causes(
     assert "causes are not known: the traced run was failed: the tracer broke" in missed.output
 
 
+def test_goals_on_the_device_are_judged_by_a_traced_window(run: Run, tmp_path: Path) -> None:
+    file = write(
+        tmp_path, "device.busy > 50%", "greedy.busy < 10%", "urgent.wait_p50 < 50 ms",
+        "urgent.p50 < 1 s", schedulers=PLACEMENTS, arrival="poisson: 1000/s", mm_dim=4096,
+    )  # fmt: skip
+    session = run(file, *TRACED, "--hwq-causes=never")
+    assert session.status == pytest.ExitCode.TESTS_FAILED
+    lines = [line for line in session.output.splitlines() if "mine.hwq.yaml::" in line]
+    for test, verdict in (
+        ("threads-native", "met: device.busy > 50% ("),
+        ("threads-native", "missed: greedy.busy < 10% ("),
+        ("threads-native", "met: urgent.wait_p50 < 50 ms ("),
+        # Processes take turns here: that is no failure, and no success.
+        ("native", "undecided: device.busy > 50% (not observable where tenants take turns"),
+        ("native", "met: urgent.p50 < 1 s ("),
+    ):  # fmt: skip
+        assert any(f"mine.hwq.yaml::{test}: {verdict}" in line for line in lines), lines
+    assert [line.split()[1] for line in lines if line.startswith("FAILED")] == [
+        "mine.hwq.yaml::threads-native"
+    ]
+    (record,) = session.traced()
+    assert (record.placement, record.duration_s) == ("threads", 0.3)
+    # Each run of several judges a traced window of its own.
+    met = write(tmp_path, "device.busy > 1%", schedulers="{threads: [native]}", name="met")
+    twice = run(met, *TRACED, "--hwq-runs=2")
+    assert twice.status == pytest.ExitCode.OK, twice.output
+    assert len(twice.traced()) == 2
+
+
+def test_how_threads_use_the_cpu_is_judged_too(run: Run, tmp_path: Path) -> None:
+    file = write(
+        tmp_path, "device.busy <= 100%", "greedy.busy <= 100%", "urgent.wait_p50 < 60 s",
+        "device.switches >= 0/s", schedulers="{threads: [native]}",
+    )  # fmt: skip
+    session = run(file, *HOST, "--hwq-causes=never")
+    assert session.status == pytest.ExitCode.OK, session.output
+    assert session.output.count("threads-native: met: ") == 4, session.output
+    (record,) = session.traced()
+    use = record.device_use
+    assert use is not None
+    assert use.reason == ""
+    window_ns = record.duration_s * 1e9
+    assert 0 < sum(use.tenants["greedy"].busy_ns) <= sum(use.busy_ns) <= window_ns
+    for tenant in record.tenants:
+        waits = use.tenants[tenant.name].waits_ns
+        assert len(waits) == tenant.completed
+        assert min(waits) >= 0
+
+
 def test_goals_decide_the_outcome_and_noise_needs_a_real_device(run: Run, tmp_path: Path) -> None:
     file = write_noisy(tmp_path, "urgent.p50 < 1 s", "greedy.p999 < 1 s")
     write_test(tmp_path)

@@ -263,6 +263,8 @@ def test_search_follows_the_variant(tmp_path: Path) -> None:
         ("--tenant high", ("200/s", "20% of peak"), "share of its peak"),
         ("--tenant high", ("goals:", "x: []\ngoals:"), "unknown field"),
         ("--tenant high", (SCENARIO[SCENARIO.index("goals:"):], ""), "has no goals"),
+        ("--tenant high", ("  - low", "  - device.busy > 85%\n  - low"),
+         "native: device.busy > 85% is judged by a traced window"),
         ("--tenant high", ("schedulers", "noise: [cpu]\nschedulers"), "in the quiet"),
         ("--tenant high --schedulers no", ("", ""), "no scheduler mode 'no'"),
         ("--tenant high --schedulers native,mps-priority", ("[native, ", "["),

@@ -167,12 +167,13 @@ def test_advice_stands_in_the_check_and_before_and_after_measuring(tmp_path: Pat
         "name: short\nduration: 1s\nwarmup: 100ms\nschedulers: [native]\ntenants:\n"
         "  - {name: high, workload: large_gemm_only, arrival: 'constant: 20/s', priority: 1}\n"
         "  - {name: low, workload: large_gemm_only, parameters: {mm_dim: 8192}}\n"
-        "goals: [high.p99 < 50 ms, low.p99 < 50 ms]\n"
+        "goals: [high.p99 < 50 ms, low.p99 < 50 ms, device.busy > 1%]\n"
     )
     run = CliRunner(env={"COLUMNS": "200"})
     checked = run.invoke(main, ["scenario", "check", str(file)])
     assert "high.p99 < 50 ms at 20/s: a window of 50 s decides if no" in checked.output
     assert "low.p99" not in checked.output
+    assert "device" not in checked.output
     command = ["which", str(file), "--device", "sim:h200", "--dir", str(tmp_path / "d")]
     short = run.invoke(main, [*command, "-v"])
     assert "high.p99 < 50 ms cannot be met in 1 s at 20/s" in short.stderr
@@ -181,3 +182,6 @@ def test_advice_stands_in_the_check_and_before_and_after_measuring(tmp_path: Pat
     longer = run.invoke(main, [*command, "--duration", "60s"])
     assert "cannot be met" not in longer.stderr
     assert "would decide" not in longer.stdout
+    for found in short, longer:
+        told = " ".join(found.stdout.split())
+        assert "No --duration decides device.busy > 1% under native: not observable" in told

@@ -24,12 +24,15 @@ from pytest_hwqueue.scenarios.goals import (
     parse_goal,
 )
 from pytest_hwqueue.scenarios.planned_runs import cases, colocation, own_run
+from pytest_hwqueue.tenancy import DEVICE
 from pytest_hwqueue.tenancy.figures import (
     Served,
     attainment,
+    busy,
     mean,
     percentile,
     ratio,
+    switches,
     throughput,
     variation,
 )
@@ -41,14 +44,17 @@ MS, S = 10**6, 10**9
 
 @st.composite
 def goals(draw: st.DrawFn) -> Goal:
-    tenant, figure = draw(names), draw(st.sampled_from(list(FIGURES)))
+    figure = draw(st.sampled_from(list(FIGURES)))
+    of_device = st.just(DEVICE) if figure == "switches" else names.filter(lambda n: n != DEVICE)
+    tenant = draw(of_device | st.just(DEVICE) if figure == "busy" else of_device)
     is_max = figure == "max"
     comparison = draw(st.sampled_from(["<", "<="] if is_max else ["<", "<=", ">", ">="]))
-    if not is_max and draw(st.booleans()):
+    absolute = is_max or Goal(tenant, figure, "<", 1, "").traced
+    if not absolute and draw(st.booleans()):
         reference = draw(names.filter(lambda name: name != tenant))
         return Goal(tenant, figure, comparison, draw(numbers), draw(st.sampled_from("%x")),
                     reference)  # fmt: skip
-    number = draw(st.floats(0, 100) if figure == "attainment" else numbers)
+    number = draw(st.floats(0, 100) if figure in ("attainment", "busy") else numbers)
     return Goal(tenant, figure, comparison, number, draw(st.sampled_from(list(FIGURES[figure]))))
 
 
@@ -66,6 +72,10 @@ def goals(draw: st.DrawFn) -> Goal:
         ("high.p99 <= 1.3× solo", Goal("high", "p99", "<=", 1.3, "x", "solo"), 1.3),
         ("high.latency_p99_ms <= 1.3 x low", Goal("high", "p99", "<=", 1.3, "x", "low"), 1.3),
         ("  first.variation   <2 % ", Goal("first", "variation", "<", 2, "%"), 0.02),
+        ("device.busy > 85%", Goal("device", "busy", ">", 85, "%"), 0.85),
+        ("low.busy > 70%", Goal("low", "busy", ">", 70, "%"), 0.7),
+        ("device.switches < 2000/s", Goal("device", "switches", "<", 2000, "/s"), 2000),
+        ("high.wait_p99_ms < 1", Goal("high", "wait_p99", "<", 1, "ms"), 1e6),
     ],
 )
 def test_goals_as_people_write_them(text: str, goal: Goal, bound: float) -> None:
@@ -105,7 +115,10 @@ def served(latency_ns: object, *, never: int = 0, window_ns: int = S) -> Served:
     """Requests of these latencies, evenly spread over the window."""
     latencies = np.asarray(latency_ns).astype(int).tolist()
     finished = np.linspace(window_ns / 100, window_ns, len(latencies)).astype(int).tolist()
-    return Served(len(latencies) + never, latencies, finished, window_ns)
+    return Served(
+        len(latencies) + never, latencies, finished, window_ns,
+        wait_ns=latencies, busy_ns=[window_ns // 20] * 10, switches=[len(latencies)] * 10,
+    )  # fmt: skip
 
 
 def done_at(finished: Sequence[int], window_s: float = 10) -> Served:
@@ -304,6 +317,52 @@ def test_mean_of_known_distributions() -> None:
     assert found.value == pytest.approx(line.mean(), rel=1e-6)
     assert found.drift == pytest.approx(0.1, rel=0.1)
     assert found.interval is not None
+
+
+def blocks(busy: object = (), switches: object = (), window_ns: int = 10 * S) -> Served:
+    """A traced window of these blocks: how busy each was, as a share, and its switches."""
+    shares = np.asarray(busy, np.float64)
+    busy_ns = (shares * window_ns / max(1, shares.size)).astype(int).tolist()
+    counts = np.asarray(switches).astype(int).tolist()
+    return Served(0, (), (), window_ns, busy_ns=busy_ns, switches=counts)
+
+
+def test_busy_and_switches_of_known_blocks() -> None:
+    generator = np.random.default_rng(6)
+    # Each block's share resembles the one before it.
+    shares = []
+    for _ in range(REPEATS):
+        noise, level = generator.normal(0, 0.05, 150), [0.0]
+        for each in noise:
+            level.append(0.5 * level[-1] + each)
+        shares.append(busy([blocks(0.7 + np.array(level[51:]))], 0.95))
+    assert outside(shares, 0.7) <= 0.09
+    rates = [switches([blocks(switches=generator.poisson(5, 100))], 0.95) for _ in range(REPEATS)]
+    assert outside(rates, 50) <= 0.09
+    # All the time, and in half of each of two windows.
+    whole = busy([blocks(np.ones(100))], 0.95)
+    assert (whole.value, whole.interval, whole.n) == (1, (1, 1), 100)
+    assert busy([blocks(np.full(100, 0.5))] * 2, 0.95).value == 0.5
+    never = switches([blocks(switches=np.zeros(100))], 0.95)
+    assert (never.value, never.low) == (0, 0)
+    # Garwood's for a count of none in 10 s.
+    assert never.high == pytest.approx(-math.log(0.025) / 10)
+
+
+def test_what_a_traced_window_shows_is_judged_as_any_figure_and_names_no_longer_one() -> None:
+    half, some = blocks(np.full(100, 0.5)), blocks(switches=np.full(100, 20))
+    wide = blocks(np.repeat([0.3, 0.7], 50))
+    for text, window, verdict in (
+        ("device.busy > 40%", half, "met"), ("a.busy > 60%", half, "missed"),
+        ("a.busy > 50.5%", wide, "undecided"), ("device.switches < 300/s", some, "met"),
+        ("device.switches < 100/s", some, "missed"), ("a.wait_p99 < 1.1 ms", FAST, "met"),
+        ("a.wait_p50 < 900 us", FAST, "missed"), ("a.wait_p99 < 2 ms", FEW, "undecided"),
+    ):  # fmt: skip
+        result = judge(text, window)
+        assert result.verdict == verdict, result
+        assert (result.decided_by_s, result.rate_per_s) == (None, None)
+    # As of latency: one that never completed waits for ever.
+    assert judge("a.wait_p99 < 2 ms", served(np.full(1000, MS), never=20)).verdict == "missed"
 
 
 def test_ratio_to_a_reference_at_its_bound_is_seldom_called() -> None:

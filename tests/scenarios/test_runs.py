@@ -129,6 +129,34 @@ def test_a_goal_of_one_placement_is_judged_and_has_its_reference_there_alone() -
     }  # fmt: skip
 
 
+VARIANTS = """\
+goals: [low.p50 <= 2 x standard]
+variants:
+  - {name: standard}
+  - {name: heavy, set: {low: {batch: 8}}, goals: [high.p50 <= 0.5 x standard]}
+"""
+
+
+def test_a_goal_may_compare_with_another_variant_under_the_same_scheduler() -> None:
+    varied = Session(VARIANTS)
+    assert varied.measure("heavy-mps") == forth_and_back(
+        "standard processes mps", "heavy processes mps"
+    )
+    assert varied.verdicts("heavy-mps") == {
+        "low.p50 <= 2 x standard": ("met", ""), "high.p50 <= 0.5 x standard": ("missed", ""),
+    }  # fmt: skip
+    # To the variant itself it is 1.
+    assert varied.verdicts("standard-mps") == {"low.p50 <= 2 x standard": ("met", "")}
+    # They are measured together, as all that shares a run.
+    among = [varied.case(name) for name in ("standard-mps", "heavy-mps", "heavy-native")]
+    assert related(among[1], among) == among
+    failed = Session(VARIANTS, failing="standard")
+    failed.measure("heavy-mps")
+    assert set(failed.verdicts("heavy-mps").values()) == {
+        ("undecided", "standard was failed: it broke")
+    }
+
+
 @pytest.mark.parametrize("felt", [True, False])
 def test_noises_take_turns_with_the_quiet_and_decide_if_they_were_felt(felt: bool) -> None:
     noisy = Session("noise: [cpu]\ngoals: [high.p50 <= 1.3 x solo]\n", felt=felt)

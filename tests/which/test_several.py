@@ -20,6 +20,7 @@ from tests.which.conftest import (
     WINDOW_S,
     all_records,
     case,
+    hwq,
     record,
     served,
     store,
@@ -194,3 +195,32 @@ def test_a_reference_that_failed_in_another_session_costs_nothing(
     assert over_solo(found, "mps").value == pytest.approx(2)
     other = over_solo(found, "mps-priority")
     assert (other.value, other.refused) == (None, "mix.solo_high was failed: no driver")
+
+
+def test_a_goal_compares_with_a_variant_that_was_not_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "varied.hwq.yaml"
+    file.write_text("""\
+name: varied
+duration: 4s
+schedulers: [mps]
+tenants:
+  - {name: high, workload: tiny_kernel_stress, parameters: {rounds: 2},
+     arrival: "poisson: 200/s", priority: 1}
+  - {name: low, workload: large_gemm_only, parameters: {mm_dim: 512}, arrival: "poisson: 50/s"}
+variants:
+  - {name: standard}
+  - name: heavy
+    set: {low: {parameters: {mm_dim: 4096}, arrival: closed}}
+    goals: [high.p50 <= 1.2 x standard, high.p50 <= 100 x standard]
+""")
+    measuring = ("--device", "sim:h200", "--size", "full", "--variant", "heavy")
+    result = hwq(file, *measuring, "--dir", tmp_path / "all", "--json", tmp_path / "w.json")
+    assert result.exit_code == 0, result.output
+    found = WhichFile.model_validate_json((tmp_path / "w.json").read_bytes())
+    # Native of the variant, with which others are compared, has its own to compare with.
+    for row in ("heavy-native", "heavy-mps"):
+        assert [goal.verdict for goal in case(found, row).goals] == ["missed", "met"]
+    assert [each.id for each in found.cases if each.variant != "heavy"] == []
+    (session,) = (tmp_path / "all").iterdir()
+    again = hwq(file, "--variant", "heavy", "--from", session)
+    assert again.stdout == result.stdout

@@ -58,6 +58,26 @@ _FIELDS = {
     "capacity": ("capacity_per_s", "requests/s"),
 }  # fmt: skip
 _LABELS = {column.key: column.name for column in _FIGURES}
+_USE = (
+    Column("case", "scheduler"),
+    Column("tenant", "tenant"),
+    Column("busy", "busy"),
+    Column("switches", "switches", unit_in_header=False),
+    Column("wait", "P99", "of waiting"),
+    Column("traced", "throughput", "to untraced", rank=1),
+)
+_FIELDS_OF_USE = {
+    "busy": ("busy", "%"), "switches": ("switches_per_s", "/s"), "wait": ("wait_p99_ms", "ms"),
+    "traced": ("throughput_over_measured", "×"),
+}  # fmt: skip
+_LABELS_OF_USE = {
+    "busy": "busy", "switches": "switches", "wait": "P99 of waiting",
+    "traced": "throughput to untraced",
+}  # fmt: skip
+_TRACED = (
+    "Of traced windows, apart from those measured: the tracer slows launches, and the last column "
+    "says what it leaves. Waiting is from a request's first kernel being enqueued until it starts."
+)
 _MOST_NOTES = 3
 _BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 
@@ -90,6 +110,7 @@ def which_document(
         parts += [*_goals(found), *fronts(found.cases, found.simulated)]
         parts += [Heading("What each tenant got"), _table(found, measured, details or {})]
         parts.append(Paragraph(_BRACKETS))
+        parts += _device_use(measured)
     else:
         parts += _in_short(found)
     for trend in trends(found):
@@ -145,6 +166,28 @@ def _printed(case: WhichCase, tenant: WhichTenant, notes: Notes) -> dict[str, Pr
             told = drift_in_words([value.drift])
             notes.explain(f"{_LABELS[key]} of {tenant.name} in {case.id}", told)
     return shown
+
+
+def _device_use(cases: Sequence[WhichCase]) -> list[Part]:
+    """Return how the device was used in traced windows; nothing without one."""
+    notes = Notes()
+    rows = []
+    for case in cases:
+        for index, use in enumerate(case.device_use):
+            row = Row({"case": case.id, "tenant": use.tenant}, opens=index == 0)
+            for key, (attribute, unit) in _FIELDS_OF_USE.items():
+                figure: Estimate | None = getattr(use, attribute)
+                if figure is None:
+                    continue
+                row.figures[key] = [in_unit(figure, unit)]
+                if figure.value is None:
+                    notes.refuse(_LABELS_OF_USE[key], figure.refused, case.id, use.tenant)
+            rows.append(row)
+    if not rows:
+        return []
+    traced = sum(bool(case.device_use) for case in cases)
+    return [Heading("How the device was used"), Table(_USE, rows, notes.lines(traced)),
+            Paragraph(_TRACED)]  # fmt: skip
 
 
 def _details(found: WhichFile) -> list[Part]:

@@ -10,6 +10,7 @@ from pytest_hwqueue.metrics.estimate import Estimate
 from pytest_hwqueue.metrics.numbers import counted, duration, grouped, in_unit, listed
 from pytest_hwqueue.records.tenants import NOT_OURS
 from pytest_hwqueue.reports.servers import failures
+from pytest_hwqueue.scenarios.goals import GoalResult, parse_goal
 from pytest_hwqueue.schedulers.declaration import NATIVE
 from pytest_hwqueue.schedulers.syntax import THREADS
 from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichProof, WhichTenant
@@ -287,15 +288,28 @@ def more_requests(found: WhichFile) -> list[str]:
     """Return for each variant how long a window would decide what is undecided."""
     cases = {case.id: case for case in found.cases}
     return [
-        f"{_variant(choice)}{_longer([cases[each] for each in choice.undecided])}"
+        f"{_variant(choice)}{sentence}"
         for choice in found.choices
-        if choice.undecided
+        for sentence in _longer([cases[each] for each in choice.undecided])
     ]
 
 
-def _longer(undecided: Sequence[WhichCase]) -> str:
-    """Return how long a window would decide what several cases left undecided."""
-    goals = [goal for case in undecided for goal in case.goals if goal.verdict == "undecided"]
+def _longer(undecided: Sequence[WhichCase]) -> list[str]:
+    """Return how long a window would decide what several cases left undecided, and what none."""
+    open_goals = [
+        (case.id, goal) for case in undecided for goal in case.goals if goal.verdict == "undecided"
+    ]
+    traced = [(name, goal) for name, goal in open_goals if parse_goal(goal.goal).traced]
+    sentences = []
+    for reason, each in grouped((goal.reason, (name, goal.goal)) for name, goal in traced).items():
+        names, goals = (listed(dict.fromkeys(of)) for of in zip(*each, strict=True))
+        sentences.append(f"No --duration decides {goals} under {names}: {reason}.")
+    measured = [goal for _, goal in open_goals if not parse_goal(goal.goal).traced]
+    return [*([_window(measured)] if measured else []), *sentences]
+
+
+def _window(goals: Sequence[GoalResult]) -> str:
+    """Return how long a window would decide these goals."""
     known_s = [goal.decided_by_s for goal in goals if goal.decided_by_s is not None]
     if not known_s:
         return "More requests may decide what is undecided: a longer --duration."
