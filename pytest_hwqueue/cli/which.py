@@ -51,6 +51,10 @@ _NOTHING_SHOWN = 1
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
 @common.scenario_options("draw the latency distributions")
+@click.option("--wide", is_flag=True,
+              help="print, and write to --markdown, one table instead: a row for each scheduler, "
+              "with n, rate, mean, P50 to max of the most urgent tenant, the others' throughput, "
+              "and each change to native")  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
 def which(file: Path, **given: Any) -> int:
     """Compare schedulers on a scenario: goals met, and the cost.
@@ -159,6 +163,7 @@ def _report(
 ) -> int:  # fmt: skip
     from pytest_hwqueue.reports.which.document import which_document
     from pytest_hwqueue.reports.which.plot import which_svg
+    from pytest_hwqueue.reports.which.wide import wide_document
     from pytest_hwqueue.safe_files import write_text
     from pytest_hwqueue.which.runs import entries
     from pytest_hwqueue.which.table import table
@@ -172,9 +177,11 @@ def _report(
             for case in found.cases
         ]
         found = found.model_copy(update={"cases": cases})
+    wide = given["wide"]
     output(
-        which_document(found, verbose=given["verbose"]), given, partial(common.figures_json, found),
-        kept=folder and folder / "which.json", written=which_document(found),
+        wide_document(found) if wide else which_document(found, verbose=given["verbose"]),
+        given, partial(common.figures_json, found), kept=folder and folder / "which.json",
+        written=None if wide else which_document(found),
     )  # fmt: skip
     if given["svg"] is not None:
         drawn = which_svg(found, lines, runs)

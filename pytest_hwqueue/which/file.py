@@ -138,6 +138,12 @@ class WhichCase(PlainData):
         ]
         return self.model_copy(update={"tenants": tenants})
 
+    def by_urgency(self) -> tuple[list[WhichTenant], list[WhichTenant]]:
+        """Return the tenants of the highest priority, and the others."""
+        most = max((tenant.priority for tenant in self.tenants), default=0)
+        urgent = [tenant for tenant in self.tenants if tenant.priority == most]
+        return urgent, [tenant for tenant in self.tenants if tenant.priority < most]
+
     def tenant(self, name: str) -> WhichTenant:
         """Return a tenant; KeyError if there is none of this name."""
         for tenant in self.tenants:
@@ -361,7 +367,7 @@ def _choice(variant: str | None, cases: Sequence[WhichCase], of: str) -> WhichCh
     missed = [case for case in measured if any(goal.verdict == "missed" for goal in case.goals)]
     goals = any(case.goals for case in measured)
     undecided = [case for case in measured if goals and case not in met and case not in missed]
-    less_urgent = _less_urgent(measured[0]) if measured else []
+    less_urgent = [each.name for each in measured[0].by_urgency()[1]] if measured else []
     comparable = all(
         _figure(case, name, of).value is not None for case in met for name in less_urgent
     )
@@ -386,11 +392,6 @@ def _choice(variant: str | None, cases: Sequence[WhichCase], of: str) -> WhichCh
 
 def _ids(cases: Iterable[WhichCase]) -> list[str]:
     return [case.id for case in cases]
-
-
-def _less_urgent(case: WhichCase) -> list[str]:
-    most = max(tenant.priority for tenant in case.tenants)
-    return [tenant.name for tenant in case.tenants if tenant.priority < most]
 
 
 def _kept(

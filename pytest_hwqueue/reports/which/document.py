@@ -59,7 +59,6 @@ _FIELDS = {
 }  # fmt: skip
 _LABELS = {column.key: column.name for column in _FIGURES}
 _MOST_NOTES = 3
-_BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 
 
 def which_document(
@@ -89,7 +88,7 @@ def which_document(
     if verbose:
         parts += [*_goals(found), *fronts(found.cases, found.simulated)]
         parts += [Heading("What each tenant got"), _table(found, measured, details or {})]
-        parts.append(Paragraph(_BRACKETS))
+        parts.append(Paragraph(words.BRACKETS))
     else:
         parts += _in_short(found)
     for trend in trends(found):
@@ -267,11 +266,11 @@ def _without_both_ends(found: WhichFile) -> list[tuple[str, WhichTenant]]:
 def _urgent(found: WhichFile) -> set[str]:
     """Return the tenants that are the most urgent of a measured case."""
     measured = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
-    return {tenant.name for case in measured for tenant in _split(case)[0]}
+    return {tenant.name for case in measured for tenant in case.by_urgency()[0]}
 
 
 def _columns(case: WhichCase) -> list[Column]:
-    urgent, others = _split(case)
+    urgent, others = case.by_urgency()
     return [
         Column("case", "scheduler"),
         Column("p99", *_heading("P99", urgent)),
@@ -291,7 +290,7 @@ def _row(case: WhichCase, notes: Notes) -> Row:
     if case.status != "ok":
         style = words.STYLES.get(case.status, "red")
         return Row(texts={"case": case.id, "p99": case.status.upper()}, style=style, opens=True)
-    urgent, others = _split(case)
+    urgent, others = case.by_urgency()
     row = Row(texts={"case": case.id, "goals": words.goals_in_short(case)}, opens=True)
     if case.goals:
         missed = any(goal.verdict == "missed" for goal in case.goals)
@@ -319,13 +318,6 @@ def _worst(
     return in_unit(max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit)
 
 
-def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:
-    """Return a case's tenants of the highest priority, and the others."""
-    most = max((tenant.priority for tenant in case.tenants), default=0)
-    urgent = [tenant for tenant in case.tenants if tenant.priority == most]
-    return urgent, [tenant for tenant in case.tenants if tenant.priority < most]
-
-
 _GOAL_ORDER: tuple[GoalVerdict, ...] = ("met", "missed", "undecided")
 # What a case's goals say together: the worst of them.
 _WORST_GOAL: tuple[GoalVerdict, ...] = ("missed", "undecided", "met")
@@ -342,7 +334,8 @@ def fronts(cases: Sequence[WhichCase], simulated: bool) -> list[Chart]:
     asked = grouped((case.variant, case) for case in cases if case.role == "case")
     for variant, those in asked.items():
         # A case that was not measured may not know its tenants.
-        urgent, others = _split(next((case for case in those if case.tenants), those[0]))
+        known = next((case for case in those if case.tenants), those[0])
+        urgent, others = known.by_urgency()
         charts += [
             _front(variant, those, high.name, low.name, simulated)
             for high in urgent

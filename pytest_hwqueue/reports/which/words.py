@@ -17,6 +17,7 @@ from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichPr
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
 SIMULATED = "SIMULATED: a model's figures, nothing was measured"
+BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 # The records have more of it.
 _OUTPUT_LINES = 6
 _EFFECTIVE = {True: "less urgent work held back", False: "less urgent work not held back", None: ""}
