@@ -101,6 +101,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         raise HwqError(MISSING_TRANSFORMERS)
     plan = _planned_in_which(wanted) if given["capacity"] else None
     settings = common.which_settings(scenario, file, given, f"which-{session_name(now())}")
+    common.refuse_late_starts(wanted, settings.duration_s / given["rounds"])
     bad = common.unopened_modes(wanted, settings)
     make_session_folder(settings.folder)
     say(f"records are kept in {settings.folder}")
@@ -309,10 +310,12 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
             f"{given['windows']} windows of it are fewer than the {needed} independent requests "
             "with which the goals' percentiles can be judged at all",
         )  # fmt: skip
+    least_s = common.seconds("--window", given["window"])
+    common.refuse_late_starts(wanted, least_s)
     # Of windows that long, the user has asked for all.
     fewest = given["requests"] or least_requests(goals)
     return (
-        Looks(given["windows"], requests, common.seconds("--window", given["window"]), fewest),
+        Looks(given["windows"], requests, least_s, fewest),
         grids,
     )
 

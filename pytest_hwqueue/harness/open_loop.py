@@ -38,13 +38,15 @@ class Arrivals:
     """Hands out requests in order of arrival to whoever is free."""
 
     def __init__(
-        self, device: Device, schedule: list[int] | None, window: Window, ended: Event
-    ) -> None:
+        self, device: Device, schedule: list[int] | None, window: Window, ended: Event,
+        first_ns: int = 0,
+    ) -> None:  # fmt: skip
         self.schedule = schedule
         self.ended = ended
         self._device = device
         self._clock_ns = device.clock_ns
         self._window = window
+        self._first_ns = window.begin_ns + first_ns
         self._next = 0
         # Who holds it waits for the next request, and the others wait for it, without the clock.
         self._turn = threading.Lock()
@@ -62,7 +64,7 @@ class Arrivals:
     def _is_due(self) -> bool:
         window, schedule = self._window, self.schedule
         if schedule is None:
-            self._wait_until(window.begin_ns)
+            self._wait_until(self._first_ns)
             return self._clock_ns() < window.end_ns
         if self._next == len(schedule):
             return False
@@ -263,6 +265,7 @@ def serve(
     schedule: list[int] | None,
     window: Window,
     *,
+    first_ns: int = 0,
     begin_thread: Callable[[], object] = lambda: None,
     ended: Event | None = None,
     shown: Sequence[Show] = (),
@@ -281,6 +284,7 @@ def serve(
             loop, in which each starts its next request when its previous one is done, until the
             window ends.
         window: when to measure.
+        first_ns: when a closed loop begins, in ns from the window's start.
         begin_thread: called first in each thread that is started.
         ended: set to end the window early, from any thread: then no further request is taken.
         shown: one for each of ``requests``, if somebody looks on.
@@ -297,7 +301,7 @@ def serve(
             raise ValueError("a schedule must ascend")
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
-    arrivals = Arrivals(device, schedule, window, ended or Event())
+    arrivals = Arrivals(device, schedule, window, ended or Event(), first_ns)
     slots = [
         Slot(device, request, arrivals, window, show)
         for request, show in zip_longest(requests, shown)

@@ -107,6 +107,11 @@ class TenantResult(PlainData):
         description="what it ran: a model with its batch, its input's shape and numeric format, a "
         "workload or a function with parameters; empty in records of earlier versions",
     )
+    from_ns: int = Field(
+        0,
+        description="when it began to serve, from the window's start; its rates are of the rest of "
+        "the window, and the times of its requests are from the window's start all the same",
+    )
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
     completed: int | None = Field(None, description="requests that ended well, also after its end")
     failed: int | None = Field(None, description="requests that raised")
@@ -248,6 +253,10 @@ def require_own_figures(record: ColocationRecord) -> None:
 def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int) -> Iterator[str]:
     """Say which figures of a tenant are not those of its requests."""
     due, begun, ended = requests.scheduled_ns, requests.started_ns, requests.finished_ns
+    own_ns = window_ns - tenant.from_ns
+    if own_ns <= 0 or min(due, default=tenant.from_ns) < tenant.from_ns:
+        yield f"from_ns is {tenant.from_ns}, which is after its first request, or the window's end"
+        return
     if not len(due) == len(begun) == len(ended):
         yield f"{len(due)} were scheduled, {len(begun)} started and {len(ended)} finished"
         return
@@ -270,7 +279,7 @@ def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int
         if len(getattr(tokens, name)) != len(done):
             yield f"{name} has {len(getattr(tokens, name))} of {counted(len(done), 'request')}"
     if (rates := tenant.throughput) is not None:
-        per_s = sum(ended[index] <= window_ns for index in done) * 1e9 / window_ns
+        per_s = sum(ended[index] <= window_ns for index in done) * 1e9 / own_ns
         items = rates.items_per_request
         expected = {"requests_per_s": per_s, "items_per_s": items and per_s * items}
         for name, rate in expected.items():

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.noise.names import noise_id
+from pytest_hwqueue.scenarios.fields import read_seconds
 from pytest_hwqueue.scenarios.goals import (
     OF_TOKENS,
     RESERVED,
@@ -64,8 +65,10 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
         path = ("variants", index)
         yield from _check_judged(path, variant, places)
         yield from _check_variant(path, variant, named, own, places)
+    yield from _check_ends(data, tenants)
     if not variants:
         yield from _check_attainment(own, named, placed[0])
+        yield from _check_starts(("tenants",), named.values())
 
 
 def _check_variant(
@@ -89,6 +92,7 @@ def _check_variant(
             yield from _check_work((*path, "set", name), change, tenants[name])
             running[name] = {**running[name], **change}
     yield from _check_modes(path, variant)
+    yield from _check_starts(path, running.values())
     own = _goals(variant, path)
     where = f" in variant {variant.get('name')}"
     yield from _check_goals(own, running, where)
@@ -101,6 +105,33 @@ def _check_variant(
     ]
     yield from _check_goals(known, running, where)
     yield from _check_attainment([*known, *own], running, placements)
+
+
+def _check_starts(path: Path, running: Iterable[Mapping[str, Any]]) -> Iterator[Findings]:
+    """Refuse tenants that all start later: then their window begins too early."""
+    starts = [tenant.get("start") for tenant in running]
+    if starts and None not in starts:
+        yield path, "all tenants have a start: leave it out for the first, and count from there"
+
+
+def _check_ends(
+    data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
+) -> Iterator[Findings]:
+    """Refuse tenants, also of variants, that start when the window is over."""
+    stated: list[tuple[Path, Mapping[str, Any]]] = [
+        (("tenants", index), tenant) for index, tenant in tenants
+    ]
+    for index, variant in _tables(data.get("variants")):
+        changes = variant.get("set")
+        stated += [
+            (("variants", index, "set", name), change)
+            for name, change in (changes.items() if isinstance(changes, dict) else ())
+            if isinstance(change, dict)
+        ]
+    for path, fields in stated:
+        with suppress(ValueError):  # reported by the check of the field
+            if read_seconds(fields.get("start")) >= read_seconds(data.get("duration")):
+                yield (*path, "start"), "the window, of this duration, is over by then"
 
 
 def _check_work(

@@ -86,7 +86,8 @@ def _read_tenant_name(value: object) -> str:
     return name
 
 
-def _read_seconds(value: object) -> float:
+def read_seconds(value: object) -> float:
+    """Read a duration such as 180s; ValueError says what is wrong with it."""
     what = "a duration above 0 with its unit, such as 180s, 3m or 500ms"
     text = _text(value, what)
     found = re.fullmatch(_DURATION, text)
@@ -175,7 +176,7 @@ def _written(pattern: str, *examples: str) -> WithJsonSchema:
 Name = Annotated[str, BeforeValidator(_read_name), _written(f"^{_NAME}$")]
 TenantName = Annotated[str, BeforeValidator(_read_tenant_name), _written(f"^{_NAME}$")]
 Seconds = Annotated[
-    float, BeforeValidator(_read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
+    float, BeforeValidator(read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
 ]
 ShareField = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
 ArrivalText = Annotated[

@@ -92,6 +92,10 @@ class TenantChange(_Model):
         description="how many of its requests are served at once; of a server, the most "
         "connections; by default 1",
     )
+    start: Seconds | None = Field(
+        None,
+        description="begins to serve so long after the window has begun; by default with it",
+    )
     deadline_ms: float | None = Field(
         None, gt=0,
         description="latency within which a request is attained; by default the tenant's P99 goal",

@@ -255,6 +255,7 @@ async def generate(
     schedule: Sequence[int] | None,
     window: Window,
     concurrency: int,
+    first_ns: int = 0,
 ) -> Load:
     """Send the requests of a window; return once each has its answer, or has failed.
 
@@ -264,6 +265,7 @@ async def generate(
             keeps ``concurrency`` requests in flight until the window ends.
         window: when to measure, on the clock of `time.monotonic_ns`.
         concurrency: the greatest number in flight at once.
+        first_ns: when a closed loop begins, in ns from the window's start.
 
     Raises:
         InvalidMeasurement: if the window began before everything was ready.
@@ -273,7 +275,7 @@ async def generate(
     require_early(time.monotonic_ns(), window)
     run = _Run(request, window, concurrency, closed=schedule is None)
     if schedule is None:
-        await asyncio.gather(*(run.keep_sending() for _ in range(concurrency)))
+        await asyncio.gather(*(run.keep_sending(first_ns) for _ in range(concurrency)))
     else:
         await run.send_all(schedule)
     return run.load(schedule)
@@ -291,8 +293,8 @@ class _Run:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = self._most_at_once = self._failures_in_a_row = 0
 
-    async def keep_sending(self) -> None:
-        await _until(self._window.begin_ns)
+    async def keep_sending(self, first_ns: int) -> None:
+        await _until(self._window.begin_ns + first_ns)
         while time.monotonic_ns() < self._window.end_ns:
             await self._send(None)
             self._refuse_hopeless()

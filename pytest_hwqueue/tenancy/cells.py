@@ -207,8 +207,9 @@ _NOT_SAID = WorkDone()
 
 
 def delivered(
-    name: str, log: RequestLog, window_ns: int, work: WorkDone = _NOT_SAID, **seen: Any
-) -> TenantResult:
+    name: str, log: RequestLog, window_ns: int, work: WorkDone = _NOT_SAID, from_ns: int = 0,
+    **seen: Any,
+) -> TenantResult:  # fmt: skip
     """Return a tenant's result.
 
     Args:
@@ -216,6 +217,7 @@ def delivered(
         log: its requests.
         window_ns: length of the window. Rates count what was completed within it.
         work: what it ran.
+        from_ns: when it began to serve, from the window's start: its rates are of the rest.
         seen: what else the result holds: lateness, memory, counters, server.
 
     """
@@ -223,10 +225,11 @@ def delivered(
     scheduled_ns, finished_ns = log.scheduled_ns.tolist(), log.finished_ns.tolist()
     done = [index for index in range(len(finished_ns)) if index not in failed]
     inside = sum(finished_ns[index] <= window_ns for index in done)
-    per_s = inside * 1e9 / window_ns
+    per_s = inside * 1e9 / (window_ns - from_ns)
     return TenantResult(
         name=name,
         work=work.description,
+        from_ns=from_ns,
         issued=log.issued,
         completed=log.completed,
         failed=len(log.failed),
@@ -253,17 +256,21 @@ def failed_for(results: Sequence[TenantResult]) -> dict[str, int]:
 
 
 def served(result: TenantResult, window_ns: int, session: Session | None = None) -> Served:
-    """Return the outcome of a tenant's requests in a successful window."""
+    """Return the outcome of a tenant's requests in its own time of a successful window."""
     from pytest_hwqueue.tenancy.figures import ONLY_SESSION, Served
 
     assert result.requests is not None
     assert result.issued is not None
     failed = {failure.index for failure in result.failures}
+    from_ns = result.from_ns
     finished = [
-        when for index, when in enumerate(result.requests.finished_ns) if index not in failed
+        when - from_ns
+        for index, when in enumerate(result.requests.finished_ns)
+        if index not in failed
     ]
     tokens = None if result.server is None else result.server.tokens
-    whole = Served(result.issued, result.latency_ns, finished, window_ns, session or ONLY_SESSION)
+    own_ns = window_ns - from_ns
+    whole = Served(result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION)
     if tokens is None:
         return whole
     tbt_ns = between_tokens_ns(tokens)

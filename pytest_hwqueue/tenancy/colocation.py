@@ -112,7 +112,9 @@ class TenantSet:
         found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
         if _has_servers(plan):
             looks = None
-        early = [] if looks is None else looks.planned[:-1]
+        # Before all are there, a look could not compare them.
+        there_ns = plan.all_there_ns
+        early = [each for each in looks.planned[:-1] if each.window_ns > there_ns] if looks else []
         if looks is not None:
             found.look_error = looks.planned[-1].error
 

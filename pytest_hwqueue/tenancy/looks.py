@@ -214,7 +214,8 @@ class Watch:
         failed = [
             RequestFailure(index=n, reason="") for n, row in enumerate(rows) if row.finished_ns < 0
         ]
-        return delivered(name, self._log(name, times, failed, window_ns), window_ns)
+        log = self._log(name, times, failed, window_ns)
+        return delivered(name, log, window_ns, from_ns=self._plans[name].start_ns)
 
     def counted(self, result: TenantResult) -> TenantResult:
         """Return what counts of a tenant's result: all, or what belongs to the ended window.
@@ -230,7 +231,7 @@ class Watch:
         assert items is not None
         log = self._log(result.name, result.requests, result.failures, window_ns)
         return delivered(
-            result.name, log, window_ns, WorkDone(result.work, items, unit),
+            result.name, log, window_ns, WorkDone(result.work, items, unit), result.from_ns,
             lateness=lateness(log), memory_bytes=result.memory_bytes, counters=result.counters,
         )  # fmt: skip
 

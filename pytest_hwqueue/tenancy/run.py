@@ -223,6 +223,8 @@ class LivingTenants:
             "runs too many kernels for its trace"
         )
         self.found.duration_s = longest_ns / 1e9
+        if reason := self.plan.too_short(longest_ns / 1e9):
+            raise RunEnded("skipped", f"a trace holds no more: {reason}")
         return longest_ns
 
     def _background_noise(

@@ -67,7 +67,7 @@ async def _serve(
     common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
     due = window.due(common.duration_ns)
     try:
-        load = await generate(client.request, due, common, spec.concurrency)
+        load = await generate(client.request, due, common, spec.concurrency, window.start_ns)
     except StoppedServing as stopped:
         link.served = _served(spec, Load(stopped.log, (), 0), client, server, common)
         raise
@@ -86,6 +86,7 @@ def _served(
         load.log,
         window.duration_ns,
         work,
+        spec.start_ns,
         lateness=lateness(load.log),
         server=ServerLoad(
             url=redacted(client.url, server.secrets()),

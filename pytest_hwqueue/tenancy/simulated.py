@@ -29,12 +29,11 @@ from pytest_hwqueue.records.tenants import TenantResult
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
-from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
 from pytest_hwqueue.tenancy.cells import WorkDone, delivered
 from pytest_hwqueue.tenancy.looks import Decided, Look
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
-from pytest_hwqueue.tenancy.window import needs_gradients, open_work
+from pytest_hwqueue.tenancy.window import needs_gradients, open_work, schedule_of
 from pytest_hwqueue.tracing.perf_events import Refusal
 
 # Of all tenants together; attributing them takes a few seconds.
@@ -86,6 +85,8 @@ def simulate(
     if traced:
         ran = []
         modelled, duration_ns = _short_enough(modelled, duration_ns)
+        if reason := plan.too_short(duration_ns / 1e9):
+            raise _not_modelled(f"a trace holds no more: {reason}")
     together = sharing.together or plan.placement == "threads"
     window_ns = duration_ns
 
@@ -153,7 +154,7 @@ def _result(
         started_ns=array("q", [started_ns for started_ns, _, _ in served]),
         finished_ns=array("q", [finished_ns for _, _, finished_ns in served]),
     ).until(window_ns, due and due[: bisect_left(due, window_ns)])
-    return delivered(tenant.name, log, window_ns, work.what)
+    return delivered(tenant.name, log, window_ns, work.what, tenant.start_ns)
 
 
 def _short_enough(
@@ -236,7 +237,7 @@ def _tenant(
             f"tenant {spec.name}: faults are planted in tenants of real devices only"
         )
     # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
-    same = replace(spec, arrival="closed", priority=0, share=None, concurrency=1)
+    same = replace(spec, arrival="closed", priority=0, share=None, concurrency=1, start_s=0.0)
     text = json.dumps(asdict(same), sort_keys=True)
     try:
         request = _request(plan.device, text, plan.seed_of_work, plan.folder)
@@ -252,15 +253,12 @@ def _tenant(
         request.kernels,
         host_ns=round(request.host_ns / len(operations_of(request.kernels))),
         synchronise_ns=device.profile.host.synchronise_ns.value,
-        arrivals_ns=schedule(
-            parse_arrival(spec.arrival, Path(plan.folder)),
-            plan.tenant_seed(spec.name),
-            plan.duration_ns,
-        ),
+        arrivals_ns=schedule_of(plan, spec),
         priority=_priority(sharing, device, spec.priority),
         seed=plan.tenant_seed(spec.name),
         concurrency=spec.concurrency,
         partition=partition_of(sharing.groups, spec.name) if sharing.groups else None,
+        start_ns=spec.start_ns,
     )
     if sharing.preemption is not None:
         in_flight, batch, of_most_urgent = sharing.preemption

@@ -33,7 +33,7 @@ from pytest_hwqueue.servers.spec import ServerSpec
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
-LATER: Mapping[str, Any] = {"function": None, "concurrency": 1, "server": None}
+LATER: Mapping[str, Any] = {"function": None, "concurrency": 1, "server": None, "start_s": 0.0}
 """Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
 
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
@@ -61,6 +61,7 @@ class TenantSpec:
         weights: folder with a model's weights; None for random weights from the seed.
         faults: planted in this tenant on purpose, as ``--hwq-fault`` takes them.
         server: the user's, which does the work; a request is one to it.
+        start_s: it begins to serve so long after the window has begun.
 
     """
 
@@ -79,6 +80,7 @@ class TenantSpec:
     weights: str | None = None
     faults: tuple[str, ...] = ()
     server: ServerSpec | None = None
+    start_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -98,6 +100,13 @@ class TenantSpec:
                 raise BadInput(f"{where}: {name} is {count}; give at least 1")
         if self.share is not None and not 0 < self.share <= 1:
             raise BadInput(f"{where}: share is {self.share}; give one above 0 and at most 1")
+        if not 0 <= self.start_s < math.inf:
+            raise BadInput(f"{where}: start_s is {self.start_s}; give 0 or more")
+
+    @property
+    def start_ns(self) -> int:
+        """When it begins to serve, in nanoseconds from the window's start."""
+        return round(self.start_s * 1e9)
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,8 @@ class Colocation:
             raise BadInput(f"duration_s: {self.duration_s} is not above 0")
         if not (math.isfinite(self.warmup_s) and self.warmup_s >= 0):
             raise BadInput(f"warmup_s: {self.warmup_s} is below 0")
+        if reason := self.too_short(self.duration_s):
+            raise BadInput(reason)
 
     @property
     def id(self) -> str:
@@ -163,6 +174,16 @@ class Colocation:
     def duration_ns(self) -> int:
         """Length of the window in nanoseconds."""
         return round(self.duration_s * 1e9)
+
+    def too_short(self, window_s: float) -> str | None:
+        """Return which tenant would serve nothing in a window of so many seconds, or None."""
+        late = max(self.tenants, key=lambda tenant: tenant.start_s)
+        return starts_too_late(late.name, late.start_s, window_s)
+
+    @property
+    def all_there_ns(self) -> int:
+        """When the last tenant begins to serve, in nanoseconds from the window's start."""
+        return max(tenant.start_ns for tenant in self.tenants)
 
     @property
     def seed_of_work(self) -> int:
@@ -208,6 +229,16 @@ class Colocation:
                 server[name] = None if server[name] is None else redacted(server[name], secrets)
             server["command"] = redacted_arguments(server["command"], secrets)
         return plain
+
+
+def starts_too_late(name: str, start_s: float, window_s: float) -> str | None:
+    """Return why a tenant would serve nothing in a window; None if it would."""
+    if start_s < window_s:
+        return None
+    return (
+        f"tenant {name} starts {start_s:g} s after the window begins, and the window is "
+        f"{window_s:g} s long: give a longer duration, or an earlier start"
+    )
 
 
 _OPENING_S = 180.0

@@ -371,7 +371,7 @@ class _Serving:
         from pytest_hwqueue.tenancy.cells import delivered
 
         return delivered(
-            self.spec.name, log, self._common.duration_ns, self.works[0].what,
+            self.spec.name, log, self._common.duration_ns, self.works[0].what, self.spec.start_ns,
             lateness=lateness(log), memory_bytes=self.device.memory_bytes(), counters=counters,
         )  # fmt: skip
 

@@ -76,14 +76,25 @@ def refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
         )
 
 
+def schedule_of(plan: Colocation, spec: TenantSpec) -> list[int] | None:
+    """Return when a tenant's requests are due, in ns from the window's start; None: closed loop.
+
+    Its arrivals begin when the tenant does.
+    """
+    arrival = parse_arrival(spec.arrival, Path(plan.folder))
+    start_ns = spec.start_ns
+    due = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns - start_ns)
+    return None if due is None else [start_ns + each for each in due]
+
+
 class WindowPlan:
     """A tenant's plan for the window: its arrivals, prepared beforehand."""
 
     def __init__(self, plan: Colocation, name: str) -> None:
         # Its arrivals in this window: where tenants live on, their first had others.
         (spec,) = (tenant for tenant in plan.tenants if tenant.name == name)
-        arrival = parse_arrival(spec.arrival, Path(plan.folder))
-        self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
+        self.schedule = schedule_of(plan, spec)
+        self.start_ns = spec.start_ns
         self.concurrency = spec.concurrency
         self._duration_ns = plan.duration_ns
 
@@ -105,8 +116,9 @@ class WindowPlan:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
         due = self.due(window.duration_ns)
         return serve(
-            device, requests, due, window, begin_thread=begin_thread, ended=ended, shown=shown
-        )
+            device, requests, due, window, first_ns=self.start_ns, begin_thread=begin_thread,
+            ended=ended, shown=shown,
+        )  # fmt: skip
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
         """Return the longest time to serve without exceeding a number of requests.
@@ -117,7 +129,7 @@ class WindowPlan:
 
         """
         if self.schedule is None:
-            return min(self._duration_ns, requests * least_ns)
+            return min(self._duration_ns, self.start_ns + requests * least_ns)
         if len(self.schedule) <= requests:
             return self._duration_ns
         return max(1, self.schedule[requests])

@@ -32,7 +32,9 @@ class WhichTenant(PlainData):
 
     name: str
     work: str = Field(
-        "", description="what it ran, and how many at once; empty if records do not say"
+        "",
+        description="what it ran, how many at once, and how much later than others; "
+        "empty if records do not say",
     )
     priority: int
     origin: ServerOrigin | None = Field(

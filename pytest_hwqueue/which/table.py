@@ -192,7 +192,11 @@ def _tenant(
 def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     works = " or ".join(dict.fromkeys(result.work for result in results if result.work))
     at_once = tenant.concurrency or 1
-    return f"{works}, {at_once} at once" if works and at_once > 1 else works
+    parts = [works, f"{at_once} at once" if at_once > 1 else ""]
+    # Alone it has nobody to start after.
+    late_s = max((result.from_ns for result in results), default=0) / 1e9
+    parts.append(f"starts {late_s:g} s later" if late_s else "")
+    return ", ".join(filter(None, parts)) if works else ""
 
 
 def _origin(results: Sequence[TenantResult]) -> ServerOrigin | None:

@@ -21,12 +21,13 @@ def load(
     schedule: list[int] | None,
     concurrency: int,
     window_ms: int = 200,
+    first_ms: int = 0,
 ) -> Load:
     for ahead_ms in (20, 200, 2000):
         begin_ns = time.monotonic_ns() + ahead_ms * MS
         window = Window(begin_ns, begin_ns + window_ms * MS)
         try:
-            return asyncio.run(generate(request, schedule, window, concurrency))
+            return asyncio.run(generate(request, schedule, window, concurrency, first_ms * MS))
         except InvalidMeasurement as error:
             # A machine that is busy elsewhere may not be ready in 20 ms.
             if "after the window had" not in str(error):
@@ -101,6 +102,8 @@ def test_a_closed_loop_keeps_so_many_in_flight_until_the_window_ends() -> None:
     assert max(log.started_ns) < 100 * MS
     assert log.unserved == 0
     assert lateness(log) is None
+    later = load(taking(0.01), None, 3, window_ms=100, first_ms=60).log
+    assert 60 * MS <= min(later.started_ns) <= max(later.started_ns) < 100 * MS
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,7 @@ class ModelledTenant:
         seed: of what its requests' host work differs by.
         concurrency: how many requests are served at once, each by a thread on a stream of its own.
         partition: on which multiprocessors its kernels run; not with a preemptive scheduler.
+        start_ns: when it begins to serve.
 
     """
 
@@ -250,6 +251,7 @@ class ModelledTenant:
     seed: int = 0
     concurrency: int = 1
     partition: Partition | None = None
+    start_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,7 @@ def run_tenants(
                 random.Random(f"{tenant.seed}/{slot}" if slot else str(tenant.seed)),
                 duration_ns, duration_ns + (grace_ns or 0),
             )  # fmt: skip
-            engine.at(0, loop.begin)
+            engine.at(tenant.start_ns, loop.begin)
     for number, look_ns in enumerate(looks_ns):
         engine.run(look_ns)
         if ended(number, results):
