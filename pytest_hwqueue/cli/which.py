@@ -275,7 +275,7 @@ def _planned_in_which(
 
     It is the most urgent of those with a rate, the first if there are several.
     """
-    rated = [each for each in wanted[0].scenario.tenants if each.arrival.text != "closed"]
+    rated = [each for each in wanted[0].scenario.tenants if not each.arrival.closed]
     if not rated:
         raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
     tenant = max(rated, key=lambda each: each.priority).name
@@ -292,6 +292,12 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
     goals = [goal for case in wanted for goal in case.goals]
     grids = []
     for case in wanted:
+        counted = [tenant.name for tenant in case.tenants if tenant.requests is not None]
+        if counted:
+            raise HwqError(
+                f"{case.id}: tenant {counted[0]} counts its requests, and a search sets how long "
+                "windows are: leave requests out of a copy"
+            )
         if not case.goals:
             raise HwqError(f"{case.id} has no goals, so any rate would do; give it some")
         own_rate = _own_rate(case, given["tenant"])

@@ -30,6 +30,7 @@ Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
 _KINDS = ("model", "workload", "function", "server")
 _NOT_OF_SERVERS = ("batch", "parameters", "streams")
+_ENDS_BY_TIME = "a window with a server ends by time alone, not by requests"
 MOST_AT_ONCE = 64
 """Requests that one of our own tenants may serve at once."""
 
@@ -118,20 +119,23 @@ def _check_ends(
     data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
 ) -> Iterator[Findings]:
     """Refuse tenants, also of variants, that start when the window is over."""
-    stated: list[tuple[Path, Mapping[str, Any]]] = [
-        (("tenants", index), tenant) for index, tenant in tenants
-    ]
-    for index, variant in _tables(data.get("variants")):
-        changes = variant.get("set")
-        stated += [
-            (("variants", index, "set", name), change)
-            for name, change in (changes.items() if isinstance(changes, dict) else ())
-            if isinstance(change, dict)
-        ]
-    for path, fields in stated:
+    for path, fields in _tenants_and_changes(data, tenants):
         with suppress(ValueError):  # reported by the check of the field
             if read_seconds(fields.get("start")) >= read_seconds(data.get("duration")):
                 yield (*path, "start"), "the window, of this duration, is over by then"
+
+
+def _tenants_and_changes(
+    data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
+) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield path and fields of each tenant, and of each change to one by a variant."""
+    for index, tenant in tenants:
+        yield ("tenants", index), tenant
+    for index, variant in _tables(data.get("variants")):
+        changes = variant.get("set")
+        for name, change in changes.items() if isinstance(changes, dict) else ():
+            if isinstance(change, dict):
+                yield ("variants", index, "set", name), change
 
 
 def _check_work(
@@ -162,6 +166,9 @@ def _check_servers(
     data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
 ) -> Iterator[Findings]:
     served = [index for index, tenant in tenants if tenant.get("server") is not None]
+    for path, fields in _tenants_and_changes(data, tenants) if served else ():
+        if fields.get("requests") is not None:
+            yield (*path, "requests"), _ENDS_BY_TIME
     variants = [variant for _, variant in _tables(data.get("variants"))] or [{}]
     if any("threads" in _placements(data, variant) for variant in variants):
         for index in served:

@@ -57,6 +57,11 @@ class TenantArrival:
     text: str
     of_peak: float | None = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether a request starts when the one before is done, or a delay after that."""
+        return self.text.startswith("closed")
+
     def at(self, peak_per_s: float) -> str:
         """Return the text for `parse_arrival`, given the requests per second at the peak."""
         if self.of_peak is None:
@@ -183,9 +188,9 @@ ArrivalText = Annotated[
     TenantArrival,
     BeforeValidator(_read_arrival),
     _written(
-        "^(closed|(constant|poisson|lognormal|trace)\\s*:.+)$",
-        "closed", "constant: 20/s", "poisson: 20% of peak", "lognormal: 20/s, sigma=1.0",
-        "trace: arrivals.txt",
+        "^(closed|(closed|constant|poisson|lognormal|trace)\\s*:.+)$",
+        "closed", "closed: delay=100ms", "constant: 20/s", "poisson: 20% of peak",
+        "lognormal: 20/s, sigma=1.0", "trace: arrivals.txt",
     ),
 ]  # fmt: skip
 NoiseName = Annotated[

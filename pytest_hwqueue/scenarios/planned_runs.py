@@ -20,6 +20,9 @@ from pytest_hwqueue.tenancy.spec import (
     starts_too_late,
 )
 
+# Of a tenant that serves as much as it can.
+_GREEDY = {"arrival": TenantArrival("closed"), "requests": None}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -193,7 +196,7 @@ def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     return {
         tenant.name: PlannedRun(
             f"{run.name}.peak_{tenant.name}",
-            (tenant.model_copy(update={"arrival": TenantArrival("closed"), "start": None}),),
+            (tenant.model_copy(update={**_GREEDY, "start": None}),),
             run.placement,
             NATIVE,
         )
@@ -239,6 +242,7 @@ def colocation(
                 weights=_weights(tenant, weights),
                 server=None if tenant.server is None else tenant.server.spec(),
                 start_s=tenant.start or 0.0,
+                requests=tenant.requests,
             )
             for tenant in run.tenants
         ),
@@ -276,6 +280,9 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
             arrival = tenants[goal.tenant].arrival
             # A trace has no one rate, and a share of a peak none that is known.
             if arrival.of_peak is not None or arrival.text.startswith(("closed", "trace")):
+                continue
+            # Its window ends by another count.
+            if any(tenant.requests is not None for tenant in case.tenants):
                 continue
             rate = parse_arrival(arrival.text, Path()).rate_per_s
             assert rate is not None

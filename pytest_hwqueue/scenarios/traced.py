@@ -58,7 +58,7 @@ def _seconds(run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequ
             continue
         seconds = sum(record.duration_s for record in records)
         issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
-        spare = _SPARE_CLOSED if tenant.arrival.text == "closed" else _SPARE
+        spare = _SPARE_CLOSED if tenant.arrival.closed else _SPARE
         needed.append(minimum_samples(0.99) * spare * seconds / issued if issued else MOST_S)
     # Of the time in which all are there.
     return min(max(needed), MOST_S) + max(tenant.start or 0.0 for tenant in run.tenants)

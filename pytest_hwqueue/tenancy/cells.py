@@ -97,7 +97,10 @@ def _tenant_record(
 
 def _cell(record: ColocationRecord, tenant: str) -> Cell:
     plan = record.plan
-    parameters: dict[str, Any] = {"duration_s": record.duration_s, "warmup_s": plan["warmup_s"]}
+    # How long counted requests take is what is measured.
+    counted = any(each.get("requests") for each in plan["tenants"])
+    duration_s = plan["duration_s"] if counted else record.duration_s
+    parameters: dict[str, Any] = {"duration_s": duration_s, "warmup_s": plan["warmup_s"]}
     own = next(each for each in plan["tenants"] if each["name"] == tenant)
     for each in plan["tenants"]:
         fields = {
@@ -206,10 +209,36 @@ class WorkDone(NamedTuple):
 _NOT_SAID = WorkDone()
 
 
+class OwnTime(NamedTuple):
+    """What bounds a tenant's own time in a window.
+
+    Attributes:
+        from_ns: when it begins to serve, from the window's start.
+        requests: with how many served its time ends; None if it ends with the window.
+
+    """
+
+    from_ns: int = 0
+    requests: int | None = None
+
+    def until_ns(self, log: RequestLog, window_ns: int) -> int | None:
+        """Return when the last of so many requests was done; None if that was not in the window."""
+        if len(log.finished_ns) != self.requests or max(log.finished_ns) > window_ns:
+            return None
+        return max(log.finished_ns)
+
+
+_WHOLE = OwnTime()
+
+
 def delivered(
-    name: str, log: RequestLog, window_ns: int, work: WorkDone = _NOT_SAID, from_ns: int = 0,
+    name: str,
+    log: RequestLog,
+    window_ns: int,
+    work: WorkDone = _NOT_SAID,
+    own: OwnTime = _WHOLE,
     **seen: Any,
-) -> TenantResult:  # fmt: skip
+) -> TenantResult:
     """Return a tenant's result.
 
     Args:
@@ -217,7 +246,7 @@ def delivered(
         log: its requests.
         window_ns: length of the window. Rates count what was completed within it.
         work: what it ran.
-        from_ns: when it began to serve, from the window's start: its rates are of the rest.
+        own: how much of the window is its own time, of which its rates are.
         seen: what else the result holds: lateness, memory, counters, server.
 
     """
@@ -225,11 +254,13 @@ def delivered(
     scheduled_ns, finished_ns = log.scheduled_ns.tolist(), log.finished_ns.tolist()
     done = [index for index in range(len(finished_ns)) if index not in failed]
     inside = sum(finished_ns[index] <= window_ns for index in done)
-    per_s = inside * 1e9 / (window_ns - from_ns)
+    until_ns = own.until_ns(log, window_ns)
+    per_s = inside * 1e9 / ((until_ns or window_ns) - own.from_ns)
     return TenantResult(
         name=name,
         work=work.description,
-        from_ns=from_ns,
+        from_ns=own.from_ns,
+        until_ns=until_ns,
         issued=log.issued,
         completed=log.completed,
         failed=len(log.failed),
@@ -269,7 +300,7 @@ def served(result: TenantResult, window_ns: int, session: Session | None = None)
         if index not in failed
     ]
     tokens = None if result.server is None else result.server.tokens
-    own_ns = window_ns - from_ns
+    own_ns = result.own_ns(window_ns)
     whole = Served(result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION)
     if tokens is None:
         return whole

@@ -33,7 +33,10 @@ from pytest_hwqueue.servers.spec import ServerSpec
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
-LATER: Mapping[str, Any] = {"function": None, "concurrency": 1, "server": None, "start_s": 0.0}
+LATER: Mapping[str, Any] = {
+    "function": None, "concurrency": 1, "server": None, "start_s": 0.0,
+    "requests": None,
+}  # fmt: skip
 """Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
 
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
@@ -52,8 +55,8 @@ class TenantSpec:
         parameters: of the workload or model, over those of its size; of a function, passed to it.
         size: ``tiny``, ``small`` (workloads only), ``full``, or ``auto`` (by the kind of device).
         batch: inputs in one request, for a model.
-        arrival: ``closed``, ``constant: 20/s``, ``poisson: 20/s``, ``lognormal: 20/s, sigma=1.0``
-            or ``trace: FILE``.
+        arrival: ``closed``, ``closed: delay=100ms``, ``constant: 20/s``, ``poisson: 20/s``,
+            ``lognormal: 20/s, sigma=1.0`` or ``trace: FILE``.
         priority: larger is more urgent; the scheduler in use maps it.
         share: of the device's multiprocessors, above 0 and at most 1, for schedulers that can.
         streams: number of streams, for this tenant only.
@@ -62,6 +65,8 @@ class TenantSpec:
         faults: planted in this tenant on purpose, as ``--hwq-fault`` takes them.
         server: the user's, which does the work; a request is one to it.
         start_s: it begins to serve so long after the window has begun.
+        requests: it issues so many in a window, which ends once all such tenants have served
+            theirs; None for no limit.
 
     """
 
@@ -81,6 +86,7 @@ class TenantSpec:
     faults: tuple[str, ...] = ()
     server: ServerSpec | None = None
     start_s: float = 0.0
+    requests: int | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -94,7 +100,7 @@ class TenantSpec:
             raise BadInput(f"{where}: give one of model, workload, function, server")
         if self.batch is not None and self.model is None:
             raise BadInput(f"{where}: batch is a model's; a workload has parameters")
-        for name in ("batch", "streams", "concurrency"):
+        for name in ("batch", "streams", "concurrency", "requests"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise BadInput(f"{where}: {name} is {count}; give at least 1")
@@ -157,6 +163,8 @@ class Colocation:
             raise BadInput(f"placement: {self.placement!r} is neither processes nor threads")
         if self.placement == "threads" and any(each.server is not None for each in self.tenants):
             raise BadInput("placement: a server is a process, so its tenants are in processes")
+        if self.counted and any(each.server is not None for each in self.tenants):
+            raise BadInput("tenants.requests: a window with a server ends by time alone")
         if not (math.isfinite(self.duration_s) and self.duration_s > 0):
             raise BadInput(f"duration_s: {self.duration_s} is not above 0")
         if not (math.isfinite(self.warmup_s) and self.warmup_s >= 0):
@@ -184,6 +192,11 @@ class Colocation:
     def all_there_ns(self) -> int:
         """When the last tenant begins to serve, in nanoseconds from the window's start."""
         return max(tenant.start_ns for tenant in self.tenants)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """How many requests end the window, by tenant; empty if it ends by time alone."""
+        return {each.name: each.requests for each in self.tenants if each.requests is not None}
 
     @property
     def seed_of_work(self) -> int:

@@ -51,6 +51,14 @@ class WhichTenant(PlainData):
     mean_ms: Estimate = Field(
         description="latency, from the scheduled arrival, as the following ones"
     )
+    variation: Estimate | None = Field(
+        None,
+        description="its standard deviation divided by its mean; null in files of earlier versions",
+    )
+    min_ms: Estimate | None = Field(
+        None,
+        description="the shortest of these windows; without an interval, and null likewise",
+    )
     p50_ms: Estimate
     p90_ms: Estimate
     p95_ms: Estimate
@@ -58,7 +66,7 @@ class WhichTenant(PlainData):
     p99_by_s: float | None = Field(
         None,
         description="length of a window that would give P99 both ends; null if it has them, if "
-        "requests never completed, or beyond 24 h",
+        "requests never completed or are counted, or beyond 24 h",
     )
     max_ms: Estimate = Field(description="the longest of these windows; without an interval")
     attained_within_ms: float | None = Field(

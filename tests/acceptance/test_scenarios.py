@@ -432,6 +432,10 @@ def test_what_would_measure_nothing_is_refused(
     ):  # fmt: skip
         status, output = hwq(*command, "--device=sim:h200")
         assert (status, "the window is 0.5 s long: give a longer" in output) == (4, True), output
+    counting = tmp_path / "late" / "counting.hwq.yaml"
+    counting.write_text(STARTS_LATER.replace("start: 500ms", "requests: 5"), encoding="utf-8")
+    status, output = hwq("capacity", counting, "--tenant=high", "--device=sim:h200")
+    assert (status, "tenant low counts its requests, and a search sets" in output) == (4, True)
     # There, and not what it should be: who loads it says so.
     (tmp_path / "weights" / "resnet18").mkdir()
     empty = run(SOLO, *SIMULATED, "--hwq-weights=weights", "-x")

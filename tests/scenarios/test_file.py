@@ -21,6 +21,8 @@ from pytest_hwqueue.scenarios.planned_runs import (
     late_start,
     native_run,
     own_run,
+    peak_runs,
+    planned_windows,
     solo_run,
 )
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
@@ -186,10 +188,26 @@ def test_a_tenant_starts_later_than_others_and_alone_with_the_window() -> None:
     # Compared runs share it.
     assert native_run(case).key == own_run(case).key
     assert late_start(case.tenants, 2.0) is None
+    assert plans[0].tenants[1].requests is None
     assert late_start(case.tenants, 1.5) == (
         "tenant low starts 1.5 s after the window begins, and the window is 1.5 s long: give a "
         "longer duration, or an earlier start"
     )
+
+
+def test_requests_are_counted_in_every_run_but_that_of_a_peak() -> None:
+    text = MINIMAL.replace('"constant: 20/s"', '"constant: 20% of peak", requests: 20')
+    text = text.replace("hetero_kernels\n", "hetero_kernels\n    arrival: 'closed: delay=1s'\n")
+    case = cases(read(text))[0]
+    high, low = case.tenants
+    assert (high.requests, low.requests, low.arrival.closed) == (20, None, True)
+    (peak,) = peak_runs(own_run(case)).values()
+    runs = [own_run(case), solo_run(case, high), peak]
+    assert [[tenant.requests for tenant in run.tenants] for run in runs] == [
+        [20, None], [20], [None],
+    ]  # fmt: skip
+    # Nobody knows how long such a window is.
+    assert planned_windows([case]) == []
 
 
 def test_each_test_has_the_goals_of_all_of_its_placement_and_of_its_variant() -> None:

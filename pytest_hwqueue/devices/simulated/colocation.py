@@ -237,6 +237,8 @@ class ModelledTenant:
         concurrency: how many requests are served at once, each by a thread on a stream of its own.
         partition: on which multiprocessors its kernels run; not with a preemptive scheduler.
         start_ns: when it begins to serve.
+        delay_ns: without arrivals, from a request's end to the next one's start.
+        most: without arrivals, how many requests there are; None for no limit.
 
     """
 
@@ -252,6 +254,8 @@ class ModelledTenant:
     concurrency: int = 1
     partition: Partition | None = None
     start_ns: int = 0
+    delay_ns: int = 0
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -422,6 +426,8 @@ class _RequestLoop:
         arrivals_ns = self.tenant.arrivals_ns
         self.number = next(self.numbers)
         if arrivals_ns is None:
+            if self.tenant.most is not None and self.number >= self.tenant.most:
+                return None
             return now_ns if now_ns < self.end_ns else None
         if self.number >= len(arrivals_ns):
             return None
@@ -433,4 +439,7 @@ class _RequestLoop:
         self.result.scheduled_ns.append(self.scheduled_ns)
         self.result.started_ns.append(self.started_ns)
         self.result.finished_ns.append(free_ns)
-        self.begin(free_ns)
+        if self.tenant.delay_ns:
+            self.engine.at(free_ns + self.tenant.delay_ns, self.begin)
+        else:
+            self.begin(free_ns)

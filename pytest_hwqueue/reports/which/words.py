@@ -299,7 +299,10 @@ def _longer(undecided: Sequence[WhichCase]) -> str:
     goals = [goal for case in undecided for goal in case.goals if goal.verdict == "undecided"]
     known_s = [goal.decided_by_s for goal in goals if goal.decided_by_s is not None]
     if not known_s:
-        return "More requests may decide what is undecided: a longer --duration."
+        return (
+            "More requests may decide what is undecided: a longer --duration, or where the "
+            "scenario counts them, more `requests`."
+        )
     longest_s = math.ceil(max(known_s))
     sentence = (
         f"A window of {duration(longest_s)} (--duration {longest_s}s) would decide each undecided "
