@@ -219,8 +219,8 @@ class LivingTenants:
         if longest_ns >= planned_ns:
             return planned_ns
         self.found.notes.append(
-            f"traced for {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant {name} "
-            "runs too many kernels for its trace"
+            f"traced for at most {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant "
+            f"{name} runs too many kernels for its trace"
         )
         self.found.duration_s = longest_ns / 1e9
         if reason := self.plan.too_short(longest_ns / 1e9):

@@ -151,8 +151,8 @@ def simulate(
         short = []
         if duration_ns < plan.duration_ns:
             short.append(
-                f"traced for {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the tenants "
-                "run too many kernels for a trace"
+                f"traced for at most {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the "
+                "tenants run too many kernels for a trace"
             )
         traces = {one.name: _trace(one.name, ran) for one in tenants}
         tenants = kept_causes(

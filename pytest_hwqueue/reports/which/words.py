@@ -39,7 +39,9 @@ def settings(found: WhichFile) -> list[str]:
     lengths = sorted({case.window_s for case in found.cases if case.status == "ok"})
     parts = []
     if lengths:
-        each = "s to ".join(f"{length:g} " for length in (lengths[0], lengths[-1])[: len(lengths)])
+        ends = (lengths[0], lengths[-1])[: len(lengths)]
+        # Counted requests take a time with many digits.
+        each = "s to ".join(f"{float(f'{length:.3g}'):g} " for length in ends)
         windows = max(len(case.records) for case in found.cases)
         parts.append(f"{each}s for each case, in up to {counted(windows, 'window')}")
     if len(found.sessions) > 1:
