@@ -93,6 +93,15 @@ def unopened_modes(wanted: Sequence[Case], settings: WhichSettings) -> list[str]
     return list(bad.values())
 
 
+def refuse_late_starts(wanted: Sequence[Case], window_s: float) -> None:
+    """Refuse cases with a tenant that would serve nothing in windows of so many seconds."""
+    from pytest_hwqueue.scenarios.planned_runs import late_start
+
+    for case in wanted:
+        if reason := late_start(case.tenants, window_s):
+            raise HwqError(f"{case.id}: {reason}")
+
+
 @contextmanager
 def tenants_server(scenario: Scenario, settings: WhichSettings) -> Iterator[ForkServer | None]:
     """Run what forks the scenario's tenants during the ``with`` block, if anything does."""

@@ -51,6 +51,10 @@ _NOTHING_SHOWN = 1
 @click.option("--from", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
               help="measure nothing: use the records in a folder; repeatable")  # fmt: skip
 @common.scenario_options("draw the latency distributions")
+@click.option("--wide", is_flag=True,
+              help="print, and write to --markdown, one table instead: a row for each scheduler, "
+              "with n, rate, mean, P50 to max of the most urgent tenant, the others' throughput, "
+              "and each change to native")  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="also print every figure, goal and proof")
 def which(file: Path, **given: Any) -> int:
     """Compare schedulers on a scenario: goals met, and the cost.
@@ -98,6 +102,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         raise HwqError(MISSING_TRANSFORMERS)
     plan = _planned_in_which(wanted) if given["capacity"] else None
     settings = common.which_settings(scenario, file, given, f"which-{session_name(now())}")
+    common.refuse_late_starts(wanted, settings.duration_s / given["rounds"])
     bad = common.unopened_modes(wanted, settings)
     make_session_folder(settings.folder)
     say(f"records are kept in {settings.folder}")
@@ -175,6 +180,7 @@ def _report(
 ) -> int:  # fmt: skip
     from pytest_hwqueue.reports.which.document import which_document
     from pytest_hwqueue.reports.which.plot import which_svg
+    from pytest_hwqueue.reports.which.wide import wide_document
     from pytest_hwqueue.safe_files import write_text
     from pytest_hwqueue.which.runs import entries
     from pytest_hwqueue.which.table import table
@@ -188,9 +194,11 @@ def _report(
             for case in found.cases
         ]
         found = found.model_copy(update={"cases": cases})
+    wide = given["wide"]
     output(
-        which_document(found, verbose=given["verbose"]), given, partial(common.figures_json, found),
-        kept=folder and folder / "which.json", written=which_document(found),
+        wide_document(found) if wide else which_document(found, verbose=given["verbose"]),
+        given, partial(common.figures_json, found), kept=folder and folder / "which.json",
+        written=None if wide else which_document(found),
     )  # fmt: skip
     if given["svg"] is not None:
         drawn = which_svg(found, lines, runs)
@@ -283,7 +291,7 @@ def _planned_in_which(
 
     It is the most urgent of those with a rate, the first if there are several.
     """
-    rated = [each for each in wanted[0].scenario.tenants if each.arrival.text != "closed"]
+    rated = [each for each in wanted[0].scenario.tenants if not each.arrival.closed]
     if not rated:
         raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
     tenant = max(rated, key=lambda each: each.priority).name
@@ -300,6 +308,12 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
     goals = [goal for case in wanted for goal in case.goals]
     grids = []
     for case in wanted:
+        counted = [tenant.name for tenant in case.tenants if tenant.requests is not None]
+        if counted:
+            raise HwqError(
+                f"{case.id}: tenant {counted[0]} counts its requests, and a search sets how long "
+                "windows are: leave requests out of a copy"
+            )
         if not case.goals:
             raise HwqError(f"{case.id} has no goals, so any rate would do; give it some")
         for goal in filter(lambda each: each.traced, case.goals):
@@ -323,10 +337,12 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
             f"{given['windows']} windows of it are fewer than the {needed} independent requests "
             "with which the goals' percentiles can be judged at all",
         )  # fmt: skip
+    least_s = common.seconds("--window", given["window"])
+    common.refuse_late_starts(wanted, least_s)
     # Of windows that long, the user has asked for all.
     fewest = given["requests"] or least_requests(goals)
     return (
-        Looks(given["windows"], requests, common.seconds("--window", given["window"]), fewest),
+        Looks(given["windows"], requests, least_s, fewest),
         grids,
     )
 

@@ -34,25 +34,59 @@ _SPIN_NS = 200_000
 MOST_FAILURES_IN_A_ROW = 10_000
 
 
+@dataclass(frozen=True)
+class ClosedLoop:
+    """How requests without a schedule follow each other.
+
+    Attributes:
+        first_ns: when the first ones start, in ns from the window's start.
+        delay_ns: from a request's end until whoever served it starts the next.
+        most: requests; None for as many as the window has time for.
+
+    """
+
+    first_ns: int = 0
+    delay_ns: int = 0
+    most: int | None = None
+
+
+GREEDY = ClosedLoop()
+"""Each request starts when the one before is done, until the window ends."""
+
+
 class Arrivals:
     """Hands out requests in order of arrival to whoever is free."""
 
     def __init__(
-        self, device: Device, schedule: list[int] | None, window: Window, ended: Event
+        self,
+        device: Device,
+        schedule: list[int] | None,
+        window: Window,
+        ended: Event,
+        loop: ClosedLoop = GREEDY,
     ) -> None:
         self.schedule = schedule
         self.ended = ended
         self._device = device
         self._clock_ns = device.clock_ns
         self._window = window
+        self._loop = loop
         self._next = 0
         # Who holds it waits for the next request, and the others wait for it, without the clock.
         self._turn = threading.Lock()
         # A virtual clock stands still while one looks at it.
         self._spin_ns = 0 if device.capabilities.virtual_time else _SPIN_NS
 
-    def take(self) -> int | None:
-        """Wait until the next request is due; return its number, or None if there is no more."""
+    def take(self, free_ns: int) -> int | None:
+        """Wait until the next request is due; return its number, or None if there is no more.
+
+        Args:
+            free_ns: when whoever asks had served the one before; 0 for none.
+
+        """
+        if self._loop.delay_ns and free_ns:
+            # Each for itself: others may be free before. None starts when the window is over.
+            self._wait_until(min(free_ns + self._loop.delay_ns, self._window.end_ns))
         with self._turn:
             if self.ended.is_set() or not self._is_due():
                 return None
@@ -62,7 +96,9 @@ class Arrivals:
     def _is_due(self) -> bool:
         window, schedule = self._window, self.schedule
         if schedule is None:
-            self._wait_until(window.begin_ns)
+            if self._next == self._loop.most:
+                return False
+            self._wait_until(window.begin_ns + self._loop.first_ns)
             return self._clock_ns() < window.end_ns
         if self._next == len(schedule):
             return False
@@ -109,11 +145,12 @@ class Slot:
         self._request = request
         self._arrivals = arrivals
         self._begin_ns = window.begin_ns
+        self._free_ns = 0
         self._failures_in_a_row = 0
 
     def serve(self) -> None:
         """Serve until there is no more, or the process cannot continue."""
-        while self.stopped is None and (number := self._arrivals.take()) is not None:
+        while self.stopped is None and (number := self._arrivals.take(self._free_ns)) is not None:
             self._serve(number)
 
     def _serve(self, number: int) -> None:
@@ -131,6 +168,7 @@ class Slot:
     def _write(
         self, number: int, started_ns: int, finished_ns: int, *, failed: bool = False
     ) -> None:
+        self._free_ns = finished_ns
         started_ns -= self._begin_ns
         finished_ns -= self._begin_ns
         self.numbers.append(number)
@@ -263,6 +301,7 @@ def serve(
     schedule: list[int] | None,
     window: Window,
     *,
+    loop: ClosedLoop = GREEDY,
     begin_thread: Callable[[], object] = lambda: None,
     ended: Event | None = None,
     shown: Sequence[Show] = (),
@@ -278,9 +317,9 @@ def serve(
         requests: each enqueues one request and waits for its completion. A single one is called in
             this thread, several each in a thread of their own.
         schedule: due times in ns from the window's start, ascending, within it; None for a closed
-            loop, in which each starts its next request when its previous one is done, until the
-            window ends.
+            loop.
         window: when to measure.
+        loop: how requests follow each other without a schedule.
         begin_thread: called first in each thread that is started.
         ended: set to end the window early, from any thread: then no further request is taken.
         shown: one for each of ``requests``, if somebody looks on.
@@ -297,7 +336,7 @@ def serve(
             raise ValueError("a schedule must ascend")
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
-    arrivals = Arrivals(device, schedule, window, ended or Event())
+    arrivals = Arrivals(device, schedule, window, ended or Event(), loop)
     slots = [
         Slot(device, request, arrivals, window, show)
         for request, show in zip_longest(requests, shown)

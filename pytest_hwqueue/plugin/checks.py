@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import chosen_devices, only_device, visible_accelerators
+from pytest_hwqueue.devices.kinds import (
+    chosen_devices,
+    only_device,
+    resolve_size,
+    visible_accelerators,
+)
 from pytest_hwqueue.errors import BadOption
 from pytest_hwqueue.noise.names import NONE, noise_file
 from pytest_hwqueue.noise.neighbours import open_noise
@@ -32,11 +37,13 @@ from pytest_hwqueue.schedulers.syntax import (
 )
 from pytest_hwqueue.servers.spec import missing_client
 from pytest_hwqueue.settings.options import Settings
+from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.workloads.registry import Declaration, workload_class
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
+    from pytest_hwqueue.scenarios.file import Scenario
 
 
 @dataclass(frozen=True)
@@ -322,6 +329,16 @@ def _variables(test: ScenarioItem) -> str | None:
     return unset_variable(test.case.tenants, test.path)
 
 
+def _starts(test: ScenarioItem) -> str | None:
+    from pytest_hwqueue.scenarios.planned_runs import cases, late_start, runs_needed
+    from pytest_hwqueue.scenarios.runs import ROUNDS
+
+    among = cases(test.case.scenario)
+    compares = any(each.noise != NONE or len(runs_needed(each)) > 1 for each in among)
+    window_s = scenario_seconds(test.config, test.case.scenario) / (ROUNDS if compares else 1)
+    return late_start(test.case.tenants, window_s)
+
+
 SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
     _only_device,
     _noise_of_scenario,
@@ -331,7 +348,16 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
     _models,
     _servers,
     _variables,
+    _starts,
 )
+
+
+def scenario_seconds(config: pytest.Config, scenario: Scenario) -> float:
+    """Return how long a scenario's test measures: its duration, or --hwq-max-time if less."""
+    settings = config.stash[state.SETTINGS]
+    size = resolve_size(settings.size, only_device(settings.device).kind)
+    duration_s = scenario.duration_s(size)
+    return min(duration_s, settings.max_time) if is_given(config, "max-time") else duration_s
 
 
 def weights_folder(config: pytest.Config) -> Path | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import only_device, resolve_size
+from pytest_hwqueue.devices.kinds import only_device
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario, wrong_usage
@@ -104,13 +104,12 @@ class ScenarioSession:
             self._tenant_server = server
             config.add_cleanup(server.close)
         progress = Progress(config)
-        duration_s = scenario.duration_s(resolve_size(settings.size, device.kind))
         measurer = Measurer(
             scenario,
             WhichSettings(
                 device=device.label,
                 size=settings.size,
-                duration_s=self._at_most(duration_s),
+                duration_s=checks.scenario_seconds(config, scenario),
                 seed=settings.seed,
                 timeout_s=settings.timeout,
                 scheduler_paths=settings.scheduler_paths(config.invocation_params.dir),

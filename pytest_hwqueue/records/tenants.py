@@ -108,6 +108,16 @@ class TenantResult(PlainData):
         description="what it ran: a model with its batch, its input's shape and numeric format, a "
         "workload or a function with parameters; empty in records of earlier versions",
     )
+    from_ns: int = Field(
+        0,
+        description="when it began to serve, from the window's start; its rates are of its time "
+        "from then on, and its requests' times are from the window's start all the same",
+    )
+    until_ns: int | None = Field(
+        None,
+        description="when the last of the plan's `requests` was done, with which its time ends; "
+        "null if it ends with the window",
+    )
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
     completed: int | None = Field(None, description="requests that ended well, also after its end")
     failed: int | None = Field(None, description="requests that raised")
@@ -135,6 +145,10 @@ class TenantResult(PlainData):
     )
     exit: str = Field("", description="how its process ended; empty if it lived on")
     last_output: str = Field("", description="last lines it wrote, where something went wrong")
+
+    def own_ns(self, window_ns: int) -> int:
+        """Return how much of a window of this length is its own time."""
+        return (window_ns if self.until_ns is None else self.until_ns) - self.from_ns
 
 
 class TenantUse(PlainData):
@@ -280,8 +294,16 @@ def require_own_figures(record: ColocationRecord) -> None:
 def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int) -> Iterator[str]:
     """Say which figures of a tenant are not those of its requests."""
     due, begun, ended = requests.scheduled_ns, requests.started_ns, requests.finished_ns
+    own_ns = tenant.own_ns(window_ns)
+    if own_ns <= 0 or min(due, default=tenant.from_ns) < tenant.from_ns:
+        yield f"from_ns is {tenant.from_ns}, which is after its first request, or the window's end"
+        return
     if not len(due) == len(begun) == len(ended):
         yield f"{len(due)} were scheduled, {len(begun)} started and {len(ended)} finished"
+        return
+    last_ns = max(ended, default=0)
+    if tenant.until_ns not in (None, last_ns):
+        yield f"until_ns is {tenant.until_ns}, and its last request ended at {last_ns}"
         return
     failed = {failure.index for failure in tenant.failures}
     if len(failed) < len(tenant.failures) or not failed <= set(range(len(due))):
@@ -302,7 +324,7 @@ def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int
         if len(getattr(tokens, name)) != len(done):
             yield f"{name} has {len(getattr(tokens, name))} of {counted(len(done), 'request')}"
     if (rates := tenant.throughput) is not None:
-        per_s = sum(ended[index] <= window_ns for index in done) * 1e9 / window_ns
+        per_s = sum(ended[index] <= window_ns for index in done) * 1e9 / own_ns
         items = rates.items_per_request
         expected = {"requests_per_s": per_s, "items_per_s": items and per_s * items}
         for name, rate in expected.items():

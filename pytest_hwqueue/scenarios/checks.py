@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from pytest_hwqueue.errors import BadInput, nearest
 from pytest_hwqueue.noise.names import noise_id
+from pytest_hwqueue.scenarios.fields import read_seconds
 from pytest_hwqueue.scenarios.goals import (
     OF_TOKENS,
     REFERENCES,
@@ -30,6 +31,7 @@ Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
 _KINDS = ("model", "workload", "function", "server")
 _NOT_OF_SERVERS = ("batch", "parameters", "streams")
+_ENDS_BY_TIME = "a window with a server ends by time alone, not by requests"
 MOST_AT_ONCE = 64
 """Requests that one of our own tenants may serve at once."""
 
@@ -72,8 +74,10 @@ def check_names(data: Mapping[str, Any]) -> Iterator[Findings]:
         path = ("variants", index)
         yield from _check_judged(path, variant, places)
         yield from _check_variant(path, variant, named, own, places, runs_of)
+    yield from _check_ends(data, tenants)
     if not variants:
         yield from _check_attainment(own, named, placed[0])
+        yield from _check_starts(("tenants",), named.values())
 
 
 def _check_variant(
@@ -98,6 +102,7 @@ def _check_variant(
             yield from _check_work((*path, "set", name), change, tenants[name])
             running[name] = {**running[name], **change}
     yield from _check_modes(path, variant)
+    yield from _check_starts(path, running.values())
     own = _goals(variant, path)
     where = f" in variant {variant.get('name')}"
     yield from _check_goals(own, running, runs_of, where)
@@ -111,6 +116,36 @@ def _check_variant(
     ]
     yield from _check_goals(known, running, runs_of, where)
     yield from _check_attainment([*known, *own], running, placements)
+
+
+def _check_starts(path: Path, running: Iterable[Mapping[str, Any]]) -> Iterator[Findings]:
+    """Refuse tenants that all start later: then their window begins too early."""
+    starts = [tenant.get("start") for tenant in running]
+    if starts and None not in starts:
+        yield path, "all tenants have a start: leave it out for the first, and count from there"
+
+
+def _check_ends(
+    data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
+) -> Iterator[Findings]:
+    """Refuse tenants, also of variants, that start when the window is over."""
+    for path, fields in _tenants_and_changes(data, tenants):
+        with suppress(ValueError):  # reported by the check of the field
+            if read_seconds(fields.get("start")) >= read_seconds(data.get("duration")):
+                yield (*path, "start"), "the window, of this duration, is over by then"
+
+
+def _tenants_and_changes(
+    data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
+) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield path and fields of each tenant, and of each change to one by a variant."""
+    for index, tenant in tenants:
+        yield ("tenants", index), tenant
+    for index, variant in _tables(data.get("variants")):
+        changes = variant.get("set")
+        for name, change in changes.items() if isinstance(changes, dict) else ():
+            if isinstance(change, dict):
+                yield ("variants", index, "set", name), change
 
 
 def _check_work(
@@ -141,6 +176,9 @@ def _check_servers(
     data: Mapping[str, Any], tenants: Sequence[tuple[int, dict[str, Any]]]
 ) -> Iterator[Findings]:
     served = [index for index, tenant in tenants if tenant.get("server") is not None]
+    for path, fields in _tenants_and_changes(data, tenants) if served else ():
+        if fields.get("requests") is not None:
+            yield (*path, "requests"), _ENDS_BY_TIME
     variants = [variant for _, variant in _tables(data.get("variants"))] or [{}]
     if any("threads" in _placements(data, variant) for variant in variants):
         for index in served:

@@ -57,6 +57,11 @@ class TenantArrival:
     text: str
     of_peak: float | None = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether a request starts when the one before is done, or a delay after that."""
+        return self.text.startswith("closed")
+
     def at(self, peak_per_s: float) -> str:
         """Return the text for `parse_arrival`, given the requests per second at the peak."""
         if self.of_peak is None:
@@ -86,7 +91,8 @@ def _read_tenant_name(value: object) -> str:
     return name
 
 
-def _read_seconds(value: object) -> float:
+def read_seconds(value: object) -> float:
+    """Read a duration such as 180s; ValueError says what is wrong with it."""
     what = "a duration above 0 with its unit, such as 180s, 3m or 500ms"
     text = _text(value, what)
     found = re.fullmatch(_DURATION, text)
@@ -175,16 +181,16 @@ def _written(pattern: str, *examples: str) -> WithJsonSchema:
 Name = Annotated[str, BeforeValidator(_read_name), _written(f"^{_NAME}$")]
 TenantName = Annotated[str, BeforeValidator(_read_tenant_name), _written(f"^{_NAME}$")]
 Seconds = Annotated[
-    float, BeforeValidator(_read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
+    float, BeforeValidator(read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
 ]
 ShareField = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
 ArrivalText = Annotated[
     TenantArrival,
     BeforeValidator(_read_arrival),
     _written(
-        "^(closed|(constant|poisson|lognormal|trace)\\s*:.+)$",
-        "closed", "constant: 20/s", "poisson: 20% of peak", "lognormal: 20/s, sigma=1.0",
-        "trace: arrivals.txt",
+        "^(closed|(closed|constant|poisson|lognormal|trace)\\s*:.+)$",
+        "closed", "closed: delay=100ms", "constant: 20/s", "poisson: 20% of peak",
+        "lognormal: 20/s, sigma=1.0", "trace: arrivals.txt",
     ),
 ]  # fmt: skip
 NoiseName = Annotated[

@@ -79,7 +79,8 @@ class TenantChange(_Model):
     )
     arrival: ArrivalText = Field(
         default_factory=lambda: TenantArrival("closed"),
-        description="when requests arrive; by default closed: each when the last is done",
+        description="when requests arrive; by default closed: each when the last is done, or a "
+        "delay after that",
     )
     priority: int = Field(0, description="larger is more urgent; the scheduler in use maps it")
     share: ShareField | None = Field(
@@ -91,6 +92,17 @@ class TenantChange(_Model):
         ge=1,
         description="how many of its requests are served at once; of a server, the most "
         "connections; by default 1",
+    )
+    start: Seconds | None = Field(
+        None,
+        description="begins to serve so long after the window has begun; by default with it",
+    )
+    requests: int | None = Field(
+        None,
+        ge=1,
+        description="so many in each window, which ends once every tenant that counts its requests "
+        "has served them, and after the duration at the latest; by default as many as there is "
+        "time for",
     )
     deadline_ms: float | None = Field(
         None, gt=0,

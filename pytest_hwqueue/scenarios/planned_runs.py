@@ -13,7 +13,15 @@ from pytest_hwqueue.scenarios.fields import TenantArrival
 from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
 from pytest_hwqueue.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal, latency_bound_ns
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
-from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.tenancy.spec import (
+    Colocation,
+    TenantPlacement,
+    TenantSpec,
+    starts_too_late,
+)
+
+# Of a tenant that serves as much as it can.
+_GREEDY = {"arrival": TenantArrival("closed"), "requests": None}
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,9 @@ def solo_run(case: Case, tenant: Tenant) -> PlannedRun:
     One tenant is one process, whatever the placement, so those of all placements are the same.
     """
     name = f"{case.name}.solo_{tenant.name}"
-    return PlannedRun(name, (tenant,), "processes", NATIVE, noise=own_run(case).noise)
+    # Alone there is nobody to start after.
+    alone = tenant.model_copy(update={"start": None})
+    return PlannedRun(name, (alone,), "processes", NATIVE, noise=own_run(case).noise)
 
 
 def native_run(case: Case) -> PlannedRun:
@@ -189,7 +199,7 @@ def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     return {
         tenant.name: PlannedRun(
             f"{run.name}.peak_{tenant.name}",
-            (tenant.model_copy(update={"arrival": TenantArrival("closed")}),),
+            (tenant.model_copy(update={**_GREEDY, "start": None}),),
             run.placement,
             NATIVE,
         )
@@ -234,6 +244,8 @@ def colocation(
                 concurrency=tenant.concurrency or 1,
                 weights=_weights(tenant, weights),
                 server=None if tenant.server is None else tenant.server.spec(),
+                start_s=tenant.start or 0.0,
+                requests=tenant.requests,
             )
             for tenant in run.tenants
         ),
@@ -274,12 +286,21 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
             # A trace has no one rate, and a share of a peak none that is known.
             if arrival.of_peak is not None or arrival.text.startswith(("closed", "trace")):
                 continue
+            # Its window ends by another count.
+            if any(tenant.requests is not None for tenant in case.tenants):
+                continue
             rate = parse_arrival(arrival.text, Path()).rate_per_s
             assert rate is not None
             window = planned_window(goal, rate, CONFIDENCE)
             if window is not None:
                 found[str(goal), rate] = window
     return list(found.values())
+
+
+def late_start(tenants: Iterable[Tenant], window_s: float) -> str | None:
+    """Return which tenant starts too late to serve in a window; None if none does."""
+    reasons = (starts_too_late(each.name, each.start or 0.0, window_s) for each in tenants)
+    return next(filter(None, reasons), None)
 
 
 def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:

@@ -204,7 +204,7 @@ class ScenarioRuns:
             return over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE)
 
         first, *others = run.tenants
-        arrives = not own and not others and first.arrival.text != "closed"
+        arrives = not own and not others and not first.arrival.closed
         if arrives and math.isinf(estimated(first.name, percentile(0.99)).high):
             longer = self._longer(run)
             worth = worth_at(self.windows(run, first.name), 0.99, CONFIDENCE)
@@ -478,7 +478,11 @@ class ScenarioRuns:
             same = run.key == own.key and name == goal.tenant
             reference = windows if same else self.windows(run, name)
         within_ns = within_of(own, goal.tenant, goals)
-        return evaluate(goal, windows, reference, within_ns, confidence=confidence)
+        result = evaluate(goal, windows, reference, within_ns, confidence=confidence)
+        if any(tenant.requests is not None for tenant in own.tenants):
+            # No longer one: it ends with the last request that is counted.
+            return result.model_copy(update={"decided_by_s": None})
+        return result
 
     def _measure(
         self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int

@@ -93,9 +93,10 @@ def _seconds(
             continue
         seconds = sum(record.duration_s for record in records)
         issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
-        spare = _SPARE_CLOSED if tenant.arrival.text == "closed" else _SPARE
+        spare = _SPARE_CLOSED if tenant.arrival.closed else _SPARE
         needed.append(requests * spare * seconds / issued if issued else most_s)
-    return min(max(needed), most_s)
+    # Of the time in which all are there.
+    return min(max(needed), most_s) + max(tenant.start or 0.0 for tenant in run.tenants)
 
 
 def _line(tenant: str, causes: Causes) -> str:

@@ -314,6 +314,13 @@ BUILT_IN = (
         simulated=simulated,
     ),
     SchedulerDeclaration(
+        "xsched-app",
+        "XSched's library alone, its app-managed scheduler: nobody schedules",
+        f"{_PACKAGE}.xsched:XSchedApp",
+        requires=lambda can: not can.host,
+        elsewhere="{mode} needs an accelerator: XSched stands before CUDA or HIP",
+    ),
+    SchedulerDeclaration(
         "preload",
         "any other library, described in NAME.yaml (--hwq-preloads) or in a file",
         f"{_PACKAGE}.preload:Preload",

@@ -21,7 +21,9 @@ import aiohttp
 
 from pytest_hwqueue.errors import HwqError, shortened
 from pytest_hwqueue.harness.open_loop import (
+    GREEDY,
     MOST_FAILURES_IN_A_ROW,
+    ClosedLoop,
     RequestLog,
     StoppedServing,
     Window,
@@ -255,15 +257,17 @@ async def generate(
     schedule: Sequence[int] | None,
     window: Window,
     concurrency: int,
+    loop: ClosedLoop = GREEDY,
 ) -> Load:
     """Send the requests of a window; return once each has its answer, or has failed.
 
     Args:
         request: sends one and waits for its answer; one that raises has failed.
-        schedule: due times in ns from the window's start, ascending; None for a closed loop, which
-            keeps ``concurrency`` requests in flight until the window ends.
+        schedule: due times in ns from the window's start, ascending; None for closed loops, as many
+            as ``concurrency``.
         window: when to measure, on the clock of `time.monotonic_ns`.
         concurrency: the greatest number in flight at once.
+        loop: how requests follow each other without a schedule.
 
     Raises:
         InvalidMeasurement: if the window began before everything was ready.
@@ -273,7 +277,7 @@ async def generate(
     require_early(time.monotonic_ns(), window)
     run = _Run(request, window, concurrency, closed=schedule is None)
     if schedule is None:
-        await asyncio.gather(*(run.keep_sending() for _ in range(concurrency)))
+        await asyncio.gather(*(run.keep_sending(loop) for _ in range(concurrency)))
     else:
         await run.send_all(schedule)
     return run.load(schedule)
@@ -291,11 +295,14 @@ class _Run:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = self._most_at_once = self._failures_in_a_row = 0
 
-    async def keep_sending(self) -> None:
-        await _until(self._window.begin_ns)
-        while time.monotonic_ns() < self._window.end_ns:
+    async def keep_sending(self, loop: ClosedLoop) -> None:
+        end_ns = self._window.end_ns
+        await _until(self._window.begin_ns + loop.first_ns)
+        while time.monotonic_ns() < end_ns and len(self._log.started_ns) != loop.most:
             await self._send(None)
             self._refuse_hopeless()
+            if loop.delay_ns:
+                await _until(min(time.monotonic_ns() + loop.delay_ns, end_ns))
 
     async def send_all(self, schedule: Sequence[int]) -> None:
         window = self._window

@@ -7,6 +7,7 @@ change what its distributions draw between releases (NEP 19); a test pins the va
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,8 +20,8 @@ from pytest_hwqueue.errors import BadInput, shortened, translated
 ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace"]
 
 _USAGE = (
-    "give closed, constant: RATE/s, poisson: RATE/s, lognormal: RATE/s, sigma=NUMBER, or "
-    "trace: FILE"
+    "give closed, closed: delay=TIME, constant: RATE/s, poisson: RATE/s, lognormal: RATE/s, "
+    "sigma=NUMBER, or trace: FILE"
 )
 _NS_PER_S = 1_000_000_000
 # A request costs the host more than 10 µs, and a schedule must fit into memory.
@@ -30,6 +31,8 @@ _LONGEST_S = 365 * 24 * 3600.0
 # Beyond it nearly all requests come in a few bursts, and no run is long enough to see the rate.
 _MOST_SIGMA = 5.0
 _DRAWN_AT_ONCE = 1024
+_DELAY = re.compile(r"delay\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)")
+_SECONDS = {"ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,12 @@ class Arrival:
     """How requests arrive, as `parse_arrival` read it.
 
     Attributes:
-        kind: ``closed`` starts a request when the previous one is done; the others have a schedule.
+        kind: ``closed`` starts a request when the previous one is done, or a delay after that; the
+            others have a schedule.
         rate_per_s: mean requests per second; None for ``closed`` and ``trace``.
         sigma: standard deviation of the gaps' logarithm; only for ``lognormal``.
         file: holds the offsets; only for ``trace``.
+        delay_s: from a request's end to the next one's start; only for ``closed``.
 
     """
 
@@ -48,11 +53,12 @@ class Arrival:
     rate_per_s: float | None = None
     sigma: float | None = None
     file: Path | None = None
+    delay_s: float = 0.0
 
     def __str__(self) -> str:
         """Return the text as in a scenario file, with one spelling for each arrival."""
         if self.kind == "closed":
-            return self.kind
+            return f"closed: delay={_plain(self.delay_s)}s" if self.delay_s else self.kind
         if self.kind == "trace":
             return f"trace: {self.file}"
         text = f"{self.kind}: {_plain(self.rate_per_s)}/s"
@@ -75,9 +81,7 @@ def parse_arrival(text: str, folder: Path) -> Arrival:
     if kind is None:
         raise BadInput(f"there is no arrival {word!r} (in {text!r}); {_USAGE}")
     if kind == "closed":
-        if colon:
-            raise BadInput(f"closed takes nothing behind it, and {text!r} has {rest!r}")
-        return Arrival(kind)
+        return Arrival(kind, delay_s=_delay_s(rest, text) if colon else 0.0)
     if kind == "trace":
         if not rest:
             raise BadInput(f"the file is missing in {text!r}; give trace: FILE")
@@ -186,6 +190,17 @@ def _rate(text: str, whole: str) -> float:
     raise BadInput(
         f"the rate in {whole!r} is {text!r}; give requests per second, such as 20/s, above 0 and "
         f"up to {_MOST_PER_S:,.0f}/s"
+    )
+
+
+def _delay_s(text: str, whole: str) -> float:
+    found = _DELAY.fullmatch(text)
+    delay_s = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if 0 < delay_s <= _LONGEST_S:
+        return delay_s
+    raise BadInput(
+        f"closed has {text!r} behind it in {whole!r}; give closed: delay=TIME, the time from a "
+        "request's end to the next one's start, such as 100ms or 2s"
     )
 
 

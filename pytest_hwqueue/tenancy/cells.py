@@ -97,7 +97,10 @@ def _tenant_record(
 
 def _cell(record: ColocationRecord, tenant: str) -> Cell:
     plan = record.plan
-    parameters: dict[str, Any] = {"duration_s": record.duration_s, "warmup_s": plan["warmup_s"]}
+    # How long counted requests take is what is measured.
+    counted = any(each.get("requests") for each in plan["tenants"])
+    duration_s = plan["duration_s"] if counted else record.duration_s
+    parameters: dict[str, Any] = {"duration_s": duration_s, "warmup_s": plan["warmup_s"]}
     own = next(each for each in plan["tenants"] if each["name"] == tenant)
     for each in plan["tenants"]:
         fields = {
@@ -206,8 +209,35 @@ class WorkDone(NamedTuple):
 _NOT_SAID = WorkDone()
 
 
+class OwnTime(NamedTuple):
+    """What bounds a tenant's own time in a window.
+
+    Attributes:
+        from_ns: when it begins to serve, from the window's start.
+        requests: with how many served its time ends; None if it ends with the window.
+
+    """
+
+    from_ns: int = 0
+    requests: int | None = None
+
+    def until_ns(self, log: RequestLog, window_ns: int) -> int | None:
+        """Return when the last of so many requests was done; None if that was not in the window."""
+        if len(log.finished_ns) != self.requests or max(log.finished_ns) > window_ns:
+            return None
+        return max(log.finished_ns)
+
+
+_WHOLE = OwnTime()
+
+
 def delivered(
-    name: str, log: RequestLog, window_ns: int, work: WorkDone = _NOT_SAID, **seen: Any
+    name: str,
+    log: RequestLog,
+    window_ns: int,
+    work: WorkDone = _NOT_SAID,
+    own: OwnTime = _WHOLE,
+    **seen: Any,
 ) -> TenantResult:
     """Return a tenant's result.
 
@@ -216,6 +246,7 @@ def delivered(
         log: its requests.
         window_ns: length of the window. Rates count what was completed within it.
         work: what it ran.
+        own: how much of the window is its own time, of which its rates are.
         seen: what else the result holds: lateness, memory, counters, server.
 
     """
@@ -223,10 +254,13 @@ def delivered(
     scheduled_ns, finished_ns = log.scheduled_ns.tolist(), log.finished_ns.tolist()
     done = [index for index in range(len(finished_ns)) if index not in failed]
     inside = sum(finished_ns[index] <= window_ns for index in done)
-    per_s = inside * 1e9 / window_ns
+    until_ns = own.until_ns(log, window_ns)
+    per_s = inside * 1e9 / ((until_ns or window_ns) - own.from_ns)
     return TenantResult(
         name=name,
         work=work.description,
+        from_ns=own.from_ns,
+        until_ns=until_ns,
         issued=log.issued,
         completed=log.completed,
         failed=len(log.failed),
@@ -253,17 +287,21 @@ def failed_for(results: Sequence[TenantResult]) -> dict[str, int]:
 
 
 def served(result: TenantResult, window_ns: int, session: Session | None = None) -> Served:
-    """Return the outcome of a tenant's requests in a successful window."""
+    """Return the outcome of a tenant's requests in its own time of a successful window."""
     from pytest_hwqueue.tenancy.figures import ONLY_SESSION, Served
 
     assert result.requests is not None
     assert result.issued is not None
     failed = {failure.index for failure in result.failures}
+    from_ns = result.from_ns
     finished = [
-        when for index, when in enumerate(result.requests.finished_ns) if index not in failed
+        when - from_ns
+        for index, when in enumerate(result.requests.finished_ns)
+        if index not in failed
     ]
     tokens = None if result.server is None else result.server.tokens
-    whole = Served(result.issued, result.latency_ns, finished, window_ns, session or ONLY_SESSION)
+    own_ns = result.own_ns(window_ns)
+    whole = Served(result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION)
     if tokens is None:
         return whole
     tbt_ns = between_tokens_ns(tokens)

@@ -96,7 +96,8 @@ class TenantSet:
             plan: who runs, and how; of tenants that live, what they `can_serve`. On a simulated
                 device, in virtual time in this process.
             run: which run of this co-location in its session, from 1.
-            looks: end the window once they decide; None to measure all of it, as with servers.
+            looks: end the window once they decide; None to measure all of it, as with servers, and
+                where requests are counted.
             last: end the tenants before the record is made, which then says how they ended.
 
         Raises:
@@ -111,9 +112,11 @@ class TenantSet:
         simulated = capabilities_of(plan.device).simulated
         nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
         found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
-        if _has_servers(plan):
+        if _has_servers(plan) or plan.counted:
             looks = None
-        early = [] if looks is None else looks.planned[:-1]
+        # Before all are there, a look could not compare them.
+        there_ns = plan.all_there_ns
+        early = [each for each in looks.planned[:-1] if each.window_ns > there_ns] if looks else []
         if looks is not None:
             found.look_error = looks.planned[-1].error
 

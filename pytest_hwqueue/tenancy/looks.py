@@ -163,8 +163,23 @@ def _rows(process: int, descriptor: int) -> Iterator[_Times]:
             yield from map(_Times._make, _ROW.iter_unpack(read))
 
 
+def served_all_ns(plan: Colocation, results: Mapping[str, TenantResult]) -> int | None:
+    """Return when tenants that count their requests had served all, from the window's start.
+
+    None if the window ends by time alone, or if one of them has not, or not within it.
+    """
+    until_ns = [results[name].until_ns if name in results else None for name in plan.counted]
+    known = [each for each in until_ns if each is not None]
+    return max(known) if known and len(known) == len(until_ns) else None
+
+
 class Watch:
-    """Looks at a window in which tenants serve requests in processes of their own."""
+    """Looks at a window in which tenants serve requests in processes of their own.
+
+    Attributes:
+        ended_ns: when it was ended, from its beginning; None if it goes on to its end.
+
+    """
 
     def __init__(
         self,
@@ -181,9 +196,10 @@ class Watch:
 
         """
         self._left = list(early)
-        self._ended_ns: int | None = None
+        self.ended_ns: int | None = None
         self._shown = shown
-        self._plans = {spec.name: WindowPlan(plan, spec.name) for spec in plan.tenants if early}
+        self._plans = {spec.name: WindowPlan(plan, spec.name) for spec in plan.tenants
+                       if early or plan.counted}  # fmt: skip
 
     def look(self, gone_ns: int) -> tuple[Look, list[TenantResult]] | None:
         """Return a look that is due and what it sees, so long after the window's beginning.
@@ -202,7 +218,7 @@ class Watch:
     def end(self, window_ns: int) -> None:
         """End the window, so long after its beginning; there is no further look."""
         self._left.clear()
-        self._ended_ns = window_ns
+        self.ended_ns = window_ns
 
     def _result(self, name: str, window_ns: int) -> TenantResult:
         rows = seen_times(*self._shown[name])
@@ -214,14 +230,15 @@ class Watch:
         failed = [
             RequestFailure(index=n, reason="") for n, row in enumerate(rows) if row.finished_ns < 0
         ]
-        return delivered(name, self._log(name, times, failed, window_ns), window_ns)
+        log = self._log(name, times, failed, window_ns)
+        return delivered(name, log, window_ns, own=self._plans[name].own)
 
     def counted(self, result: TenantResult) -> TenantResult:
         """Return what counts of a tenant's result: all, or what belongs to the ended window.
 
         A tenant may have heard of the end while it served, or had already finished.
         """
-        window_ns = self._ended_ns
+        window_ns = self.ended_ns
         if window_ns is None:
             return result
         assert result.requests is not None
@@ -231,6 +248,7 @@ class Watch:
         log = self._log(result.name, result.requests, result.failures, window_ns)
         return delivered(
             result.name, log, window_ns, WorkDone(result.work, items, unit),
+            self._plans[result.name].own,
             lateness=lateness(log), memory_bytes=result.memory_bytes, counters=result.counters,
         )  # fmt: skip
 

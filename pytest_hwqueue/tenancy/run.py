@@ -30,7 +30,7 @@ from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.schedulers.priority_probe import probe_priority
 from pytest_hwqueue.schedulers.syntax import Scheduler
 from pytest_hwqueue.tenancy.calls import NextWindow
-from pytest_hwqueue.tenancy.looks import CAN_SHOW, Decided, Look, Watch
+from pytest_hwqueue.tenancy.looks import CAN_SHOW, Decided, Look, Watch, served_all_ns
 from pytest_hwqueue.tenancy.server_processes import ServerProcesses
 from pytest_hwqueue.tenancy.spec import Colocation, identify
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -216,10 +216,12 @@ class LivingTenants:
         if longest_ns >= planned_ns:
             return planned_ns
         self.found.notes.append(
-            f"traced for {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant {name} "
-            "runs too many kernels for its trace"
+            f"traced for at most {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant "
+            f"{name} runs too many kernels for its trace"
         )
         self.found.duration_s = longest_ns / 1e9
+        if reason := self.plan.too_short(longest_ns / 1e9):
+            raise RunEnded("skipped", f"a trace holds no more: {reason}")
         return longest_ns
 
     def _background_noise(
@@ -253,10 +255,21 @@ class LivingTenants:
             if seen is not None and decided(*seen):
                 self.tenants.send("end")
                 looking.end(seen[0].window_ns)
+            served_ns = served_all_ns(self.plan, self.tenants.results)
+            # What was due by then has its grace to start, as in any window.
+            if served_ns is None or looking.ended_ns is not None:
+                return
+            if gone_ns >= Window(0, served_ns).over_ns:
+                self.tenants.send("end")
+                looking.end(served_ns)
 
         over_s = window.over_ns / 1e9
         self.tenants.wait_for(self.tenants.results, over_s + self.limits.finish_s, watch)
         results = self.tenants.results
+        served_ns = served_all_ns(self.plan, results)
+        self.found.counted(self.plan, served_ns, results)
+        if served_ns is not None:
+            looking.end(served_ns)
         results.update({name: looking.counted(result) for name, result in results.items()})
         return window
 

@@ -18,7 +18,7 @@ from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy.calls import Ready
 from pytest_hwqueue.tenancy.cells import WorkDone, delivered
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.window import WindowPlan
+from pytest_hwqueue.tenancy.window import WindowPlan, own_time
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.tenant import Link
@@ -67,7 +67,7 @@ async def _serve(
     common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
     due = window.due(common.duration_ns)
     try:
-        load = await generate(client.request, due, common, spec.concurrency)
+        load = await generate(client.request, due, common, spec.concurrency, window.loop)
     except StoppedServing as stopped:
         link.served = _served(spec, Load(stopped.log, (), 0), client, server, common)
         raise
@@ -86,6 +86,7 @@ def _served(
         load.log,
         window.duration_ns,
         work,
+        own_time(spec),
         lateness=lateness(load.log),
         server=ServerLoad(
             url=redacted(client.url, server.secrets()),

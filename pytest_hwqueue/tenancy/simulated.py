@@ -30,16 +30,23 @@ from pytest_hwqueue.records.tracing import Refusal
 from pytest_hwqueue.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.schedulers.green_context import partition_of
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
-from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
-from pytest_hwqueue.tenancy.cells import WorkDone, delivered
+from pytest_hwqueue.tenancy.cells import OwnTime, WorkDone, delivered
 from pytest_hwqueue.tenancy.device_use import device_use
-from pytest_hwqueue.tenancy.looks import Decided, Look
+from pytest_hwqueue.tenancy.looks import Decided, Look, served_all_ns
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import FoundOfTenants
-from pytest_hwqueue.tenancy.window import needs_gradients, open_work
+from pytest_hwqueue.tenancy.window import (
+    loop_of,
+    needs_gradients,
+    open_work,
+    own_time,
+    schedule_of,
+)
 
 # Of all tenants together; attributing them takes a few seconds.
 _MOST_KERNELS = 100_000
+# How often the time is halved for each look at whether all counted requests were served.
+_COUNTS = range(10, 0, -1)
 
 
 class _Request(NamedTuple):
@@ -87,15 +94,27 @@ def simulate(
     if traced:
         ran = []
         modelled, duration_ns = _short_enough(modelled, duration_ns)
+        if reason := plan.too_short(duration_ns / 1e9):
+            raise _not_modelled(f"a trace holds no more: {reason}")
+        found.duration_s = duration_ns / 1e9
     together = sharing.together or plan.placement == "threads"
     window_ns = duration_ns
 
     def seen(served: Sequence[ModelledTimes], window_ns: int) -> list[TenantResult]:
-        each = zip(modelled, works, served, strict=True)
+        each = zip(modelled, works, map(own_time, plan.tenants), served, strict=True)
         return [_result(*one, window_ns) for one in each]
+
+    def all_served_ns(served: Sequence[ModelledTimes]) -> int | None:
+        return served_all_ns(plan, {one.name: one for one in seen(served, duration_ns)})
+
+    # What is counted is mostly served long before the end.
+    counts_ns = [duration_ns >> halvings for halvings in _COUNTS] if plan.counted else []
 
     def ended(number: int, served: Sequence[ModelledTimes]) -> bool:
         nonlocal window_ns
+        if plan.counted:
+            done_ns = all_served_ns(served)
+            return done_ns is not None and Window(0, done_ns).over_ns <= counts_ns[number]
         look = looks[number]
         if not decided(look, seen(served, look.window_ns)):
             return False
@@ -112,9 +131,12 @@ def simulate(
         ran=ran,
         host=device.profile.request_host(),
         threads=plan.placement == "threads",
-        looks_ns=[Window(0, look.window_ns).over_ns for look in looks],
+        looks_ns=counts_ns or [Window(0, look.window_ns).over_ns for look in looks],
         ended=ended,
     )
+    done_ns = all_served_ns(results)
+    found.counted(plan, done_ns, {one.name: one for one in seen(results, duration_ns)})
+    window_ns = window_ns if done_ns is None else done_ns
     tenants = seen(results, window_ns)
     notes = [
         f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
@@ -130,21 +152,21 @@ def simulate(
         short = []
         if duration_ns < plan.duration_ns:
             short.append(
-                f"traced for {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the tenants "
-                "run too many kernels for a trace"
+                f"traced for at most {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the "
+                "tenants run too many kernels for a trace"
             )
-            found.duration_s = duration_ns / 1e9
         traces = {one.name: _trace(one.name, ran) for one in tenants}
         found.device_use = device_use(tenants, traces, 0, duration_ns, not together)
         tenants = kept_causes(
             found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=not together
         )
         notes += short
-    found.tenants, found.notes, found.fingerprint = tenants, notes, device.fingerprint()
+    found.tenants, found.fingerprint = tenants, device.fingerprint()
+    found.notes = [*notes, *found.notes]
 
 
 def _result(
-    tenant: ModelledTenant, work: _Request, ran: ModelledTimes, window_ns: int
+    tenant: ModelledTenant, work: _Request, own: OwnTime, ran: ModelledTimes, window_ns: int
 ) -> TenantResult:
     # In order of arrival: of several at once, a later one may end first.
     served = sorted(zip(ran.started_ns, ran.scheduled_ns, ran.finished_ns, strict=True))
@@ -155,7 +177,7 @@ def _result(
         started_ns=array("q", [started_ns for started_ns, _, _ in served]),
         finished_ns=array("q", [finished_ns for _, _, finished_ns in served]),
     ).until(window_ns, due and due[: bisect_left(due, window_ns)])
-    return delivered(tenant.name, log, window_ns, work.what)
+    return delivered(tenant.name, log, window_ns, work.what, own)
 
 
 def _short_enough(
@@ -172,6 +194,8 @@ def _short_enough(
         requests = duration_ns / max(1, alone_ns + one.synchronise_ns)
         if one.arrivals_ns is not None:
             requests = min(requests, len(one.arrivals_ns))
+        if one.most is not None:
+            requests = min(requests, one.most)
         kernels += requests * len(one.kernels)
     if kernels <= _MOST_KERNELS:
         return list(tenants), duration_ns
@@ -238,7 +262,9 @@ def _tenant(
             f"tenant {spec.name}: faults are planted in tenants of real devices only"
         )
     # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
-    same = replace(spec, arrival="closed", priority=0, share=None, concurrency=1)
+    same = replace(
+        spec, arrival="closed", priority=0, share=None, concurrency=1, start_s=0.0, requests=None
+    )
     text = json.dumps(asdict(same), sort_keys=True)
     try:
         request = _request(plan.device, text, plan.seed_of_work, plan.folder)
@@ -249,20 +275,20 @@ def _tenant(
             f"tenant {spec.name}: {request.what.description} runs no operation of torch on the "
             "device, and nothing else of it is modelled; use a real device",
         )
+    loop = loop_of(plan, spec)
     tenant = ModelledTenant(
         spec.name,
         request.kernels,
         host_ns=round(request.host_ns / len(operations_of(request.kernels))),
         synchronise_ns=device.profile.host.synchronise_ns.value,
-        arrivals_ns=schedule(
-            parse_arrival(spec.arrival, Path(plan.folder)),
-            plan.tenant_seed(spec.name),
-            plan.duration_ns,
-        ),
+        arrivals_ns=schedule_of(plan, spec),
         priority=_priority(sharing, device, spec.priority),
         seed=plan.tenant_seed(spec.name),
         concurrency=spec.concurrency,
         partition=partition_of(sharing.groups, spec.name) if sharing.groups else None,
+        start_ns=loop.first_ns,
+        delay_ns=loop.delay_ns,
+        most=loop.most,
     )
     if sharing.preemption is not None:
         in_flight, batch, of_most_urgent = sharing.preemption

@@ -34,7 +34,10 @@ from pytest_hwqueue.servers.spec import ServerSpec
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
-LATER: Mapping[str, Any] = {"function": None, "concurrency": 1, "server": None}
+LATER: Mapping[str, Any] = {
+    "function": None, "concurrency": 1, "server": None, "start_s": 0.0,
+    "requests": None,
+}  # fmt: skip
 """Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
 
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
@@ -53,8 +56,8 @@ class TenantSpec:
         parameters: of the workload or model, over those of its size; of a function, passed to it.
         size: ``tiny``, ``small`` (workloads only), ``full``, or ``auto`` (by the kind of device).
         batch: inputs in one request, for a model.
-        arrival: ``closed``, ``constant: 20/s``, ``poisson: 20/s``, ``lognormal: 20/s, sigma=1.0``
-            or ``trace: FILE``.
+        arrival: ``closed``, ``closed: delay=100ms``, ``constant: 20/s``, ``poisson: 20/s``,
+            ``lognormal: 20/s, sigma=1.0`` or ``trace: FILE``.
         priority: larger is more urgent; the scheduler in use maps it.
         share: of the device's multiprocessors, above 0 and at most 1, for schedulers that can.
         streams: number of streams, for this tenant only.
@@ -62,6 +65,9 @@ class TenantSpec:
         weights: folder with a model's weights; None for random weights from the seed.
         faults: planted in this tenant on purpose, as ``--hwq-fault`` takes them.
         server: the user's, which does the work; a request is one to it.
+        start_s: it begins to serve so long after the window has begun.
+        requests: it issues so many in a window, which ends once all such tenants have served
+            theirs; None for no limit.
 
     """
 
@@ -80,6 +86,8 @@ class TenantSpec:
     weights: str | None = None
     faults: tuple[str, ...] = ()
     server: ServerSpec | None = None
+    start_s: float = 0.0
+    requests: int | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -93,12 +101,19 @@ class TenantSpec:
             raise BadInput(f"{where}: give one of model, workload, function, server")
         if self.batch is not None and self.model is None:
             raise BadInput(f"{where}: batch is a model's; a workload has parameters")
-        for name in ("batch", "streams", "concurrency"):
+        for name in ("batch", "streams", "concurrency", "requests"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise BadInput(f"{where}: {name} is {count}; give at least 1")
         if self.share is not None and not 0 < self.share <= 1:
             raise BadInput(f"{where}: share is {self.share}; give one above 0 and at most 1")
+        if not 0 <= self.start_s < math.inf:
+            raise BadInput(f"{where}: start_s is {self.start_s}; give 0 or more")
+
+    @property
+    def start_ns(self) -> int:
+        """When it begins to serve, in nanoseconds from the window's start."""
+        return round(self.start_s * 1e9)
 
 
 @dataclass(frozen=True)
@@ -149,10 +164,14 @@ class Colocation:
             raise BadInput(f"placement: {self.placement!r} is neither processes nor threads")
         if self.placement == "threads" and any(each.server is not None for each in self.tenants):
             raise BadInput("placement: a server is a process, so its tenants are in processes")
+        if self.counted and any(each.server is not None for each in self.tenants):
+            raise BadInput("tenants.requests: a window with a server ends by time alone")
         if not (math.isfinite(self.duration_s) and self.duration_s > 0):
             raise BadInput(f"duration_s: {self.duration_s} is not above 0")
         if not (math.isfinite(self.warmup_s) and self.warmup_s >= 0):
             raise BadInput(f"warmup_s: {self.warmup_s} is below 0")
+        if reason := self.too_short(self.duration_s):
+            raise BadInput(reason)
 
     @property
     def id(self) -> str:
@@ -164,6 +183,21 @@ class Colocation:
     def duration_ns(self) -> int:
         """Length of the window in nanoseconds."""
         return round(self.duration_s * 1e9)
+
+    def too_short(self, window_s: float) -> str | None:
+        """Return which tenant would serve nothing in a window of so many seconds, or None."""
+        late = max(self.tenants, key=lambda tenant: tenant.start_s)
+        return starts_too_late(late.name, late.start_s, window_s)
+
+    @property
+    def all_there_ns(self) -> int:
+        """When the last tenant begins to serve, in nanoseconds from the window's start."""
+        return max(tenant.start_ns for tenant in self.tenants)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """How many requests end the window, by tenant; empty if it ends by time alone."""
+        return {each.name: each.requests for each in self.tenants if each.requests is not None}
 
     @property
     def seed_of_work(self) -> int:
@@ -209,6 +243,16 @@ class Colocation:
                 server[name] = None if server[name] is None else redacted(server[name], secrets)
             server["command"] = redacted_arguments(server["command"], secrets)
         return plain
+
+
+def starts_too_late(name: str, start_s: float, window_s: float) -> str | None:
+    """Return why a tenant would serve nothing in a window; None if it would."""
+    if start_s < window_s:
+        return None
+    return (
+        f"tenant {name} starts {start_s:g} s after the window begins, and the window is "
+        f"{window_s:g} s long: give a longer duration, or an earlier start"
+    )
 
 
 _OPENING_S = 180.0

@@ -369,9 +369,10 @@ class _Serving:
     def _result(self, log: RequestLog, counters: CpuCounters | None) -> TenantResult:
         from pytest_hwqueue.harness.open_loop import lateness
         from pytest_hwqueue.tenancy.cells import delivered
+        from pytest_hwqueue.tenancy.window import own_time
 
         return delivered(
-            self.spec.name, log, self._common.duration_ns, self.works[0].what,
+            self.spec.name, log, self._common.duration_ns, self.works[0].what, own_time(self.spec),
             lateness=lateness(log), memory_bytes=self.device.memory_bytes(), counters=counters,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,8 +55,8 @@ class FoundOfTenants(Found):
     """What is known about the tenants so far.
 
     Attributes:
-        duration_s: length of the window; shorter than planned if tracing could not continue, or a
-            look decided.
+        duration_s: length of the window; shorter than planned if tracing could not continue, a
+            look decided, or all requests that were counted were served.
         look_error: of the look at its end.
 
     """
@@ -66,6 +66,33 @@ class FoundOfTenants(Found):
     proof: Proof | None = None
     tenants: list[TenantResult] = field(default_factory=list)
     device_use: DeviceUse | None = None
+
+    def counted(
+        self, plan: Colocation, served_ns: int | None, results: Mapping[str, TenantResult]
+    ) -> None:
+        """Take over when tenants that count their requests had served all, and so the window ended.
+
+        Args:
+            plan: who counts how many.
+            served_ns: when, from the window's start; None if it ended by time.
+            results: what each tenant has got.
+
+        Raises:
+            RunEnded: if a tenant had not begun by then.
+
+        """
+        if served_ns is not None:
+            self.duration_s = served_ns / 1e9
+            if reason := plan.too_short(self.duration_s):
+                raise RunEnded("invalid", f"all requests were served too soon: {reason}")
+            return
+        for name, requests in plan.counted.items():
+            if results[name].until_ns is None:
+                done = results[name].issued
+                self.notes.append(
+                    f"tenant {name}: {done} of {requests} requests until the window ended after "
+                    f"{self.duration_s:g} s: give a longer duration"
+                )
 
 
 def tenant_server(device: str, workloads: Iterable[str], models: Iterable[str]) -> ForkServer:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.errors import BadInput, InvalidMeasurement, NotApplicable
-from pytest_hwqueue.harness.open_loop import RequestLog, Show, Window, serve
+from pytest_hwqueue.harness.open_loop import ClosedLoop, RequestLog, Show, Window, serve
 from pytest_hwqueue.harness.program import slowed_request
 from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
-from pytest_hwqueue.tenancy.cells import WorkDone
+from pytest_hwqueue.tenancy.cells import OwnTime, WorkDone
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.workloads.own_function import MakeStep, load, prepared
 from pytest_hwqueue.workloads.registry import workload_class
@@ -76,14 +76,37 @@ def refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
         )
 
 
+def schedule_of(plan: Colocation, spec: TenantSpec) -> list[int] | None:
+    """Return when a tenant's requests are due, in ns from the window's start; None: closed loop.
+
+    Its arrivals begin when the tenant does.
+    """
+    arrival = parse_arrival(spec.arrival, Path(plan.folder))
+    start_ns = spec.start_ns
+    due = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns - start_ns)
+    return None if due is None else [start_ns + each for each in due[: spec.requests]]
+
+
+def own_time(spec: TenantSpec) -> OwnTime:
+    """Return what bounds a tenant's own time in its windows."""
+    return OwnTime(spec.start_ns, spec.requests)
+
+
+def loop_of(plan: Colocation, spec: TenantSpec) -> ClosedLoop:
+    """Return how a tenant's requests follow each other where none of them is scheduled."""
+    arrival = parse_arrival(spec.arrival, Path(plan.folder))
+    return ClosedLoop(spec.start_ns, round(arrival.delay_s * 1e9), spec.requests)
+
+
 class WindowPlan:
     """A tenant's plan for the window: its arrivals, prepared beforehand."""
 
     def __init__(self, plan: Colocation, name: str) -> None:
         # Its arrivals in this window: where tenants live on, their first had others.
         (spec,) = (tenant for tenant in plan.tenants if tenant.name == name)
-        arrival = parse_arrival(spec.arrival, Path(plan.folder))
-        self.schedule = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns)
+        self.schedule = schedule_of(plan, spec)
+        self.loop = loop_of(plan, spec)
+        self.own = own_time(spec)
         self.concurrency = spec.concurrency
         self._duration_ns = plan.duration_ns
 
@@ -105,8 +128,9 @@ class WindowPlan:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
         due = self.due(window.duration_ns)
         return serve(
-            device, requests, due, window, begin_thread=begin_thread, ended=ended, shown=shown
-        )
+            device, requests, due, window, loop=self.loop, begin_thread=begin_thread,
+            ended=ended, shown=shown,
+        )  # fmt: skip
 
     def longest_ns(self, requests: int, least_ns: int) -> int:
         """Return the longest time to serve without exceeding a number of requests.
@@ -117,7 +141,7 @@ class WindowPlan:
 
         """
         if self.schedule is None:
-            return min(self._duration_ns, requests * least_ns)
+            return min(self._duration_ns, self.own.from_ns + requests * least_ns)
         if len(self.schedule) <= requests:
             return self._duration_ns
         return max(1, self.schedule[requests])

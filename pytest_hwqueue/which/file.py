@@ -33,7 +33,9 @@ class WhichTenant(PlainData):
 
     name: str
     work: str = Field(
-        "", description="what it ran, and how many at once; empty if records do not say"
+        "",
+        description="what it ran, how many at once, and how much later than others; "
+        "empty if records do not say",
     )
     priority: int
     origin: ServerOrigin | None = Field(
@@ -50,6 +52,14 @@ class WhichTenant(PlainData):
     mean_ms: Estimate = Field(
         description="latency, from the scheduled arrival, as the following ones"
     )
+    variation: Estimate | None = Field(
+        None,
+        description="its standard deviation divided by its mean; null in files of earlier versions",
+    )
+    min_ms: Estimate | None = Field(
+        None,
+        description="the shortest of these windows; without an interval, and null likewise",
+    )
     p50_ms: Estimate
     p90_ms: Estimate
     p95_ms: Estimate
@@ -57,7 +67,7 @@ class WhichTenant(PlainData):
     p99_by_s: float | None = Field(
         None,
         description="length of a window that would give P99 both ends; null if it has them, if "
-        "requests never completed, or beyond 24 h",
+        "requests never completed or are counted, or beyond 24 h",
     )
     max_ms: Estimate = Field(description="the longest of these windows; without an interval")
     attained_within_ms: float | None = Field(
@@ -162,6 +172,12 @@ class WhichCase(PlainData):
             for each in self.tenants
         ]
         return self.model_copy(update={"tenants": tenants})
+
+    def by_urgency(self) -> tuple[list[WhichTenant], list[WhichTenant]]:
+        """Return the tenants of the highest priority, and the others."""
+        most = max((tenant.priority for tenant in self.tenants), default=0)
+        urgent = [tenant for tenant in self.tenants if tenant.priority == most]
+        return urgent, [tenant for tenant in self.tenants if tenant.priority < most]
 
     def tenant(self, name: str) -> WhichTenant:
         """Return a tenant; KeyError if there is none of this name."""
@@ -386,7 +402,7 @@ def _choice(variant: str | None, cases: Sequence[WhichCase], of: str) -> WhichCh
     missed = [case for case in measured if any(goal.verdict == "missed" for goal in case.goals)]
     goals = any(case.goals for case in measured)
     undecided = [case for case in measured if goals and case not in met and case not in missed]
-    less_urgent = _less_urgent(measured[0]) if measured else []
+    less_urgent = [each.name for each in measured[0].by_urgency()[1]] if measured else []
     comparable = all(
         _figure(case, name, of).value is not None for case in met for name in less_urgent
     )
@@ -411,11 +427,6 @@ def _choice(variant: str | None, cases: Sequence[WhichCase], of: str) -> WhichCh
 
 def _ids(cases: Iterable[WhichCase]) -> list[str]:
     return [case.id for case in cases]
-
-
-def _less_urgent(case: WhichCase) -> list[str]:
-    most = max(tenant.priority for tenant in case.tenants)
-    return [tenant.name for tenant in case.tenants if tenant.priority < most]
 
 
 def _kept(

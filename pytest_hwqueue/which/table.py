@@ -155,6 +155,8 @@ def _tenant(
         return _ratio(estimator, entry.run, reference, tenant.name, runs)
 
     p99 = _percentile(windows, 0.99)
+    # Then no longer window gives more.
+    counted = any(each.requests is not None for each in entry.run.tenants)
     kept = None if entry.role == "solo" else over(figures.throughput, native)
     return WhichTenant(
         name=tenant.name,
@@ -170,12 +172,14 @@ def _tenant(
         mean_ms=told(
             over_sessions.absolute(figures.mean, windows, CONFIDENCE), 1 / _NS_PER_MS, "ms"
         ),
+        variation=told(over_sessions.absolute(figures.variation, windows, CONFIDENCE)),
+        min_ms=_shortest(windows),
         p50_ms=_percentile(windows, 0.5),
         p90_ms=_percentile(windows, 0.9),
         p95_ms=_percentile(windows, 0.95),
         p99_ms=p99,
         p99_by_s=None
-        if p99.value is not None and p99.interval is not None
+        if counted or (p99.value is not None and p99.interval is not None)
         else both_ends_by_s(windows, 0.99, CONFIDENCE),
         max_ms=_longest(windows),
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
@@ -231,7 +235,11 @@ def _of_use(windows: Sequence[Served] | str, estimator: Estimator, unit: str = "
 def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     works = " or ".join(dict.fromkeys(result.work for result in results if result.work))
     at_once = tenant.concurrency or 1
-    return f"{works}, {at_once} at once" if works and at_once > 1 else works
+    parts = [works, f"{at_once} at once" if at_once > 1 else ""]
+    # Alone it has nobody to start after.
+    late_s = max((result.from_ns for result in results), default=0) / 1e9
+    parts.append(f"starts {late_s:g} s later" if late_s else "")
+    return ", ".join(filter(None, parts)) if works else ""
 
 
 def _origin(results: Sequence[TenantResult]) -> ServerOrigin | None:
@@ -248,6 +256,14 @@ def _percentile(windows: Sequence[Served], quantile: float, of: TimesOf = "laten
         refused = found.without_value(estimate.refused)
         return refused.model_copy(update={"low": found.low}) if found.low > 0 else refused
     return found
+
+
+def _shortest(windows: Sequence[Served]) -> Estimate:
+    """Return the shortest latency of the requests that completed; others took longer."""
+    latencies = [latency for window in windows for latency in window.latency_ns]
+    if not latencies:
+        return Estimate(unit="ms", refused="no request was completed")
+    return Estimate(value=min(latencies) / _NS_PER_MS, n=len(latencies), unit="ms")
 
 
 def _longest(windows: Sequence[Served]) -> Estimate:

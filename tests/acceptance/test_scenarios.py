@@ -45,6 +45,14 @@ TRACED = ("--hwq-device=sim:h200", "--hwq-size=small", "--hwq-max-time=1")
 # Missed goals without the time that their causes take.
 SIMULATED = (*TRACED, "--hwq-causes=never")
 HOST = ("--hwq-device=cpu",)
+STARTS_LATER = """\
+name: late
+duration: 1s
+tenants:
+  - {name: high, workload: tiny_kernel_stress, arrival: "constant: 50/s"}
+  - {name: low, workload: tiny_kernel_stress, start: 500ms}
+goals: [high.p50 <= 5 x solo]
+"""
 PLACEMENTS = "{processes: [native], threads: [native]}"
 
 
@@ -448,6 +456,9 @@ def test_what_would_measure_nothing_is_refused(
     mine = write(tmp_path)
     write_test(tmp_path)
     (tmp_path / "weights").mkdir()
+    (tmp_path / "late").mkdir()
+    late = tmp_path / "late" / "late.hwq.yaml"
+    late.write_text(STARTS_LATER, encoding="utf-8")
     lacking = "has no folder resnet18"
     refused: list[tuple[list[object], str]] = [
         ([mine, "--hwq-device=cuda:99"], "visible here"),
@@ -455,14 +466,25 @@ def test_what_would_measure_nothing_is_refused(
         ([tmp_path, *SIMULATED, "--hwq-priority=P0"], "no test was selected that measures"),
         ([mine, *SIMULATED, "--hwq-fault=slower:5"], "be planted in simulated tenants"),
         ([SOLO, *SIMULATED, "--hwq-weights=weights"], lacking),
+        ([late, *SIMULATED], "tenant low starts 0.5 s after the window begins, and the window is"),
     ]
     for arguments, reason in refused:
         session = run(*arguments)
-        assert session.status == pytest.ExitCode.USAGE_ERROR
+        assert session.status == pytest.ExitCode.USAGE_ERROR, session.output
         assert reason in " ".join(session.output.split())
         assert session.records == []
     status, output = hwq("which", SOLO, "--device=sim:h200", "--weights=weights")
     assert (status, lacking in output) == (4, True)
+    # Each of two windows is as short as that.
+    for command in (
+        ["which", late, "--duration=1s"], ["capacity", late, "--tenant=high", "--window=500ms"],
+    ):  # fmt: skip
+        status, output = hwq(*command, "--device=sim:h200")
+        assert (status, "the window is 0.5 s long: give a longer" in output) == (4, True), output
+    counting = tmp_path / "late" / "counting.hwq.yaml"
+    counting.write_text(STARTS_LATER.replace("start: 500ms", "requests: 5"), encoding="utf-8")
+    status, output = hwq("capacity", counting, "--tenant=high", "--device=sim:h200")
+    assert (status, "tenant low counts its requests, and a search sets" in output) == (4, True)
     # There, and not what it should be: who loads it says so.
     (tmp_path / "weights" / "resnet18").mkdir()
     empty = run(SOLO, *SIMULATED, "--hwq-weights=weights", "-x")

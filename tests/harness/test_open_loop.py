@@ -24,6 +24,8 @@ from pytest_hwqueue.errors import InvalidMeasurement
 from pytest_hwqueue.harness import open_loop
 from pytest_hwqueue.harness.closed_loop import garbage_collection_held
 from pytest_hwqueue.harness.open_loop import (
+    GREEDY,
+    ClosedLoop,
     RequestLog,
     StoppedServing,
     Window,
@@ -67,6 +69,7 @@ def serve_fake(
     steps: Iterable[int | BaseException],
     duration_ns: int = 10 * SECOND,
     device: FakeDevice | None = None,
+    loop: ClosedLoop = GREEDY,
 ) -> RequestLog:
     """Serve requests that take the times given, or raise at once."""
     device = FakeDevice() if device is None else device
@@ -79,7 +82,7 @@ def serve_fake(
         device.now_ns += step
 
     window = Window(BEGIN, BEGIN + duration_ns)
-    return serve(cast(Device, device), [request], schedule, window)
+    return serve(cast(Device, device), [request], schedule, window, loop=loop)
 
 
 def latencies_ns(log: RequestLog) -> list[int]:
@@ -205,6 +208,28 @@ def test_a_closed_loop_starts_the_next_when_the_last_is_done(
     # The last one started within the window, and no other would have.
     assert log.started_ns[-1] < duration_ns <= log.finished_ns[-1]
     assert (log.issued, log.unserved, lateness(log)) == (log.completed, 0, None)
+
+
+@given(
+    st.lists(st.integers(1, 300 * MS), min_size=1, max_size=50),
+    st.integers(0, 100 * MS),
+    st.integers(0, 200 * MS),
+    st.none() | st.integers(1, 60),
+)
+def test_a_closed_loop_may_begin_later_wait_and_count(
+    service: list[int], first_ns: int, delay_ns: int, most: int | None
+) -> None:
+    loop = ClosedLoop(first_ns, delay_ns, most)
+    log = serve_fake(None, [*service, 9 * SECOND], SECOND, loop=loop)
+    free_ns = first_ns
+    expected: list[tuple[int, int]] = []
+    for time_ns in [*service, 9 * SECOND]:
+        if free_ns >= SECOND or len(expected) == most:
+            break
+        expected.append((free_ns, free_ns + time_ns))
+        free_ns += time_ns + delay_ns
+    assert list(zip(log.started_ns, log.finished_ns, strict=True)) == expected
+    assert log.scheduled_ns == log.started_ns
 
 
 @pytest.mark.parametrize(("duration_s", "grace_s"), [(2, 1), (10, 1), (60, 6)])

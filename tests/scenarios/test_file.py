@@ -15,7 +15,16 @@ from jsonschema import Draft202012Validator
 import pytest_hwqueue
 from pytest_hwqueue.errors import BadScenario, printable
 from pytest_hwqueue.scenarios.file import Scenario, json_schema, parse_scenario, read_scenario
-from pytest_hwqueue.scenarios.planned_runs import cases, own_run, solo_run
+from pytest_hwqueue.scenarios.planned_runs import (
+    cases,
+    colocation,
+    late_start,
+    native_run,
+    own_run,
+    peak_runs,
+    planned_windows,
+    solo_run,
+)
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +169,45 @@ variants:
     assert (high.arrival.text, high.priority, low.streams) == ("poisson: 1/s", 1, 4)
     (high,) = scenario.tenants_of(alone)
     assert (high.batch, high.arrival.text) == (8, "constant: 20/s")
+
+
+def test_a_tenant_starts_later_than_others_and_alone_with_the_window() -> None:
+    low = "workload: hetero_kernels\n    start: 1500ms\n"
+    scenario = read(MINIMAL.replace("workload: hetero_kernels\n", low))
+    case = cases(scenario)[0]
+    high, low_tenant = case.tenants
+    assert (high.start, low_tenant.start) == (None, 1.5)
+    plans = [
+        colocation(
+            run, {}, duration_s=3.0, warmup_s=0.0, seed=0, device="cpu", size="tiny",
+            folder=Path(),
+        )
+        for run in (own_run(case), solo_run(case, low_tenant))
+    ]  # fmt: skip
+    assert [tenant.start_s for plan in plans for tenant in plan.tenants] == [0.0, 1.5, 0.0]
+    # Compared runs share it.
+    assert native_run(case).key == own_run(case).key
+    assert late_start(case.tenants, 2.0) is None
+    assert plans[0].tenants[1].requests is None
+    assert late_start(case.tenants, 1.5) == (
+        "tenant low starts 1.5 s after the window begins, and the window is 1.5 s long: give a "
+        "longer duration, or an earlier start"
+    )
+
+
+def test_requests_are_counted_in_every_run_but_that_of_a_peak() -> None:
+    text = MINIMAL.replace('"constant: 20/s"', '"constant: 20% of peak", requests: 20')
+    text = text.replace("hetero_kernels\n", "hetero_kernels\n    arrival: 'closed: delay=1s'\n")
+    case = cases(read(text))[0]
+    high, low = case.tenants
+    assert (high.requests, low.requests, low.arrival.closed) == (20, None, True)
+    (peak,) = peak_runs(own_run(case)).values()
+    runs = [own_run(case), solo_run(case, high), peak]
+    assert [[tenant.requests for tenant in run.tenants] for run in runs] == [
+        [20, None], [20], [None],
+    ]  # fmt: skip
+    # Nobody knows how long such a window is.
+    assert planned_windows([case]) == []
 
 
 def test_each_test_has_the_goals_of_all_of_its_placement_and_of_its_variant() -> None:

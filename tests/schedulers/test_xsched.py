@@ -214,6 +214,62 @@ def test_one_that_schedules_itself_is_named_and_nothing_is_left_of_another_run(r
             mode.proof(PIDS, alone)
 
 
+@pytest.mark.parametrize(
+    ("platform", "more"),
+    [
+        ("_CUDA", {"XSCHED_CUDA_LIB": DRIVER, "CUXTRA_CUDA_LIB": DRIVER}),
+        ("_HIP", {"XSCHED_HIP_LIB": "/torch/libamdhip64.so.7"}),
+    ],
+)
+def test_the_library_alone_is_started_without_server_priority_or_xqueue(
+    root: Path, monkeypatch: pytest.MonkeyPatch, platform: str, more: dict[str, str]
+) -> None:
+    monkeypatch.setattr(xsched, "_platform", lambda: getattr(xsched, platform))
+    monkeypatch.setattr(inside_evidence, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if platform == "_HIP":
+        more["LD_PRELOAD"] = f"{root}/lib/libshimhip.so"
+    # It needs none, and equal priorities are as good as others.
+    (root / "bin" / "xserver").unlink()
+    alone = opened("xsched-app", root)
+    equals = tenant_requests([("a", 1, None), ("b", 1, None)])
+    kind = platform.strip("_").lower()
+    assert alone.unavailable(kind, equals) is None
+    assert alone.placements == {"processes", "threads"}
+    with alone.services(root / "logs"):
+        for tenant in LOW_AND_HIGH:
+            assert alone.environment(tenant) == {
+                "LD_LIBRARY_PATH": f"{root}/lib", "XSCHED_ROOT": str(root),
+                "XSCHED_SCHEDULER": "APP", "XSCHED_AUTO_XQUEUE": "OFF", **more,
+            }  # fmt: skip
+    assert "has no bin/xserver" in (opened("xsched", root).unavailable(kind, LOW_AND_HIGH) or "")
+    monkeypatch.setenv("XSCHED_POLICY", "HPF")
+    reason = alone.unavailable(kind, equals) or ""
+    assert reason.endswith("with which a process schedules itself alone; unset it")
+    assert "needs an accelerator" in (alone.unavailable("cpu", equals) or "")
+
+
+def test_of_the_library_alone_is_proven_what_can_be_seen(root: Path) -> None:
+    mode = opened("xsched-app", root)
+    quiet = mode.proof(PIDS, inside(root))
+    assert quiet.evidence == (
+        "shim and real driver mapped in all tenants, started as app-managed with XQueues off: "
+        "nobody schedules them (XQueues not seen: only an xserver tells of them); written "
+        "'app-managed scheduler': by none"
+    )
+    assert (quiet.device_priorities, quiet.effective, quiet.counts) == ((0, 0), None, {})
+    app = inside(root, output="[XSCHED INFO] using app-managed scheduler\n")
+    assert mode.proof(PIDS, app).evidence.endswith("'app-managed scheduler': low, high")
+    for changed, said in (
+        ({"maps": [DRIVER]}, rf"tenant low \(process 301\) has {DRIVER} mapped and not .*shimcuda"),
+        ({"maps": [f"{root}/lib/libshimcuda.so"]}, r"and no real libcuda\.so"),
+        ({"output": "[XSCHED INFO] using global scheduler\n"},
+         "wrote that it uses the global scheduler, which is the mode xsched"),
+    ):  # fmt: skip
+        with pytest.raises(NotProven, match=said):
+            mode.proof(PIDS, inside(root, **changed))
+
+
 def test_the_effect_is_counted_while_tenants_run(root: Path) -> None:
     held = queue(301, ready=True, suspended=True), queue(302, handle=2, ready=True)
     free = queue(301, ready=True), HIGH

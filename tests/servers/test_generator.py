@@ -9,7 +9,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from pytest_hwqueue.errors import HwqError, InvalidMeasurement
-from pytest_hwqueue.harness.open_loop import StoppedServing, Window, lateness
+from pytest_hwqueue.harness.open_loop import (
+    GREEDY,
+    ClosedLoop,
+    StoppedServing,
+    Window,
+    lateness,
+)
 from pytest_hwqueue.servers import generator
 from pytest_hwqueue.servers.generator import Load, Reply, generate
 
@@ -21,12 +27,13 @@ def load(
     schedule: list[int] | None,
     concurrency: int,
     window_ms: int = 200,
+    loop: ClosedLoop = GREEDY,
 ) -> Load:
     for ahead_ms in (20, 200, 2000):
         begin_ns = time.monotonic_ns() + ahead_ms * MS
         window = Window(begin_ns, begin_ns + window_ms * MS)
         try:
-            return asyncio.run(generate(request, schedule, window, concurrency))
+            return asyncio.run(generate(request, schedule, window, concurrency, loop))
         except InvalidMeasurement as error:
             # A machine that is busy elsewhere may not be ready in 20 ms.
             if "after the window had" not in str(error):
@@ -101,6 +108,16 @@ def test_a_closed_loop_keeps_so_many_in_flight_until_the_window_ends() -> None:
     assert max(log.started_ns) < 100 * MS
     assert log.unserved == 0
     assert lateness(log) is None
+    later = load(taking(0.01), None, 3, window_ms=100, loop=ClosedLoop(first_ns=60 * MS)).log
+    assert len(later.started_ns) > 3
+    assert 60 * MS <= min(later.started_ns) <= max(later.started_ns) < 100 * MS
+
+
+def test_a_closed_loop_waits_between_requests_and_counts_them() -> None:
+    log = load(taking(0.001), None, 1, window_ms=5000, loop=ClosedLoop(0, 5 * MS, 4)).log
+    assert log.completed == 4
+    gaps = [b - a for a, b in zip(log.finished_ns, log.started_ns[1:], strict=False)]
+    assert min(gaps) >= 5 * MS
 
 
 @pytest.mark.parametrize(

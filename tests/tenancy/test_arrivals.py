@@ -38,8 +38,11 @@ def times(text: str, seed: int = 0, duration_s: float = 1) -> list[int]:
     ("text", "says"),
     [
         ("", "there is no arrival ''"),
-        ("uniform: 20/s", "no arrival 'uniform' .*; give closed, constant: RATE/s"),
-        ("closed: 20/s", "closed takes nothing behind it, and .* has '20/s'"),
+        ("uniform: 20/s", "no arrival 'uniform' .*; give closed, closed: delay=TIME, const"),
+        ("closed: 20/s", "closed has '20/s' behind it in .*; give closed: delay=TIME, the time"),
+        ("closed:", "closed has '' behind it"),
+        ("closed: delay=0ms", "closed has 'delay=0ms' behind it"),
+        ("closed: delay=5", "such as 100ms or 2s"),
         ("constant", "the rate in 'constant' is ''; give requests per second, such as 20/s"),
         ("constant: 20", "the rate in 'constant: 20' is '20'"),
         ("constant: 0/s", "is '0/s'.*above 0"),
@@ -63,6 +66,7 @@ def test_bad_parts_are_named(text: str, says: str) -> None:
 
 @given(random_arrivals | st.builds(Arrival, st.just("constant"), rates))
 @example(Arrival("closed"))
+@example(Arrival("closed", delay_s=0.1))
 def test_an_arrival_is_read_back_from_its_text(arrival: Arrival) -> None:
     spaced = str(arrival).replace(":", " : ").replace("/s", " / s ").replace("=", " = ")
     assert parse_arrival(str(arrival), NOWHERE) == parse_arrival(spaced, NOWHERE) == arrival

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,6 +121,40 @@ def test_alternatives_of_an_entry_are_rows_of_their_own(tmp_path: Path) -> None:
     assert 0 < (low or 0) < (high or 0)
     rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("xsched")]
     assert list(dict.fromkeys(rows)) == modes
+
+
+def test_counted_requests_have_a_mean_and_its_spread_and_no_p99(tmp_path: Path) -> None:
+    """As in a protocol of 20 requests, 10 ms apart, of three tasks at once."""
+    tasks = [", arrival: 'closed: delay=10ms', requests: 20"] * 3
+    file = small(tmp_path, "[native]", *tasks, goal="t1.p99 < 1 us")
+    text = file.read_text(encoding="utf-8").replace("300ms", "60s\nci_duration: 60s")
+    file.write_text(text, encoding="utf-8")
+    result = hwq(file, *DEVICE, "--dir", tmp_path / "all", "--json", tmp_path / "w.json", "-v")
+    assert result.exit_code == 0, result.output
+    found = WhichFile.model_validate_json((tmp_path / "w.json").read_bytes())
+    native, alone = case(found, "native"), case(found, "solo t1")
+    # Two rounds, each much shorter than its 30 s.
+    assert [len(each.records) for each in (native, alone)] == [2, 2]
+    assert 0 < native.window_s < 2
+    for each in (*native.tenants, *alone.tenants):
+        assert (each.issued, each.completed) == (40, 40)
+        assert each.p99_ms.value is None
+        assert "has 40 requests" in each.p99_ms.refused
+        assert each.p99_by_s is None
+        assert each.min_ms is not None
+        assert each.variation is not None
+        assert 0 < (each.variation.value or 0) < 1
+        assert (each.min_ms.value or 0) < (each.mean_ms.value or 0) < (each.max_ms.value or 0)
+    assert native.goals[0].decided_by_s is None
+    assert "--duration" not in result.stdout
+    assert re.search(r"variation .* min ", result.stdout)
+
+
+def test_a_tenant_that_starts_later_says_so(tmp_path: Path) -> None:
+    file = small(tmp_path, "[native]", ", arrival: 'constant: 100/s'", ", start: 100ms")
+    result = hwq(file, *DEVICE, "--dir", tmp_path / "all", "--rounds", "1", "-v")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"t2: .*tiny_kernel_stress.*, starts 0\.1 s later", result.stdout)
 
 
 @pytest.mark.parametrize("attempts", [slow(2), 3, 4])

@@ -64,7 +64,7 @@ SKIPPED = {"status": "skipped", "reason": "give --hwq-xsched-root", "tenants": [
 
 
 def assert_faces_as_stored(name: str, file: Path, folders: Sequence[Path]) -> None:
-    """Compare the table in brief, in full and as Markdown; narrow, no line may be longer."""
+    """Compare the table in brief, in full, wide and as Markdown; narrow, no line may be longer."""
     given = [part for folder in folders for part in ("--from", folder)]
     markdown = file.parent / "table.md"
     brief = hwq(file, *given, columns=80).stdout
@@ -72,10 +72,17 @@ def assert_faces_as_stored(name: str, file: Path, folders: Sequence[Path]) -> No
     assert_as_stored(__file__, f"{name}_80.txt", brief)
     assert_as_stored(__file__, f"{name}_v_160.txt", whole)
     assert_as_stored(__file__, f"{name}.md", markdown.read_text(encoding="utf-8"))
+    wide = hwq(file, *given, "--wide", "--markdown", markdown, columns=250).stdout
+    assert_as_stored(__file__, f"{name}_wide_250.txt", wide)
+    assert_as_stored(__file__, f"{name}_wide.md", markdown.read_text(encoding="utf-8"))
     figures = set(re.findall(r"\d+\.\d+ \[[^]]*\]", whole))
     for columns in (60, 120):
+        for narrow in (
+            hwq(file, *given, "-v", columns=columns).stdout,
+            hwq(file, *given, "--wide", columns=columns).stdout,
+        ):
+            assert max(len(line.rstrip()) for line in narrow.splitlines()) <= columns
         narrow = hwq(file, *given, "-v", columns=columns).stdout
-        assert max(len(line.rstrip()) for line in narrow.splitlines()) <= columns
         # The table's unit may stand in a heading instead of behind each number.
         for figure in figures:
             assert figure.partition(" ")[0] in narrow
@@ -108,6 +115,49 @@ def test_a_table_with_runs_that_failed_is_as_stored(file: Path, tmp_path: Path) 
     shown = unescape(page.read_text(encoding="utf-8"))
     assert f"mps, high: 1200 requests; 3 failed:\n3 × {FAILED}" in shown
     assert f"of its requests 3 failed:\n3 × {FAILED}" in shown
+
+
+def test_wide_has_a_row_for_each_scheduler_with_its_changes(file: Path, folder: Path) -> None:
+    rows = rows_of_wide(file, folder)
+    assert list(rows) == [
+        "`solo high`", "`native`", "`mps`", "`mps-priority`", "`xsched:level=1,threshold=1`",
+        "`threads-native`", "`threads-stream-priority`",
+    ]  # fmt: skip
+    # Of solo and native themselves there is no change, and in threads it is to threads-native.
+    assert [rows[name]["P99 [95 %]"].partition("<br>")[2] for name in rows] == [
+        "", "", "-80.0 %", "-85.0 %", "-85.0 %", "", "-83.3 %",
+    ]  # fmt: skip
+    mps = rows["`mps`"]
+    assert mps["n of high"] == "2400"
+    assert mps["P50 [95 %]"] == "4.00 ms [4.00, 4.00]<br>-80.0 %"
+    # The longest has no interval, so that nothing tells a change of it from chance.
+    assert mps["max"] == "4.00 ms<br>~ -80.0 %"
+    throughput = mps["low throughput [95 %]"]
+    assert re.fullmatch(r"768 images/s \[\d+, \d+\]<br>-4.0\d % \[-[\d.]+, -[\d.]+\]", throughput)
+    assert mps["low [95 %]"].startswith("96.0 requests/s")
+
+
+def test_wide_marks_a_change_that_may_be_chance(file: Path) -> None:
+    """As of figures that are native's own."""
+    records = all_records(read_scenario(file))
+    changes = {MPS: {"tenants": records[NATIVE].tenants}}
+    told_of(file, changes)
+    rows = rows_of_wide(file, file.parent / "records")
+    for figure in ("mean", "P50", "P99"):
+        assert rows["`mps`"][f"{figure} [95 %]"].endswith("<br>~ 0 %")
+        assert rows["`mps-priority`"][f"{figure} [95 %]"].endswith("<br>-85.0 %")
+
+
+def rows_of_wide(file: Path, folder: Path) -> dict[str, dict[str, str]]:
+    markdown = file.parent / "wide.md"
+    assert hwq(file, "--from", folder, "--wide", "--markdown", markdown).exit_code == 0
+    text = markdown.read_text(encoding="utf-8").replace("\\", "")
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    )
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
 
 
 def test_every_run_is_there_once_with_solos_and_native_of_each_placement(file: Path) -> None:

@@ -236,6 +236,9 @@ class ModelledTenant:
         seed: of what its requests' host work differs by.
         concurrency: how many requests are served at once, each by a thread on a stream of its own.
         partition: on which multiprocessors its kernels run; not with a preemptive scheduler.
+        start_ns: when it begins to serve.
+        delay_ns: without arrivals, from a request's end to the next one's start.
+        most: without arrivals, how many requests there are; None for no limit.
 
     """
 
@@ -250,6 +253,9 @@ class ModelledTenant:
     seed: int = 0
     concurrency: int = 1
     partition: Partition | None = None
+    start_ns: int = 0
+    delay_ns: int = 0
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -323,7 +329,7 @@ def run_tenants(
                 random.Random(f"{tenant.seed}/{slot}" if slot else str(tenant.seed)),
                 duration_ns, duration_ns + (grace_ns or 0),
             )  # fmt: skip
-            engine.at(0, loop.begin)
+            engine.at(tenant.start_ns, loop.begin)
     for number, look_ns in enumerate(looks_ns):
         engine.run(look_ns)
         if ended(number, results):
@@ -420,6 +426,8 @@ class _RequestLoop:
         arrivals_ns = self.tenant.arrivals_ns
         self.number = next(self.numbers)
         if arrivals_ns is None:
+            if self.tenant.most is not None and self.number >= self.tenant.most:
+                return None
             return now_ns if now_ns < self.end_ns else None
         if self.number >= len(arrivals_ns):
             return None
@@ -431,4 +439,7 @@ class _RequestLoop:
         self.result.scheduled_ns.append(self.scheduled_ns)
         self.result.started_ns.append(self.started_ns)
         self.result.finished_ns.append(free_ns)
-        self.begin(free_ns)
+        if self.tenant.delay_ns:
+            self.engine.at(free_ns + self.tenant.delay_ns, self.begin)
+        else:
+            self.begin(free_ns)

@@ -35,6 +35,8 @@ _FIGURES = (
     Column("n", "n", right=True, rank=4),
     Column("rate", "rate", rank=9),
     Column("mean", "mean", rank=9),
+    Column("variation", "variation", rank=10),
+    Column("min", "min", rank=10),
     Column("p50", "P50", rank=2),
     Column("p90", "P90", rank=9),
     Column("p95", "P95", rank=6),
@@ -50,6 +52,7 @@ _FIGURES = (
 # Their fields and units; a throughput has the tenant's.
 _FIELDS = {
     "rate": ("requests_per_s", "/s"), "mean": ("mean_ms", "ms"),
+    "variation": ("variation", "%"), "min": ("min_ms", "ms"),
     "p50": ("p50_ms", "ms"), "p90": ("p90_ms", "ms"), "p95": ("p95_ms", "ms"),
     "p99": ("p99_ms", "ms"),
     "max": ("max_ms", "ms"), "attained": ("attainment", "share"),
@@ -79,7 +82,6 @@ _TRACED = (
     "says what it leaves. Waiting is from a request's first kernel being enqueued until it starts."
 )
 _MOST_NOTES = 3
-_BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 
 
 def which_document(
@@ -109,7 +111,7 @@ def which_document(
     if verbose:
         parts += [*_goals(found), *fronts(found.cases, found.simulated)]
         parts += [Heading("What each tenant got"), _table(found, measured, details or {})]
-        parts.append(Paragraph(_BRACKETS))
+        parts.append(Paragraph(words.BRACKETS))
         parts += _device_use(measured)
     else:
         parts += _in_short(found)
@@ -310,11 +312,11 @@ def _without_both_ends(found: WhichFile) -> list[tuple[str, WhichTenant]]:
 def _urgent(found: WhichFile) -> set[str]:
     """Return the tenants that are the most urgent of a measured case."""
     measured = [case for case in found.cases if case.role != "solo" and case.status == "ok"]
-    return {tenant.name for case in measured for tenant in _split(case)[0]}
+    return {tenant.name for case in measured for tenant in case.by_urgency()[0]}
 
 
 def _columns(case: WhichCase) -> list[Column]:
-    urgent, others = _split(case)
+    urgent, others = case.by_urgency()
     return [
         Column("case", "scheduler"),
         Column("p99", *_heading("P99", urgent)),
@@ -334,7 +336,7 @@ def _row(case: WhichCase, notes: Notes) -> Row:
     if case.status != "ok":
         style = words.STYLES.get(case.status, "red")
         return Row(texts={"case": case.id, "p99": case.status.upper()}, style=style, opens=True)
-    urgent, others = _split(case)
+    urgent, others = case.by_urgency()
     row = Row(texts={"case": case.id, "goals": words.goals_in_short(case)}, opens=True)
     if case.goals:
         missed = any(goal.verdict == "missed" for goal in case.goals)
@@ -362,13 +364,6 @@ def _worst(
     return in_unit(max((figure for _, figure in given), key=lambda each: each.value or 0.0), unit)
 
 
-def _split(case: WhichCase) -> tuple[list[WhichTenant], list[WhichTenant]]:
-    """Return a case's tenants of the highest priority, and the others."""
-    most = max((tenant.priority for tenant in case.tenants), default=0)
-    urgent = [tenant for tenant in case.tenants if tenant.priority == most]
-    return urgent, [tenant for tenant in case.tenants if tenant.priority < most]
-
-
 _GOAL_ORDER: tuple[GoalVerdict, ...] = ("met", "missed", "undecided")
 # What a case's goals say together: the worst of them.
 _WORST_GOAL: tuple[GoalVerdict, ...] = ("missed", "undecided", "met")
@@ -385,7 +380,8 @@ def fronts(cases: Sequence[WhichCase], simulated: bool) -> list[Chart]:
     asked = grouped((case.variant, case) for case in cases if case.role == "case")
     for variant, those in asked.items():
         # A case that was not measured may not know its tenants.
-        urgent, others = _split(next((case for case in those if case.tenants), those[0]))
+        known = next((case for case in those if case.tenants), those[0])
+        urgent, others = known.by_urgency()
         charts += [
             _front(variant, those, high.name, low.name, simulated)
             for high in urgent

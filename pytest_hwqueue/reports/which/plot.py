@@ -52,7 +52,7 @@ def _drawn(entries: Sequence[Entry]) -> list[str]:
     urgent = [
         tenant.name
         for tenant in tenants.values()
-        if tenant.arrival.text != "closed" or (tenant.priority == most and not alike)
+        if not tenant.arrival.closed or (tenant.priority == most and not alike)
     ]
     return urgent or list(tenants)
 

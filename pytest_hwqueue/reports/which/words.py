@@ -18,6 +18,7 @@ from pytest_hwqueue.which.file import WhichCase, WhichChoice, WhichFile, WhichPr
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
 SIMULATED = "SIMULATED: a model's figures, nothing was measured"
+BRACKETS = "Brackets are 95 % intervals; latency counts from the scheduled arrival."
 # The records have more of it.
 _OUTPUT_LINES = 6
 _EFFECTIVE = {True: "less urgent work held back", False: "less urgent work not held back", None: ""}
@@ -39,7 +40,9 @@ def settings(found: WhichFile) -> list[str]:
     lengths = sorted({case.window_s for case in found.cases if case.status == "ok"})
     parts = []
     if lengths:
-        each = "s to ".join(f"{length:g} " for length in (lengths[0], lengths[-1])[: len(lengths)])
+        ends = (lengths[0], lengths[-1])[: len(lengths)]
+        # Counted requests take a time with many digits.
+        each = "s to ".join(f"{float(f'{length:.3g}'):g} " for length in ends)
         windows = max(len(case.records) for case in found.cases)
         parts.append(f"{each}s for each case, in up to {counted(windows, 'window')}")
     if len(found.sessions) > 1:
@@ -312,7 +315,10 @@ def _window(goals: Sequence[GoalResult]) -> str:
     """Return how long a window would decide these goals."""
     known_s = [goal.decided_by_s for goal in goals if goal.decided_by_s is not None]
     if not known_s:
-        return "More requests may decide what is undecided: a longer --duration."
+        return (
+            "More requests may decide what is undecided: a longer --duration, or where the "
+            "scenario counts them, more `requests`."
+        )
     longest_s = math.ceil(max(known_s))
     sentence = (
         f"A window of {duration(longest_s)} (--duration {longest_s}s) would decide each undecided "
