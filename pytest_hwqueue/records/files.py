@@ -182,3 +182,7 @@ def cell_file_name(cell_id: str) -> str:
 def is_cell_file_name(name: str) -> bool:
     """Whether this is a valid file name of a cell."""
     return _CELL_FILE.fullmatch(name) is not None
+
+
+TRACED = "traced"
+"""The folder, below that of a session's records, of those of its traced windows."""

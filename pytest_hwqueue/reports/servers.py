@@ -21,7 +21,7 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
 
     Of other tenants, what requests failed for.
     """
-    from pytest_hwqueue.tenancy.cells import failed_for
+    from pytest_hwqueue.tenancy.served import failed_for
 
     names = dict.fromkeys(each.name for record in records for each in record.tenants)
     lines = []
@@ -75,7 +75,7 @@ def failures(failed: int, reasons: Mapping[str, int]) -> str:
 
 def _of_tokens(windows: Sequence[tuple[TenantResult, float]]) -> list[str]:
     from pytest_hwqueue.tenancy import figures
-    from pytest_hwqueue.tenancy.cells import served
+    from pytest_hwqueue.tenancy.served import served
 
     measured = [served(result, round(seconds * 1e9)) for result, seconds in windows]
     seconds = sum(each for _, each in windows)

@@ -40,9 +40,9 @@ from pytest_hwqueue.scenarios.planned_runs import (
     within_of,
 )
 from pytest_hwqueue.tenancy import sessions as over_sessions
-from pytest_hwqueue.tenancy.cells import served
 from pytest_hwqueue.tenancy.device_use import TIME_SLICES, in_time_slices, used
 from pytest_hwqueue.tenancy.figures import Estimator, percentile, throughput, worth_at
+from pytest_hwqueue.tenancy.served import served
 
 if TYPE_CHECKING:
     from pytest_hwqueue.metrics.estimate import Estimate

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_hwqueue.metrics.estimate import Estimate
@@ -19,14 +17,13 @@ from pytest_hwqueue.records.tenants import (
     RequestTimes,
     TenantResult,
     TenantThroughput,
-    TokenTimes,
 )
 from pytest_hwqueue.tenancy import TENANTS, figures
+from pytest_hwqueue.tenancy.served import failed_for, served
 from pytest_hwqueue.tenancy.spec import LATER
 
 if TYPE_CHECKING:
     from pytest_hwqueue.harness.open_loop import RequestLog
-    from pytest_hwqueue.tenancy.figures import Served, Session
 
 
 # What a tenant's latency is compared with, by the name of its ratio.
@@ -148,9 +145,6 @@ def _throughput(record: ColocationRecord, tenant: TenantResult) -> Estimate:
     in_items = estimate.scaled(items, f"{rates.unit}/s")
     return in_items.model_copy(update={"value": rates.items_per_s})
 
-
-# Of failed requests; a record has those of each.
-_REASONS = 3
 
 # Messages with which a tenant may die, and what to try then.
 _KNOWN = (
@@ -278,57 +272,6 @@ def delivered(
         failures=log.failed,
         **seen,
     )
-
-
-def failed_for(results: Sequence[TenantResult]) -> dict[str, int]:
-    """Return how many requests failed, by the three most frequent reasons."""
-    reasons = Counter(failure.reason for result in results for failure in result.failures)
-    return dict(reasons.most_common(_REASONS))
-
-
-def served(result: TenantResult, window_ns: int, session: Session | None = None) -> Served:
-    """Return the outcome of a tenant's requests in its own time of a successful window."""
-    from pytest_hwqueue.tenancy.figures import ONLY_SESSION, Served
-
-    assert result.requests is not None
-    assert result.issued is not None
-    failed = {failure.index for failure in result.failures}
-    from_ns = result.from_ns
-    finished = [
-        when - from_ns
-        for index, when in enumerate(result.requests.finished_ns)
-        if index not in failed
-    ]
-    tokens = None if result.server is None else result.server.tokens
-    own_ns = result.own_ns(window_ns)
-    whole = Served(result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION)
-    if tokens is None:
-        return whole
-    tbt_ns = between_tokens_ns(tokens)
-    return replace(
-        whole,
-        ttft_ns=tokens.ttft_ns,
-        tbt_ns=[between_ns for between_ns in tbt_ns if between_ns is not None],
-        good_ns=[
-            when
-            for when, first_ns, between_ns in zip(finished, tokens.ttft_ns, tbt_ns, strict=True)
-            if _within(first_ns, tokens.ttft_bound_ms) and _within(between_ns, tokens.tbt_bound_ms)
-        ],
-    )
-
-
-def between_tokens_ns(tokens: TokenTimes) -> list[float | None]:
-    """Return each request's mean time between tokens; None for one of a single token."""
-    return [
-        (last_ns - first_ns) / (count - 1) if count > 1 else None
-        for first_ns, last_ns, count in zip(
-            tokens.ttft_ns, tokens.last_ns, tokens.tokens, strict=True
-        )
-    ]
-
-
-def _within(time_ns: float | None, bound_ms: float | None) -> bool:
-    return time_ns is None or bound_ms is None or time_ns <= bound_ms * 1e6
 
 
 def with_advice(reason: str, output: str) -> str:

@@ -20,7 +20,7 @@ from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.tenants import ColocationRecord, DeviceUse, TenantResult, TenantUse
 from pytest_hwqueue.schedulers.syntax import parse_scheduler
 from pytest_hwqueue.tenancy import DEVICE
-from pytest_hwqueue.tenancy.cells import served
+from pytest_hwqueue.tenancy.served import served
 
 if TYPE_CHECKING:
     from pytest_hwqueue.tenancy.figures import Served, Session

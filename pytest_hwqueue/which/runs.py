@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pytest_hwqueue.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.records.files import TRACED
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.goals import NATIVE
 from pytest_hwqueue.scenarios.planned_runs import (
@@ -28,9 +29,6 @@ from pytest_hwqueue.scenarios.runs import NotMeasured, ScenarioRuns, Stored
 from pytest_hwqueue.tenancy.figures import Session
 from pytest_hwqueue.tenancy.spec import LATER
 from pytest_hwqueue.which.file import Role
-
-TRACED = "traced"
-"""The folder, below that of a session's records, of those of its traced windows."""
 
 # A record's first fields distinguish it from other JSON files.
 _BEGIN_BYTES = 4096

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.files import record_path
+from pytest_hwqueue.records.files import TRACED, record_path
 from pytest_hwqueue.records.kinds import capabilities_of
 from pytest_hwqueue.records.provenance import Provenance
 from pytest_hwqueue.records.tenants import ColocationRecord
@@ -22,7 +22,6 @@ from pytest_hwqueue.tenancy.looks import Look, Looks, planned_looks
 from pytest_hwqueue.tenancy.run import Progress as RunProgress
 from pytest_hwqueue.tenancy.spec import Colocation
 from pytest_hwqueue.tenancy.tenant_processes import Limits, tenant_server
-from pytest_hwqueue.which.runs import TRACED
 
 if TYPE_CHECKING:
     from typing_extensions import Self

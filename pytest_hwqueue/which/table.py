@@ -21,8 +21,8 @@ from pytest_hwqueue.scenarios.planned_runs import PlannedRun, native_run, solo_r
 from pytest_hwqueue.scenarios.runs import PeakUnknown
 from pytest_hwqueue.tenancy import DEVICE, figures
 from pytest_hwqueue.tenancy import sessions as over_sessions
-from pytest_hwqueue.tenancy.cells import failed_for
 from pytest_hwqueue.tenancy.figures import Estimator, Served, TimesOf
+from pytest_hwqueue.tenancy.served import failed_for
 from pytest_hwqueue.which.file import (
     NOT_MEASURED,
     WhichCase,

@@ -19,7 +19,7 @@ from pytest_hwqueue.capacity.search import RateRuns, _starts_alone
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.tenancy.cells import served
+from pytest_hwqueue.tenancy.served import served
 from tests.capacity.test_command import SCENARIO
 from tests.tenancy.test_colocation import FAULTY
 

@@ -19,7 +19,8 @@ from pytest_hwqueue.records.tenants import (
 )
 from pytest_hwqueue.reports.servers import request_lines
 from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.tenancy.cells import WorkDone, delivered, served
+from pytest_hwqueue.tenancy.cells import WorkDone, delivered
+from pytest_hwqueue.tenancy.served import served
 
 MS, S = 1_000_000, 1_000_000_000
 

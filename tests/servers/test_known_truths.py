@@ -15,9 +15,9 @@ from scipy.optimize import brentq
 
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
 from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.tenancy.cells import served
 from pytest_hwqueue.tenancy.colocation import colocate
 from pytest_hwqueue.tenancy.figures import Served, percentile
+from pytest_hwqueue.tenancy.served import served
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from tools.capacity_rates import waits_at_most
 

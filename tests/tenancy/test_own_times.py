@@ -15,10 +15,11 @@ from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, requi
 from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
 from pytest_hwqueue.servers.spec import ServerSpec
 from pytest_hwqueue.tenancy import simulated
-from pytest_hwqueue.tenancy.cells import served, tenant_records
+from pytest_hwqueue.tenancy.cells import tenant_records
 from pytest_hwqueue.tenancy.colocation import TenantSet, colocate
 from pytest_hwqueue.tenancy.figures import throughput
 from pytest_hwqueue.tenancy.looks import Look, Looks
+from pytest_hwqueue.tenancy.served import served
 from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
 from pytest_hwqueue.tenancy.tenant_processes import Limits
 from tests.conftest import slow

@@ -13,6 +13,7 @@ from pytest_hwqueue.baselines.runs import CellBaseline
 from pytest_hwqueue.errors import RecordError, files, translated
 from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.records.cell import Json, RunRecord, read_record
+from pytest_hwqueue.records.files import TRACED
 from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
@@ -29,8 +30,6 @@ Record = TypeVar("Record", RunRecord, ColocationRecord, Result)
 _SESSION = "session.json"
 # Folders within a session's: each rank's part of a cell, and cells run again to find causes.
 _RANKS, _CAUSES = "ranks", "causes"
-# Within a folder of tenants' windows: those that were traced.
-_TRACED = "traced"
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def session_folder(folder: Path) -> Path:
     Windows of scenarios, and what was run again for causes, lie in folders within a session's.
     """
     whole = (each for each in (folder, *folder.parents[:2]) if (each / _SESSION).exists())
-    return next(whole, folder.parent if folder.name == _TRACED else folder)
+    return next(whole, folder.parent if folder.name == TRACED else folder)
 
 
 def own_judgements(found: Found) -> list[Judgement]:
