@@ -23,7 +23,7 @@ from pytest_hwqueue.cli.options import INTERRUPTED, REFUSED, USAGE, refusal
 from pytest_hwqueue.errors import HwqError
 
 
-class Entry(NamedTuple):
+class ListedCommand(NamedTuple):
     """A command: where it is, and its line in the help, the first of its own."""
 
     module: str
@@ -33,40 +33,53 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     # What most people come for, in the order in which they need it.
-    "doctor": Entry("doctor", "doctor", "Check this machine, and measure its limits."),
-    "run": Entry("measuring", "run", "Measure workloads by name, or all of P0, P1, P2 or P3."),
-    "ab": Entry("ab", "ab", "Measure two versions or variants in turn: is the second worse?"),
-    "compare": Entry("baselines", "compare", "Compare stored runs: the newer B with the older A."),
-    "baseline": Entry(
+    "doctor": ListedCommand("doctor", "doctor", "Check this machine, and measure its limits."),
+    "run": ListedCommand(
+        "measuring", "run", "Measure workloads by name, or all of P0, P1, P2 or P3."
+    ),
+    "ab": ListedCommand(
+        "ab", "ab", "Measure two versions or variants in turn: is the second worse?"
+    ),
+    "compare": ListedCommand(
+        "baselines", "compare", "Compare stored runs: the newer B with the older A."
+    ),
+    "baseline": ListedCommand(
         "baselines", "baseline", "Record, list, show, move and prune stored baselines."
     ),
-    "which": Entry("which", "which", "Compare schedulers on a scenario: goals met, and the cost."),
-    "capacity": Entry(
+    "which": ListedCommand(
+        "which", "which", "Compare schedulers on a scenario: goals met, and the cost."
+    ),
+    "capacity": ListedCommand(
         "which", "capacity", "Find the greatest arrival rate at which all goals hold."
     ),
-    "report": Entry("report", "report", "Write stored records as one HTML page."),
+    "report": ListedCommand("report", "report", "Write stored records as one HTML page."),
     # And the others by name.
-    "bisect": Entry(
+    "bisect": ListedCommand(
         "ab", "bisect", "Find the commit between GOOD and BAD that made NAME slower."
     ),
-    "fleet": Entry(
+    "fleet": ListedCommand(
         "fleet", "fleet", "Measure every GPU of a cluster, and find the one that is slow."
     ),
-    "help": Entry(
+    "help": ListedCommand(
         "help", "help_command", "Explain the options, by topic, or one option, command or term."
     ),
-    "history": Entry(
+    "history": ListedCommand(
         "history", "history", "Show a baseline's sessions over time, and what changed."
     ),
-    "init": Entry("ci", "init", "Write a first test, a scenario and a workflow, or a workload."),
-    "list": Entry(
-        "measuring", "list_workloads",
+    "init": ListedCommand(
+        "ci", "init", "Write a first test, a scenario and a workflow, or a workload."
+    ),
+    "list": ListedCommand(
+        "measuring",
+        "list_workloads",
         "List the workloads: what they measure, and on how many streams.",
     ),
-    "scenario": Entry("scenario", "scenario", "Inspect scenario files (*.hwq.yaml)."),
-    "sweep": Entry("measuring", "sweep", "Measure workloads over several numbers of streams."),
-    "trace": Entry("trace", "trace", "Trace one workload's iterations into one file."),
-}  # fmt: skip
+    "scenario": ListedCommand("scenario", "scenario", "Inspect scenario files (*.hwq.yaml)."),
+    "sweep": ListedCommand(
+        "measuring", "sweep", "Measure workloads over several numbers of streams."
+    ),
+    "trace": ListedCommand("trace", "trace", "Trace one workload's iterations into one file."),
+}
 _FRONT = (*COMMANDS,)[:8]
 
 # Other names of commands, which the help does not list.
