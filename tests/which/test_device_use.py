@@ -124,6 +124,28 @@ def test_records_alone_judge_the_same_and_other_goals(measured: Measured, tmp_pa
     assert [len(case(none, row).device_use) for row in ROWS] == [0, 3, 3, 3]
 
 
+def test_the_wide_table_has_each_tenants_share_of_the_device(
+    measured: Measured, tmp_path: Path
+) -> None:
+    session, found, _ = measured
+    markdown = tmp_path / "wide.md"
+    file = write(tmp_path, *GOALS)
+    assert hwq(file, "--from", session, "--wide", "--markdown", markdown).exit_code == 0
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in markdown.read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    ]
+    rows = {row[0].strip("`❌🟢⚠️ "): dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
+    names = [name for name in cells[0] if "busy" in name]
+    assert len(names) == 2
+    for row in ROWS[1:]:
+        _, high, low = case(found, row).device_use
+        for name, use in zip(names, (high, low), strict=True):
+            assert rows[row][name].startswith(f"{use.busy.scaled(100, '%'):.3g}"[:3])
+    assert {rows["native"][name] for name in names} == {""}
+
+
 def changed(session: Path, **update: object) -> Path:
     """A copy of a session whose traced windows are otherwise."""
     copy = session.parent / "copy"

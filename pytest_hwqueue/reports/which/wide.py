@@ -85,6 +85,8 @@ def _table(cases: Sequence[WhichCase], *, within_a_session: bool) -> list[Part]:
         elif case.role != "solo" or case.tenants[0].name in urgent:
             native = _native(case, cases) if within_a_session else None
             rows += _rows(case, native, notes)
+    # Of traced windows, which are there where a goal or --causes asked for them.
+    traced = any(case.device_use for case in cases)
     # One urgent tenant is named once, above its figures.
     of = f" of {next(iter(urgent))}" if len(urgent) == 1 else ""
     columns = [
@@ -93,10 +95,12 @@ def _table(cases: Sequence[WhichCase], *, within_a_session: bool) -> list[Part]:
         Column("n", f"n{of}", right=True, rank=5),
         Column("requests_per_s", "rate", rank=8),
         *_LATENCY,
+        *[Column("busy", f"busy{of}", rank=2)] * traced,
     ]
     for name in others:
         columns.append(Column(f"{name}.items", name, "throughput"))
         columns.append(Column(f"{name}.requests", name, rank=3))
+        columns += [Column(f"{name}.busy", name, "busy", rank=2)] * traced
     said = [*words.placements(cases), *notes.lines(sum(case.status == "ok" for case in cases))]
     outputs = [text for case in cases for text in words.last_outputs(case)]
     return [Table(columns, rows, said), *map(Verbatim, outputs)]
@@ -123,6 +127,7 @@ def _native(case: WhichCase, cases: Sequence[WhichCase]) -> WhichCase | None:
 def _rows(case: WhichCase, native: WhichCase | None, notes: Notes) -> list[Row]:
     """Return a row for each urgent tenant of a case; the first has the others' throughput."""
     urgent, others = case.by_urgency()
+    busy = {each.tenant: each.busy for each in case.device_use}
     rows = []
     for tenant in urgent:
         row = Row({"case": case.id, "tenant": tenant.name, "n": str(tenant.issued)}, opens=True)
@@ -133,9 +138,14 @@ def _rows(case: WhichCase, native: WhichCase | None, notes: Notes) -> list[Row]:
             figure: Estimate = getattr(tenant, column.key)
             shown = [_noted(column.name, figure, "ms", case, tenant, notes)]
             row.figures[column.key] = shown + _change(figure, column.key, was.get(tenant.name))
+        if tenant.name in busy:
+            row.figures["busy"] = [_noted("busy", busy[tenant.name], "%", case, tenant, notes)]
         rows.append(row)
     for other in others:
         rows[0].figures.update(_throughput(case, other, notes))
+        if other.name in busy:
+            share = _noted("busy", busy[other.name], "%", case, other, notes)
+            rows[0].figures[f"{other.name}.busy"] = [share]
     return rows
 
 
