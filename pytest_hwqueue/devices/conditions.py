@@ -16,7 +16,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -64,8 +64,8 @@ _IDENTITY = (
 )  # fmt: skip
 
 VERSION_FIELDS = (
-    "cublas_version", "cudnn_version", "miopen_version", "nccl_version", "transformers_version",
-    "triton_version",
+    "cublas_version", "cudnn_version", "miopen_version", "nccl_version", "torchvision_version",
+    "transformers_version", "triton_version",
 )  # fmt: skip
 """Fields of the versions of libraries that work on the device."""
 
@@ -81,6 +81,18 @@ _EFFECTS: Mapping[str, tuple[str, ...]] = {
     "PYTORCH_CUDA_ALLOC_CONF": ("allocator",),
     "PYTORCH_ALLOC_CONF": ("allocator",),
 }
+
+
+_used: dict[str, str] = {}
+
+
+def uses_library(name: str, version: str) -> None:
+    """Make a library's version a condition of this process, which makes a model of it.
+
+    It is none where the library is only imported, as transformers imports torchvision: other cells'
+    conditions do not depend on what else is installed.
+    """
+    _used[name] = version
 
 
 def fields_of_variable(name: str) -> tuple[str, ...]:
@@ -120,6 +132,7 @@ def settings(kind: DeviceKind) -> Readers:
     }
     readers["torch_switches"] = _switches
     readers["transformers_version"] = lambda: _package("transformers")
+    readers |= {f"{name}_version": partial(str, version) for name, version in _used.items()}
     if kind == "cpu":
         return readers
     for field, prefixes in _FAMILIES.items():

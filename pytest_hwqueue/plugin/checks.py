@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,7 @@ from pytest_hwqueue.schedulers.syntax import (
 from pytest_hwqueue.servers.spec import missing_client
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.workloads.registry import Declaration, workload_class
-from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.shapes import missing_package
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
@@ -307,9 +306,7 @@ def _weights(test: ScenarioItem) -> str | None:
 
 
 def _models(test: ScenarioItem) -> str | None:
-    if find_spec("transformers") is None and any(tenant.model for tenant in test.case.tenants):
-        return MISSING_TRANSFORMERS
-    return None
+    return missing_package(tenant.model for tenant in test.case.tenants)
 
 
 def _servers(test: ScenarioItem) -> str | None:

@@ -14,6 +14,7 @@ from pytest_hwqueue.scenarios.file import Scenario, Tenant, Variant
 from pytest_hwqueue.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal, latency_bound_ns
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.workloads.tenants.shapes import TORCHVISION
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,13 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
 
 
 def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:
-    """Return which model has no weights in a folder; None if all have, or weights are seeded."""
+    """Return which model cannot have its weights from a folder; None if all can, or none shall."""
     for tenant in tenants:
+        if folder is not None and tenant.model and tenant.model.startswith(TORCHVISION):
+            return (
+                f"--hwq-weights: tenant {tenant.name}'s {tenant.model} has seeded weights alone; "
+                "leave the option out"
+            )
         place = _weights(tenant, folder)
         if place is not None and not Path(place).is_dir():
             return f"--hwq-weights: {folder} has no folder {tenant.model}, as save_pretrained makes"
