@@ -211,7 +211,7 @@ def test_what_stands_beside_a_named_file_is_no_scenario_left_out(run: Run, tmp_p
         assert ("4 scenario files not run" in found.output) == bool(told)
 
 
-LONG = ("batch_sweep", "bert_multi_priority", "fixed_priority", "standard_load")
+LONG = ("batch_sweep", "bert_multi_priority", "bert_study", "fixed_priority", "standard_load")
 
 
 @pytest.mark.parametrize(
