@@ -166,7 +166,9 @@ def _noise(test: Candidate) -> str | None:
     """
     if test.noise == NONE:
         return None
-    reason = why_noise_is_impossible(test.noise, test.device, test.ranked)
+    # A worker is launched where its session has started the ranks itself, too.
+    launched = test.launched is not None and not test.in_worker
+    reason = why_noise_is_impossible(test.noise, test.device, launched)
     if reason is not None or test.in_worker:
         return reason
     with state.wrong_usage("--hwq-noise"):

@@ -65,10 +65,10 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
                 f"{tail_name} longer by {_shown(tail[noise])}",
             ]
             share = _delay(by_noise[noise])
-            together = any(record.family == TENANTS for record in by_noise[noise])
+            whose = next(filter(None, map(_several, by_noise[noise])), "")
             parts.append(
-                f"all tenants together waited for a core for {share} of the time"
-                if together
+                f"all {whose} together waited for a core for {share} of the time"
+                if whose
                 else f"{share} of its time waiting for a core"
             )
             sides = [(f" of {unit}", rate[noise]), (f" of {tail_name}", tail[noise])]
@@ -120,6 +120,13 @@ def _remedies(
             "here: cores whose hyperthreads stay empty, or a machine of its own"
         )
     return [f"under {noise}: {each}" for each in found]
+
+
+def _several(record: RunRecord) -> str:
+    """Return whose processes a record's noise was felt by, where they are several."""
+    if record.family == TENANTS:
+        return "tenants"
+    return "" if record.ranks is None else "ranks"
 
 
 def _advice_lines(advice: Iterable[tuple[str, str]]) -> list[str]:

@@ -287,7 +287,9 @@ class ItemRun(SessionCalls):
             raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
         logs = mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._session.folder)
         noise = open_noise(name, noise_places(config))
-        run = running(noise, self._child.pid, Path(logs), seconds)
+        # Of several ranks only the first one's call comes here; the others wait for it in the
+        # first barrier of what is measured.
+        run = running(noise, self._child.pids, Path(logs), seconds)
         self._rounds.append(self._noises.enter_context(run))
         self._restart_clock()
 
