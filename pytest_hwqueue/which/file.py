@@ -49,6 +49,11 @@ class WhichTenant(PlainData):
     mean_ms: Estimate = Field(
         description="latency, from the scheduled arrival, as the following ones"
     )
+    variation: Estimate | None = Field(
+        None,
+        description="standard deviation of the latency of completed requests, divided by its mean; "
+        "null in files that did not keep it",
+    )
     p50_ms: Estimate
     p90_ms: Estimate
     p95_ms: Estimate

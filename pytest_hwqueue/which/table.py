@@ -168,6 +168,7 @@ def _tenant(
         mean_ms=told(
             over_sessions.absolute(figures.mean, windows, CONFIDENCE), 1 / _NS_PER_MS, "ms"
         ),
+        variation=told(over_sessions.absolute(figures.variation, windows, CONFIDENCE)),
         p50_ms=_percentile(windows, 0.5),
         p90_ms=_percentile(windows, 0.9),
         p95_ms=_percentile(windows, 0.95),

@@ -35,6 +35,7 @@ _FIGURES = (
     Column("n", "n", right=True, rank=4),
     Column("rate", "rate", rank=9),
     Column("mean", "mean", rank=9),
+    Column("variation", "variation", rank=10),
     Column("p50", "P50", rank=2),
     Column("p90", "P90", rank=9),
     Column("p95", "P95", rank=6),
@@ -50,6 +51,7 @@ _FIGURES = (
 # Their fields and units; a throughput has the tenant's.
 _FIELDS = {
     "rate": ("requests_per_s", "/s"), "mean": ("mean_ms", "ms"),
+    "variation": ("variation", "%"),
     "p50": ("p50_ms", "ms"), "p90": ("p90_ms", "ms"), "p95": ("p95_ms", "ms"),
     "p99": ("p99_ms", "ms"),
     "max": ("max_ms", "ms"), "attained": ("attainment", "share"),
