@@ -43,6 +43,7 @@ _TRACED = (
 )  # fmt: skip
 _INTERRUPTS = (
     "scenario", "kind", "type", "number", "total ms", "mean µs", "max µs", "of the run",
+    "raised by",
 )  # fmt: skip
 _OTHER_FILES = ("session.json", "which.json")
 # Cells that were run once more for their causes, and scenarios.
@@ -186,6 +187,7 @@ def _interrupt_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -
                     str(figure(one.mean_ns / 1e3)),
                     "—" if one.max_ns is None else str(figure(one.max_ns / 1e3)),
                     str(percent(one.share_of_run)),
+                    ", ".join(f"{who} {number:,}" for who, number in one.raised_by.items()),
                 ]
             )
     return rows

@@ -6,6 +6,7 @@ first to the start of the second, so that every moment of a thread's run belongs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -86,6 +87,9 @@ class Interrupt:
             ``softirq`` (deferred work that runs before the thread goes on).
         number: of the line, the vector or the softirq.
         name: as the kernel gives it.
+        raised_by: of a softirq, the interrupt that raised it in the thread's time, such as
+            ``hardirq nvme0q3``, or a call of the thread; None if it was raised before the thread
+            had the CPU, and of the others.
 
     """
 
@@ -96,6 +100,7 @@ class Interrupt:
     kind: InterruptKind
     number: int
     name: str
+    raised_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,8 @@ class InterruptTime:
             the types add up to the time lost.
         share_of_run: that time over the run's; the run's is wall time of all threads together.
         max_ns: the longest of them, likewise; None in records that did not keep it.
+        raised_by: of softirqs, how many were raised by what; those of which that was not seen are
+            missing.
 
     """
 
@@ -139,6 +146,7 @@ class InterruptTime:
     time_ns: int
     share_of_run: float
     max_ns: int | None = None
+    raised_by: dict[str, int] = field(default_factory=dict)
 
     @property
     def mean_ns(self) -> float:
@@ -160,10 +168,14 @@ def interrupt_times(interrupts: Iterable[Interrupt], run_ns: int) -> tuple[Inter
     if run_ns <= 0:
         raise ValueError(f"a run must last longer than 0 ns, is {run_ns}")
     times: dict[tuple[InterruptKind, str], list[int]] = {}
+    raised: dict[tuple[InterruptKind, str], Counter[str]] = {}
     # Of each CPU, the interrupts that still run: their end, their type, and their place there.
     open_on: dict[int, list[tuple[int, list[int], int]]] = {}
     for interrupt in sorted(interrupts, key=lambda one: (one.start_ns, -one.end_ns)):
-        of_type = times.setdefault((interrupt.kind, interrupt.name), [])
+        key = (interrupt.kind, interrupt.name)
+        of_type = times.setdefault(key, [])
+        if interrupt.raised_by is not None:
+            raised.setdefault(key, Counter())[interrupt.raised_by] += 1
         spent = interrupt.end_ns - interrupt.start_ns
         outer = open_on.setdefault(interrupt.cpu, [])
         while outer and outer[-1][0] <= interrupt.start_ns:
@@ -174,7 +186,14 @@ def interrupt_times(interrupts: Iterable[Interrupt], run_ns: int) -> tuple[Inter
         outer.append((interrupt.end_ns, of_type, len(of_type)))
         of_type.append(spent)
     found = [
-        InterruptTime(*key, len(each), sum(each), sum(each) / run_ns, max(each))
+        InterruptTime(
+            *key,
+            len(each),
+            sum(each),
+            sum(each) / run_ns,
+            max(each),
+            dict(raised.get(key, Counter()).most_common()),
+        )
         for key, each in times.items()
     ]
     return tuple(sorted(found, key=lambda one: (-one.time_ns, one.kind, one.name)))

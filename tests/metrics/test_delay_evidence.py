@@ -117,6 +117,20 @@ def test_interrupts_are_named_and_the_costliest_type_comes_first_with_its_share(
         cpu_events.interrupt_times([], 0)
 
 
+def test_what_raised_soft_interrupts_is_counted_and_named() -> None:
+    by = "hardirq eth0", "hardirq eth0", "a call of the thread", None
+    interrupts = [
+        Interrupt(7, 0, 10 * at, 10 * at + 5, "softirq", 3, "NET_RX", who)
+        for at, who in enumerate(by)
+    ]
+    (found,) = cpu_events.interrupt_times(interrupts, run_ns=1000)
+    assert found.number == 4
+    assert found.raised_by == {"hardirq eth0": 2, "a call of the thread": 1}
+    named = [one.what for one in attribution.interrupt_evidence(interrupts)]
+    assert named[0] == "softirq NET_RX raised by hardirq eth0"
+    assert named[3] == "softirq NET_RX"
+
+
 def test_what_interrupts_an_interrupt_is_taken_off_it() -> None:
     interrupts = [
         interrupt("softirq", "NET_RX", 0, 100),

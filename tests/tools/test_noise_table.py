@@ -21,7 +21,7 @@ def planted(record: RunRecord) -> RunRecord:
     at = list(accumulate(gaps, initial=0))
     off_cpu = [OffCpu(1, 0, 0, each, each + US, "preempted") for each in at[:-1:3]]
     interrupts = [
-        Interrupt(1, 0, begin * US, end * US, "softirq", 3, "NET_RX")
+        Interrupt(1, 0, begin * US, end * US, "softirq", 3, "NET_RX", "hardirq eth0")
         for begin, end in ((0, 10), (100, 130))
     ]
     data = {
@@ -45,7 +45,9 @@ def test_gaps_have_three_percentiles_a_side_and_interrupts_a_row_a_type() -> Non
         "490 [490, 490]",
     ]
     (types,) = _interrupt_rows({"cpu": [record]}, notes)
-    assert types == ["cpu", "softirq", "NET_RX", "2", "0.0400", "20.0", "30.0", "1.00 %"]
+    assert types == ["cpu", "softirq", "NET_RX", "2", "0.0400", "20.0", "30.0", "1.00 %",
+        "hardirq eth0 2",
+    ]  # fmt: skip
 
 
 def test_what_a_record_did_not_keep_is_refused() -> None:
