@@ -166,9 +166,14 @@ def _noise(test: Candidate) -> str | None:
     """
     if test.noise == NONE:
         return None
-    # A worker is launched where its session has started the ranks itself, too.
-    launched = test.launched is not None and not test.in_worker
-    reason = why_noise_is_impossible(test.noise, test.device, launched)
+    reason = why_noise_is_impossible(test.noise, test.device, launched=False)
+    if reason is None and test.launched is not None:
+        elsewhere = test.launched.size - test.launched.local_size
+        if elsewhere:
+            reason = (
+                f"noise {test.noise} runs on one host, and {elsewhere} of {test.launched.size} "
+                "ranks are on others: start all of them on one"
+            )
     if reason is not None or test.in_worker:
         return reason
     with state.wrong_usage("--hwq-noise"):

@@ -158,7 +158,7 @@ def why_noise_is_impossible(name: str, device: str, launched: bool) -> str | Non
         return f"noise {name} disturbs this machine, which a simulated device does not use"
     if launched:
         return (
-            f"noise {name} runs beside the processes of one session, and a launcher's ranks have "
-            "one each: leave torchrun out, --hwq-ranks starts a workload's"
+            f"noise {name} of a test's block, or of tenants, runs beside the processes of one "
+            "session, and a launcher's ranks have one each: leave torchrun out"
         )
     return None

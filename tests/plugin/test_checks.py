@@ -51,9 +51,8 @@ def test_nothing_speaks_against_a_plain_test() -> None:
          "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"),
         ({"device": "sim:h200", "noise": "cpu"},
          "noise cpu disturbs this machine, which a simulated device does not use"),
-        ({"noise": "cpu", "launched": RANK_1_OF_2},
-         "noise cpu runs beside the processes of one session, and a launcher's ranks have one "
-         "each: leave torchrun out, --hwq-ranks starts a workload's"),
+        ({"noise": "cpu", "launched": RANK_1_OF_2._replace(local_size=1)},
+         "noise cpu runs on one host, and 1 of 2 ranks are on others: start all of them on one"),
         ({"device": "sim:h200", "ranks": 2}, "a simulated device has one rank, not 2"),
         ({"launched": RANK_1_OF_2, "isolated": False},
          "2 ranks need separate processes: leave out --hwq-isolation=none, --pdb, --trace"),
