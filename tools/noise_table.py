@@ -27,6 +27,7 @@ from pytest_hwqueue.noise.losses import (
 from pytest_hwqueue.noise.names import NOISES, NONE
 from pytest_hwqueue.records.cell import RunRecord, read_record
 from pytest_hwqueue.records.counters import CpuCounters, PerThousand
+from pytest_hwqueue.records.noise import Causes
 from pytest_hwqueue.reports.document import markdown_table, plain
 from pytest_hwqueue.reports.noise_losses import quiet_cell, remedy_lines
 from pytest_hwqueue.reports.notes import Notes
@@ -36,8 +37,13 @@ _COUNTED = (
     "soft IRQ/1K", "hard IRQ/1K", "waiting for a core", "core did less [95 %]",
 )  # fmt: skip
 _TRACED = (
-    "scenario", "pairs without / with a switch", "gap without / with, P50 µs", "penalty µs [95 %]",
-    "time lost to switches", "interrupts", "slowest 1 %", "slowest 5 %",
+    "scenario", "pairs without / with a switch", "gap without, P50 / P90 / P99 µs",
+    "gap with, P50 / P90 / P99 µs", "penalty µs [95 %]", "time lost to switches", "interrupts",
+    "slowest 1 %", "slowest 5 %",
+)  # fmt: skip
+_INTERRUPTS = (
+    "scenario", "kind", "type", "number", "total ms", "mean µs", "max µs", "of the run",
+    "raised by",
 )  # fmt: skip
 _OTHER_FILES = ("session.json", "which.json")
 # Cells that were run once more for their causes, and scenarios.
@@ -46,7 +52,7 @@ _SLOWEST = {"p99": "1 %", "p95": "5 %"}
 
 
 def main() -> None:
-    """Print two tables for each cell."""
+    """Print up to three tables for each cell."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--causes", type=Path, metavar="FOLDER")
@@ -68,6 +74,11 @@ def main() -> None:
         if traced:
             print()
             print_table(_TRACED, traced, notes.lines(len(traced)))
+        notes = Notes()
+        interrupts = _interrupt_rows(traced_cells.get(cell, {}), notes)
+        if interrupts:
+            print()
+            print_table(_INTERRUPTS, interrupts, notes.lines(len(interrupts)))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
@@ -127,22 +138,20 @@ def _counted_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> 
 
 def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> list[list[str]]:
     rows = []
-    for noise, records in by_noise.items():
-        traced = [record.causes for record in records if record.causes is not None]
-        if not traced:
-            continue
-        # Of several runs one is shown: their requests are not of one pass.
-        causes = traced[-1]
+    for noise, causes in _traced(by_noise):
         pairs = causes.launch_pairs
         row = [noise]
         if pairs is None:
-            row += ["not seen"] * 4
+            row += ["not seen"] * 5
         else:
             penalty = pairs.penalty
             notes.note(penalty.difference, "penalty", noise)
+            if not pairs.gaps_without_switch:
+                notes.refuse("P90 and P99 of gaps", "they were not kept", noise)
             row += [
                 f"{pairs.without_switch:,} / {pairs.with_switch:,}",
-                f"{_median(penalty.second.median)} / {_median(penalty.first.median)}",
+                _gaps(penalty.second.median, pairs.gaps_without_switch),
+                _gaps(penalty.first.median, pairs.gaps_with_switch),
                 str(printed(penalty.difference, figure)),
                 "—" if pairs.lost_share is None else str(percent(pairs.lost_share)),
             ]
@@ -159,6 +168,38 @@ def _traced_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> l
             row.append("—" if tail is None else tail.words)
         rows.append(row)
     return rows
+
+
+def _interrupt_rows(by_noise: Mapping[str, Sequence[RunRecord]], notes: Notes) -> list[list[str]]:
+    """Return a row for each type of interrupt in the traced threads' time, the costliest first."""
+    rows = []
+    for noise, causes in _traced(by_noise):
+        for one in causes.interrupts or []:
+            if one.max_ns is None:
+                notes.refuse("max", "it was not kept", f"{noise} {one.name}")
+            rows.append(
+                [
+                    noise,
+                    one.kind,
+                    one.name,
+                    f"{one.number:,}",
+                    str(figure(one.time_ns / 1e6)),
+                    str(figure(one.mean_ns / 1e3)),
+                    "—" if one.max_ns is None else str(figure(one.max_ns / 1e3)),
+                    str(percent(one.share_of_run)),
+                    ", ".join(f"{who} {number:,}" for who, number in one.raised_by.items()),
+                ]
+            )
+    return rows
+
+
+def _traced(by_noise: Mapping[str, Sequence[RunRecord]]) -> Iterator[tuple[str, Causes]]:
+    """Yield what the last traced pass beside each noise saw."""
+    for noise, records in by_noise.items():
+        traced = [record.causes for record in records if record.causes is not None]
+        if traced:
+            # Of several runs one is shown: their requests are not of one pass.
+            yield noise, traced[-1]
 
 
 def _switches(rates: PerThousand) -> float | None:
@@ -181,8 +222,9 @@ def _middle(values: Iterable[float | None]) -> str:
     return str(figure(statistics.median(known))) if known else "—"
 
 
-def _median(given: Estimate) -> str:
-    return printed(given, figure).number
+def _gaps(median: Estimate, others: Mapping[str, Estimate]) -> str:
+    known = [median, *(others.get(name, Estimate()) for name in ("p90", "p99"))]
+    return " / ".join(printed(each, figure).number for each in known)
 
 
 def _loss(figure: str, losses: Mapping[str, Estimate], noise: str, notes: Notes) -> str:

@@ -214,6 +214,7 @@ def _add_cpu(picture: Picture, passed: TracedPass, names: Mapping[int, str]) -> 
         row.add(
             name, each.start_ns, each.end_ns, "interrupt",
             tid=each.tid, cpu=each.cpu, kind=each.kind, number=each.number, interrupt=each.name,
+            **({"raised_by": each.raised_by} if each.raised_by else {}),
         )  # fmt: skip
 
 

@@ -218,10 +218,13 @@ def which_settings(
     from pytest_hwqueue.devices.kinds import only_device, resolve_size
     from pytest_hwqueue.processes.git import provenance_of
     from pytest_hwqueue.redaction import redacted_command
+    from pytest_hwqueue.scenarios.own_functions import check_functions
     from pytest_hwqueue.scenarios.planned_runs import missing_weights, unset_variable
     from pytest_hwqueue.servers.spec import missing_client
     from pytest_hwqueue.which.session import WhichSettings
+    from pytest_hwqueue.workloads.tenants.shapes import missing_package
 
+    check_functions(scenario, file)
     asked, here = Asked(given), Path.cwd()
     device = only_device(asked.device)
     duration_s = scenario.duration_s(resolve_size(asked.size, device.kind))
@@ -232,7 +235,9 @@ def which_settings(
         lacking = missing_weights(scenario.tenants, weights)
         if lacking is not None:
             raise HwqError(lacking)
-    lacking = missing_client() if any(each.server for each in scenario.tenants) else None
+    lacking = missing_package(each.model for each in scenario.tenants)
+    if lacking is None and any(each.server for each in scenario.tenants):
+        lacking = missing_client()
     if lacking is not None:
         raise HwqError(lacking)
     unset = unset_variable(scenario.tenants, file)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,15 +90,10 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.records.cell import now
     from pytest_hwqueue.records.files import make_session_folder, session_name
     from pytest_hwqueue.reports.progress import WhichProgress
-    from pytest_hwqueue.scenarios.own_functions import check_functions
     from pytest_hwqueue.scenarios.planned_runs import planned_windows
     from pytest_hwqueue.which.runs import WhichRuns, all_runs
     from pytest_hwqueue.which.session import Measurer
-    from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 
-    check_functions(scenario, file)
-    if find_spec("transformers") is None and any(tenant.model for tenant in scenario.tenants):
-        raise HwqError(MISSING_TRANSFORMERS)
     plan = _planned_in_which(wanted) if given["capacity"] else None
     settings = common.which_settings(scenario, file, given, f"which-{session_name(now())}")
     common.refuse_late_starts(wanted, settings.duration_s / given["rounds"])

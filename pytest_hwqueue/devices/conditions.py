@@ -16,7 +16,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,6 +33,16 @@ _WITHOUT_EFFECT = (
     "XSCHED_ROOT", "XSCHED_CUDA_LIB", "XSCHED_HIP_LIB", "XLOG_FILE", "NCCL_DEBUG_FILE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )  # fmt: skip
+_used: dict[str, str] = {}
+
+
+def uses_library(name: str, version: str) -> None:
+    """Make a library's version a condition of this process, which makes a model of it.
+
+    It is none where the library is only imported, as transformers imports torchvision: other cells'
+    conditions do not depend on what else is installed.
+    """
+    _used[name] = version
 
 
 def identity(kind: DeviceKind, index: int) -> Readers:
@@ -61,6 +71,7 @@ def settings(kind: DeviceKind) -> Readers:
     }
     readers["torch_switches"] = _switches
     readers["transformers_version"] = lambda: _package("transformers")
+    readers |= {f"{name}_version": partial(str, version) for name, version in _used.items()}
     if kind == "cpu":
         return readers
     for field, prefixes in FAMILIES.items():

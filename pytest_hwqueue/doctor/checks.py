@@ -37,11 +37,20 @@ def describe_machine() -> dict[str, dict[str, str]]:
     software = {
         "pytest-hwqueue": __version__, "pytest": metadata.version("pytest"),
         "torch": torch.__version__, "runtime of torch": _runtime() or "none: a CPU build of torch",
+        "transformers": _version("transformers"), "torchvision": _version("torchvision"),
         "Python": platform.python_version(),
     }  # fmt: skip
     accelerators = choose_devices("all") if visible_accelerators()[1] else []
     devices = {f"Device {each.label}": _described(each.label) for each in (CPU, *accelerators)}
     return {"Software": software, **devices}
+
+
+def _version(package: str) -> str:
+    """Return the version of a package that models need."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _runtime() -> str:

@@ -172,9 +172,12 @@ def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:
 
     """
     return [
-        Evidence("interrupted", one.start_ns, one.end_ns, f"{one.kind} {one.name}")
+        Evidence(
+            "interrupted", one.start_ns, one.end_ns,
+            f"{one.kind} {one.name}" + (f" raised by {one.raised_by}" if one.raised_by else ""),
+        )
         for one in interrupts
-    ]
+    ]  # fmt: skip
 
 
 def device_work(timeline: Timeline, owner: str, requests: Mapping[int, int]) -> list[DeviceWork]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.latency import above_percentiles, share_of, shortfall
+from pytest_hwqueue.metrics.latency import above_percentiles, quantile_estimate, share_of, shortfall
 from pytest_hwqueue.metrics.numbers import grouped
 from pytest_hwqueue.metrics.switching import MedianDifference, median_difference, without_difference
 
@@ -87,6 +87,9 @@ class Interrupt:
             ``softirq`` (deferred work that runs before the thread goes on).
         number: of the line, the vector or the softirq.
         name: as the kernel gives it.
+        raised_by: of a softirq, the interrupt that raised it in the thread's time, such as
+            ``hardirq nvme0q3``, or a call of the thread; None if it was raised before the thread
+            had the CPU, and of the others.
 
     """
 
@@ -97,6 +100,7 @@ class Interrupt:
     kind: InterruptKind
     number: int
     name: str
+    raised_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,9 @@ class InterruptTime:
         time_ns: their time together, without that of interrupts that interrupted them, so that
             the types add up to the time lost.
         share_of_run: that time over the run's; the run's is wall time of all threads together.
+        max_ns: the longest of them, likewise; None in records that did not keep it.
+        raised_by: of softirqs, how many were raised by what; those of which that was not seen are
+            missing.
 
     """
 
@@ -138,6 +145,13 @@ class InterruptTime:
     number: int
     time_ns: int
     share_of_run: float
+    max_ns: int | None = None
+    raised_by: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def mean_ns(self) -> float:
+        """The mean time of one."""
+        return self.time_ns / self.number
 
 
 def interrupt_times(interrupts: Iterable[Interrupt], run_ns: int) -> tuple[InterruptTime, ...]:
@@ -153,27 +167,42 @@ def interrupt_times(interrupts: Iterable[Interrupt], run_ns: int) -> tuple[Inter
     """
     if run_ns <= 0:
         raise ValueError(f"a run must last longer than 0 ns, is {run_ns}")
-    numbers: Counter[tuple[InterruptKind, str]] = Counter()
-    times: Counter[tuple[InterruptKind, str]] = Counter()
-    open_on: dict[int, list[Interrupt]] = {}
+    times: dict[tuple[InterruptKind, str], list[int]] = {}
+    raised: dict[tuple[InterruptKind, str], Counter[str]] = {}
+    # Of each CPU, the interrupts that still run: their end, their type, and their place there.
+    open_on: dict[int, list[tuple[int, list[int], int]]] = {}
     for interrupt in sorted(interrupts, key=lambda one: (one.start_ns, -one.end_ns)):
         key = (interrupt.kind, interrupt.name)
+        of_type = times.setdefault(key, [])
+        if interrupt.raised_by is not None:
+            raised.setdefault(key, Counter())[interrupt.raised_by] += 1
         spent = interrupt.end_ns - interrupt.start_ns
-        numbers[key] += 1
-        times[key] += spent
         outer = open_on.setdefault(interrupt.cpu, [])
-        while outer and outer[-1].end_ns <= interrupt.start_ns:
+        while outer and outer[-1][0] <= interrupt.start_ns:
             outer.pop()
         if outer:
-            times[outer[-1].kind, outer[-1].name] -= spent
-        outer.append(interrupt)
-    found = [InterruptTime(*key, numbers[key], ns, ns / run_ns) for key, ns in times.items()]
+            _, outer_times, place = outer[-1]
+            outer_times[place] -= spent
+        outer.append((interrupt.end_ns, of_type, len(of_type)))
+        of_type.append(spent)
+    found = [
+        InterruptTime(
+            *key,
+            len(each),
+            sum(each),
+            sum(each) / run_ns,
+            max(each),
+            dict(raised.get(key, Counter()).most_common()),
+        )
+        for key, each in times.items()
+    ]
     return tuple(sorted(found, key=lambda one: (-one.time_ns, one.kind, one.name)))
 
 
 LEAST_PAIRS = 20
 """Pairs with a switch below which no penalty is given: it would rest on a few chances."""
 
+_PERCENTILES = {"p90": 0.9, "p99": 0.99}
 _NS_PER_US = 1e3
 
 
@@ -190,6 +219,10 @@ class LaunchPairs:
             None if there is no gap without a switch to compare with.
         tails: for P95 and P99, which share of the gaps above it has a switch inside.
         refused: the reason for each field, or tail, that is missing.
+        gaps_with_switch: P90 and P99 of the gaps with a switch, by percentile (``p90``); the median
+            is the penalty's. Their intervals allow for gaps that follow each other. Empty in
+            records that did not keep them, as the next.
+        gaps_without_switch: of the others.
 
     """
 
@@ -200,6 +233,8 @@ class LaunchPairs:
     lost_share: float | None
     tails: dict[str, Estimate]
     refused: dict[str, str]
+    gaps_with_switch: dict[str, Estimate] = field(default_factory=dict)
+    gaps_without_switch: dict[str, Estimate] = field(default_factory=dict)
 
 
 def launch_pairs(
@@ -221,7 +256,8 @@ def launch_pairs(
     import numpy as np
 
     switches = grouped((one.tid, one.start_ns) for one in off_cpu)
-    gaps, switched = [np.empty(0)], [np.empty(0, dtype=np.bool_)]
+    gaps: list[NDArray[np.float64]] = []
+    switched: list[NDArray[np.bool_]] = []
     pauses = np.sort(np.asarray(pauses_ns, dtype=np.int64))
     for tid, launches in launches_ns.items():
         at = np.asarray(launches, dtype=np.int64)
@@ -231,14 +267,19 @@ def launch_pairs(
         # Switches before each launch: more of them before the next one lie in between.
         before = np.searchsorted(np.sort(np.asarray(switches.get(tid, ()), dtype=np.int64)), at)
         pair = np.diff(np.searchsorted(pauses, at)) == 0
-        gaps.append(gap[pair] / _NS_PER_US)
+        gaps.append(gap[pair].astype(np.float64))
         switched.append((np.diff(before) > 0)[pair])
-    return _split(np.concatenate(gaps), np.concatenate(switched))
+    return _split(gaps, switched)
 
 
-def _split(gaps_us: NDArray[np.float64], switched: NDArray[np.bool_]) -> LaunchPairs:
+def _split(
+    gaps_ns: Sequence[NDArray[np.float64]], inside: Sequence[NDArray[np.bool_]]
+) -> LaunchPairs:
+    """Split the gaps of each thread, in their order, by whether a switch was inside."""
     import numpy as np
 
+    gaps_us = np.concatenate([np.empty(0), *gaps_ns]) / _NS_PER_US
+    switched = np.concatenate([np.empty(0, dtype=np.bool_), *inside])
     with_switch, without = gaps_us[switched], gaps_us[~switched]
     refused: dict[str, str] = {}
     penalty = median_difference(with_switch.tolist(), without.tolist())
@@ -256,6 +297,7 @@ def _split(gaps_us: NDArray[np.float64], switched: NDArray[np.bool_]) -> LaunchP
     equal = "no gap is longer than it: its gaps are equal"
     for name, (_, above) in above_percentiles(gaps_us, "pairs", equal, refused).items():
         tails[name] = share_of(int((above & switched).sum()), int(above.sum()))
+    each = [*zip(gaps_ns, inside, strict=True)]
     return LaunchPairs(
         unit="us",
         with_switch=int(with_switch.size),
@@ -264,4 +306,17 @@ def _split(gaps_us: NDArray[np.float64], switched: NDArray[np.bool_]) -> LaunchP
         lost_share=lost_share,
         tails=tails,
         refused=refused,
+        gaps_with_switch=_percentiles([gaps[switch] for gaps, switch in each]),
+        gaps_without_switch=_percentiles([gaps[~switch] for gaps, switch in each]),
     )
+
+
+def _percentiles(gaps_ns: Sequence[NDArray[np.float64]]) -> dict[str, Estimate]:
+    import numpy as np
+
+    parts = [gaps for gaps in gaps_ns if gaps.size]
+    ordered = np.sort(np.concatenate([np.empty(0), *parts]))
+    return {
+        name: quantile_estimate(parts, ordered, quantile, _NS_PER_US, "us", "pairs")
+        for name, quantile in _PERCENTILES.items()
+    }

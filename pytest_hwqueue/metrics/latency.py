@@ -251,28 +251,47 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
     if not bool(np.isfinite(samples).all()) or samples[0] < 0:
         raise ValueError("latency samples must be finite and not negative")
     n = int(samples.size)
-    percentiles = {}
-    for name, quantile in PERCENTILES.items():
-        needed = minimum_samples(quantile, CONFIDENCE)
-        if n < needed:
-            percentiles[name] = Estimate(n=n, unit="ms", refused=too_few(quantile, n))
-            continue
-        worth = independent_samples([in_order], quantile, CONFIDENCE, block)
-        low, high = spread_interval(samples, quantile, CONFIDENCE, worth, block)
-        percentiles[name] = Estimate(
-            value=percentile(samples, quantile) / _NS_PER_MS,
-            low=low / _NS_PER_MS,
-            high=high / _NS_PER_MS,
-            n=n,
-            unit="ms",
-            refused=too_few(quantile, n, worth) if math.isinf(high) else "",
-        )
+    percentiles = {
+        name: quantile_estimate([in_order], samples, quantile, _NS_PER_MS, "ms", block=block)
+        for name, quantile in PERCENTILES.items()
+    }
     return LatencySummary(
         n=n,
         # Whole nanoseconds add up exactly, so the mean of equal samples is that very sample.
         mean=math.fsum(samples.tolist()) / n / _NS_PER_MS,
         max=float(samples[-1]) / _NS_PER_MS,
         **percentiles,
+    )
+
+
+def quantile_estimate(
+    parts: Sequence[NDArray[np.float64]], ordered: NDArray[np.float64], quantile: float,
+    ns_per_unit: float, unit: str, noun: str = "samples", block: int = 1,
+) -> Estimate:  # fmt: skip
+    """Return a quantile as `summarise_latency` takes it.
+
+    Args:
+        parts: samples in ns, as `dependence.long_run`'s.
+        ordered: all of them, ascending.
+        quantile: between 0 and 1, both excluded.
+        ns_per_unit: what the result is divided by.
+        unit: the name of that.
+        noun: what samples are, for the reason.
+        block: successive samples of one iteration.
+
+    """
+    n = int(ordered.size)
+    if n < minimum_samples(quantile, CONFIDENCE):
+        return Estimate(n=n, unit=unit, refused=too_few(quantile, n, noun=noun))
+    worth = independent_samples(parts, quantile, CONFIDENCE, block)
+    low, high = spread_interval(ordered, quantile, CONFIDENCE, worth, block)
+    return Estimate(
+        value=percentile(ordered, quantile) / ns_per_unit,
+        low=low / ns_per_unit,
+        high=high / ns_per_unit,
+        n=n,
+        unit=unit,
+        refused=too_few(quantile, n, worth, noun) if math.isinf(high) else "",
     )
 
 

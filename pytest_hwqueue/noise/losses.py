@@ -7,6 +7,7 @@ Rounds are compared with their own quiet turn; a loss is a share of the quiet fi
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -52,6 +53,40 @@ def throughput(record: RunRecord) -> float | None:
 def core_speed(record: RunRecord) -> float | None:
     """Return the enqueuing thread's core speed per second of CPU time."""
     return None if record.noise is None else record.noise.core_speed_per_s
+
+
+def waiting_share(record: RunRecord) -> float | None:
+    """Return how long the measured threads could have run but had no core, per time measured."""
+    seen = record.noise
+    if seen is None or seen.measured_run_delay_s is None or seen.duration_s <= 0:
+        return None
+    return seen.measured_run_delay_s / seen.duration_s
+
+
+def device_interrupts(record: RunRecord) -> float | None:
+    """Return how many interrupts a second the whole machine's devices raised."""
+    seen = record.noise
+    if seen is None or "interrupts" in seen.machine.missing or seen.duration_s <= 0:
+        return None
+    return seen.machine.interrupts.get("device", 0) / seen.duration_s
+
+
+def higher_in_every_run(
+    quiet: Sequence[float | None], noisy: Sequence[float | None]
+) -> tuple[float, float] | None:
+    """Return the medians of a figure in the quiet and under noise, if it rose in every run.
+
+    Only runs that have both count; None if there is none, or it did not rise in one.
+    """
+    pairs = [
+        (before, after)
+        for before, after in zip(quiet, noisy, strict=True)
+        if before is not None and after is not None
+    ]
+    if not pairs or any(after <= before for before, after in pairs):
+        return None
+    before, after = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return before, after
 
 
 def tail_figure(by_noise: Mapping[Key, Sequence[RunRecord]]) -> tuple[str, RecordFigure]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ from pytest_hwqueue.servers.spec import missing_client
 from pytest_hwqueue.settings.options import Settings
 from pytest_hwqueue.settings.reading import is_given
 from pytest_hwqueue.workloads.registry import Declaration, workload_class
-from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
+from pytest_hwqueue.workloads.tenants.shapes import missing_package
 
 if TYPE_CHECKING:
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
@@ -169,7 +168,14 @@ def _noise(test: Candidate) -> str | None:
     """
     if test.noise == NONE:
         return None
-    reason = why_noise_is_impossible(test.noise, test.device, test.ranked)
+    reason = why_noise_is_impossible(test.noise, test.device, launched=False)
+    if reason is None and test.launched is not None:
+        elsewhere = test.launched.size - test.launched.local_size
+        if elsewhere:
+            reason = (
+                f"noise {test.noise} runs on one host, and {elsewhere} of {test.launched.size} "
+                "ranks are on others: start all of them on one"
+            )
     if reason is not None or test.in_worker:
         return reason
     with state.wrong_usage("--hwq-noise"):
@@ -309,9 +315,7 @@ def _weights(test: ScenarioItem) -> str | None:
 
 
 def _models(test: ScenarioItem) -> str | None:
-    if find_spec("transformers") is None and any(tenant.model for tenant in test.case.tenants):
-        return MISSING_TRANSFORMERS
-    return None
+    return missing_package(tenant.model for tenant in test.case.tenants)
 
 
 def _servers(test: ScenarioItem) -> str | None:

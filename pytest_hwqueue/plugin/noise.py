@@ -47,7 +47,8 @@ def under_noise(session: SessionCalls, noise: str, seconds: int) -> Iterator[lis
     try:
         yield rounds
     finally:
-        rounds.append(session.end_noise())
+        round_ = session.end_noise()
+        rounds += [] if round_ is None else [round_]
 
 
 class NoiseBlock:
@@ -144,17 +145,20 @@ class HwqNoise:
         )
 
 
-def why_noise_is_impossible(name: str, device: str, ranked: bool) -> str | None:
+def why_noise_is_impossible(name: str, device: str, launched: bool) -> str | None:
     """Return why a test cannot have background noise on any machine, or None.
 
     Args:
         name: of the noise.
         device: label or kind of the measured device.
-        ranked: whether the test runs on several ranks.
+        launched: whether a launcher has started several ranks, each with a session of its own.
 
     """
     if capabilities_of(device).virtual_time:
         return f"noise {name} disturbs this machine, which a simulated device does not use"
-    if ranked:
-        return f"noise {name} runs with a single process only: give --hwq-ranks=1, and no torchrun"
+    if launched:
+        return (
+            f"noise {name} of a test's block, or of tenants, runs beside the processes of one "
+            "session, and a launcher's ranks have one each: leave torchrun out"
+        )
     return None

@@ -72,6 +72,11 @@ class MeasuredProcess:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that measure: this one."""
+        return [self.pid]
+
     def send(self, kind: str, **content: object) -> None:
         """Send a command; ProcessEnded if the process has gone."""
         try:

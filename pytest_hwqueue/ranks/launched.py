@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.errors import BadOption, NotProven, translated
 
 if TYPE_CHECKING:
     import socket
@@ -147,6 +147,32 @@ def connect(launched: LaunchedRank, prefix: str, *, keep: bool = False) -> Store
         timeout=timedelta(seconds=_CONNECT_S),
     )
     return PrefixStore(prefix, store)
+
+
+def measured_by_ranks(launched: LaunchedRank, what: str, pid: int) -> list[int]:
+    """Tell rank 0 which process measures for this rank; return those of all, by rank.
+
+    The others do not wait, and get their own alone.
+
+    Args:
+        launched: this session's rank; all are on this host.
+        what: they begin together, unique in this session.
+        pid: of this rank's process.
+
+    Raises:
+        NotProven: if a rank does not come within a minute.
+
+    """
+    store = connect(launched, f"measured/{what}")
+    store.set(str(launched.rank), str(pid))
+    if launched.rank > 0:
+        return [pid]
+    ranks = [str(rank) for rank in range(launched.size)]
+    with translated(
+        NotProven, f"not all ranks came to {what} within {_CONNECT_S:g} s", RuntimeError
+    ):
+        store.wait(ranks, timedelta(seconds=_CONNECT_S))
+    return [int(store.get(rank)) for rank in ranks]
 
 
 def tell_failure(store: Store, rank: int, reason: str, detail: str = "") -> None:

@@ -41,8 +41,8 @@ _IDENTITY = (
 )  # fmt: skip
 
 VERSION_FIELDS = (
-    "cublas_version", "cudnn_version", "miopen_version", "nccl_version", "transformers_version",
-    "triton_version",
+    "cublas_version", "cudnn_version", "miopen_version", "nccl_version", "torchvision_version",
+    "transformers_version", "triton_version",
 )  # fmt: skip
 """Fields of the versions of libraries that work on the device."""
 

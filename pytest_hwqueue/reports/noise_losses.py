@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import grouped, percent, printed
+from pytest_hwqueue.metrics.numbers import counted, figure, grouped, percent, printed
 from pytest_hwqueue.noise.losses import (
+    RecordFigure,
     by_run,
     core_speed,
+    device_interrupts,
+    higher_in_every_run,
     paired_losses,
     tail_figure,
     throughput,
+    waiting_share,
     won_back,
 )
 from pytest_hwqueue.noise.names import NONE, noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord
+from pytest_hwqueue.reports.notes import by_kind
 from pytest_hwqueue.tenancy import TENANTS
 
 # What runs beside the measured process under each of the remedies too.
-_LOAD, _REMEDIES = "cpu", ("optimised", "isolated")
+_LOAD = "cpu"
+_REMEDIES = {
+    "optimised": "pinning and a raised priority",
+    "isolated": "neighbours kept off its cores",
+}
 _NATIVE = "native"
 
 
 def noise_lines(records: Sequence[RunRecord]) -> list[str]:
-    """Return a line per cell and noise, then `remedy_lines`; none if no noise was requested.
+    """Return a line per cell and noise, `remedy_lines`, then the remedies for what was lost.
 
-    Each says what share of the work was lost, and how much longer the slowest requests took, as
-    means over the runs of a session with a 95 % interval of the paired runs.
+    There is none if no noise was requested. Each of the first says what share of the work was lost,
+    and how much longer the slowest requests took, as means over the runs of a session with a 95 %
+    interval of the paired runs.
     """
     cells = grouped(
         (quiet_cell(record.cell, record.noise.noise).id, (record.noise.noise, record))
@@ -35,6 +45,7 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
         if record.noise is not None
     )
     lines = []
+    advice: list[tuple[str, str]] = []
     for cell, measured in cells.items():
         by_noise = grouped(measured)
         if NONE not in by_noise or len(by_noise) < 2:
@@ -54,10 +65,10 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
                 f"{tail_name} longer by {_shown(tail[noise])}",
             ]
             share = _delay(by_noise[noise])
-            together = any(record.family == TENANTS for record in by_noise[noise])
+            whose = next(filter(None, map(_several, by_noise[noise])), "")
             parts.append(
-                f"all tenants together waited for a core for {share} of the time"
-                if together
+                f"all {whose} together waited for a core for {share} of the time"
+                if whose
                 else f"{share} of its time waiting for a core"
             )
             sides = [(f" of {unit}", rate[noise]), (f" of {tail_name}", tail[noise])]
@@ -71,7 +82,68 @@ def noise_lines(records: Sequence[RunRecord]) -> list[str]:
                 if loss.refused
             )
             lines.append(f"{cell} under {noise}: lost {'; '.join(parts)}")
-    return lines + remedy_lines(records)
+            if noise not in _REMEDIES and max(rate[noise].low, tail[noise].low) > 0:
+                advice += [(each, cell) for each in _remedies(by_noise, noise, core[noise])]
+    return [*lines, *remedy_lines(records), *_advice_lines(advice)]
+
+
+def _remedies(
+    by_noise: Mapping[str, Sequence[RunRecord]], noise: str, slower_core: Estimate
+) -> list[str]:
+    """Return what rose in every run beside a loss, each with its remedies."""
+    found = []
+    waited = _rise(by_noise, noise, waiting_share)
+    if waited is not None:
+        before, after = map(percent, waited)
+        beside = "" if noise == _LOAD else f" beside {_LOAD}"
+        tried = [
+            f"{remedy} (measured{beside} above)"
+            if name in by_noise
+            else f"{remedy} (noise {name} measures it{beside})"
+            for name, remedy in _REMEDIES.items()
+        ]
+        found.append(
+            f"waiting for a core took {after} of the time, {before} in the quiet: "
+            f"{', '.join(tried)}; not measured here: a cpuset or a greater cpu.weight for its "
+            "cgroup, isolcpus= and nohz_full= for its cores at boot"
+        )
+    interrupts = _rise(by_noise, noise, device_interrupts)
+    if interrupts is not None:
+        before, after = map(figure, interrupts)
+        found.append(
+            f"the machine's devices raised {after} interrupts a second, {before} in the quiet; not "
+            "measured here: IRQ affinity away from its cores (/proc/irq/N/smp_affinity_list)"
+        )
+    if slower_core.value is not None and slower_core.low > 0:
+        found.append(
+            "its core did less in the same CPU time, which pinning does not win back; not measured "
+            "here: cores whose hyperthreads stay empty, or a machine of its own"
+        )
+    return [f"under {noise}: {each}" for each in found]
+
+
+def _several(record: RunRecord) -> str:
+    """Return whose processes a record's noise was felt by, where they are several."""
+    if record.family == TENANTS:
+        return "tenants"
+    return "" if record.ranks is None else "ranks"
+
+
+def _advice_lines(advice: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each remedy; cells that differ in numbers alone share it."""
+    return [
+        f"remedies for {cells[0]} {text}"
+        if len(cells) == 1
+        else f"remedies for {counted(len(cells), 'cell')}, as for {cells[0]} {text}"
+        for text, cells in by_kind(advice).values()
+    ]
+
+
+def _rise(
+    by_noise: Mapping[str, Sequence[RunRecord]], noise: str, shown: RecordFigure
+) -> tuple[float, float] | None:
+    runs = by_run({name: by_noise[name] for name in (NONE, noise)}, shown)
+    return higher_in_every_run(runs[NONE], runs[noise])
 
 
 def remedy_lines(records: Sequence[RunRecord]) -> list[str]:
@@ -106,8 +178,8 @@ def _won_words(sides: Mapping[str, Sequence[RunRecord]]) -> str:
     unit = next((r.metrics.throughput[0].unit for r in sides["quiet"] if throughput(r)), "work")
     tail_name, tail_of = tail_figure(sides)
     parts = []
-    for name, figure, worse in ((unit, throughput, False), (tail_name, tail_of, True)):
-        lost, won = won_back(*by_run(sides, figure).values(), higher_is_worse=worse)
+    for name, of_record, worse in ((unit, throughput, False), (tail_name, tail_of, True)):
+        lost, won = won_back(*by_run(sides, of_record).values(), higher_is_worse=worse)
         if not won.n:
             return "no run of all three in which all went well and it was felt"
         of = f"{_shown(lost)} {'longer' if worse else 'lost'} {name}"

@@ -25,7 +25,7 @@ from pytest_hwqueue.scenarios.located_yaml import Path
 from pytest_hwqueue.schedulers.syntax import parse_entry
 from pytest_hwqueue.tenancy import DEVICE
 from pytest_hwqueue.tenancy.spec import TenantPlacement
-from pytest_hwqueue.workloads.tenants.shapes import MODELS, model_shape
+from pytest_hwqueue.workloads.tenants.shapes import MODELS, TORCHVISION, model_shape
 
 Findings = tuple[Path, str]
 _PLACEMENTS = get_args(TenantPlacement)
@@ -196,7 +196,8 @@ def _check_shape(path: Path, tenant: Mapping[str, Any], parameters: object) -> I
     model = tenant["model"]
     for name, value in parameters.items() if isinstance(parameters, dict) else ():
         # What is no model, or no name, is reported at its field.
-        if isinstance(model, str) and model in MODELS and isinstance(name, str):
+        known = isinstance(model, str) and (model in MODELS or model.startswith(TORCHVISION))
+        if known and isinstance(name, str):
             try:
                 model_shape(model, "full", {name: value})
             except BadInput as error:

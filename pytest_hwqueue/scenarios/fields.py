@@ -32,7 +32,7 @@ from pytest_hwqueue.servers.spec import PORT, ServerProtocol, ServerSpec
 from pytest_hwqueue.tenancy.arrivals import parse_arrival
 from pytest_hwqueue.workloads.own_function import PATTERN, find
 from pytest_hwqueue.workloads.registry import WORKLOADS
-from pytest_hwqueue.workloads.tenants.shapes import MODELS
+from pytest_hwqueue.workloads.tenants.shapes import MODELS, TORCHVISION, find_model
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _NAME = r"[A-Za-z][A-Za-z0-9_]*"
@@ -173,6 +173,16 @@ def _known(what: str, names: Mapping[str, object]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _read_model(name: str) -> str:
+    if name.startswith(TORCHVISION):
+        find_model(name)
+        return name
+    if name not in MODELS:
+        near = nearest(name, [*MODELS, f"{TORCHVISION}resnet18"])
+        raise ValueError(f"there is no model {name!r}; {near}")
+    return name
+
+
 def _written(pattern: str, *examples: str) -> WithJsonSchema:
     schema = {"type": "string", "pattern": pattern}
     return WithJsonSchema({**schema, "examples": list(examples)} if examples else schema)
@@ -211,7 +221,7 @@ GoalText = Annotated[
         "high.p99 <= 1.3 x solo", "device.busy > 85%",
     ),
 ]  # fmt: skip
-ModelName = Annotated[str, _known("model", MODELS)]
+ModelName = Annotated[str, AfterValidator(_read_model)]
 WorkloadField = Annotated[str, _known("workload", WORKLOADS)]
 
 

@@ -1,4 +1,7 @@
-"""Imports the functions of a scenario's tenants in a process of its own, before anything runs."""
+"""Imports what others wrote for a scenario's tenants, in processes of their own, before all else.
+
+That is users' functions, and models of torchvision by name.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -13,28 +17,40 @@ from pytest_hwqueue.errors import BadInput
 from pytest_hwqueue.processes.reaper import kill
 from pytest_hwqueue.processes.starting import start_reaped, worker_environment
 from pytest_hwqueue.scenarios.file import Scenario
+from pytest_hwqueue.workloads.tenants.shapes import TORCHVISION, missing_package
 
 _IMPORTING_S = 180.0
 _MOST_OUTPUT = 2000
 # What it found goes to a file: the module may write to the output.
-_CHECK = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+_BEGIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+_END = "open(int(sys.argv[-1]), 'w').write(found)"
+_OF_FUNCTION = (
     "from pytest_hwqueue.workloads.own_function import problem; "
     "found = problem(sys.argv[2], sys.argv[3], json.loads(sys.argv[4])); "
-    "open(int(sys.argv[5]), 'w').write(found)"
+)
+_OF_MODEL = (
+    "from pytest_hwqueue.workloads.tenants.models import problem; found = problem(sys.argv[2]); "
 )
 
 
 def check_functions(scenario: Scenario, file: Path) -> None:
     """Import each function of a scenario's tenants; nothing is prepared, and no device opened.
 
+    Likewise each model of torchvision, unless torchvision is missing: who runs them says that.
+
     Raises:
-        BadInput: naming file, tenant and function, with the traceback if its module raised.
+        BadInput: naming file, tenant and function or model, with the traceback if its module
+            raised.
 
     """
-    checked = set()
+    checked: set[object] = set()
     for variant in (None, *scenario.variants):
         for tenant in scenario.tenants_of(variant):
+            model = tenant.model or ""
+            if model.startswith(TORCHVISION) and model not in checked:
+                checked.add(model)
+                if missing_package([model]) is None and (found := _said(model, _OF_MODEL, [])):
+                    raise BadInput(f"{file}: tenant {tenant.name}: model: {found}")
             if tenant.function is None:
                 continue
             parameters = json.dumps(tenant.parameters, sort_keys=True)
@@ -46,12 +62,18 @@ def check_functions(scenario: Scenario, file: Path) -> None:
 
 
 def _problem(function: str, folder: Path, parameters: str) -> str:
+    return _said(function, _OF_FUNCTION, [str(folder), parameters])
+
+
+def _said(name: str, code: str, arguments: Sequence[str]) -> str:
+    """Return why code that imports what has this name finds it unusable, or an empty text."""
     reader, writer = os.pipe()
     with open(reader, encoding="utf-8") as answer, NamedTemporaryFile() as log:
-        command = [sys.executable, "-c", _CHECK, json.dumps(sys.path), function, str(folder)]
+        program = f"{_BEGIN}{code}{_END}"
+        command = [sys.executable, "-c", program, json.dumps(sys.path), name, *arguments]
         try:
             process = start_reaped(
-                [*command, parameters, str(writer)],
+                [*command, str(writer)],
                 worker_environment(os.environ),
                 Path(log.name),
                 [writer],
@@ -63,8 +85,8 @@ def _problem(function: str, folder: Path, parameters: str) -> str:
         except subprocess.TimeoutExpired:
             kill(process.pid)
             process.wait()
-            return f"{function}: importing its module took more than {_IMPORTING_S:g} s"
+            return f"{name}: importing its module took more than {_IMPORTING_S:g} s"
         if status == 0:
             return answer.read()
         output = log.read().decode(errors="replace")[-_MOST_OUTPUT:].rstrip()
-    return f"{function}: importing its module ended the process with status {status}:\n{output}"
+    return f"{name}: importing its module ended the process with status {status}:\n{output}"

@@ -19,6 +19,7 @@ from pytest_hwqueue.tenancy.spec import (
     TenantSpec,
     starts_too_late,
 )
+from pytest_hwqueue.workloads.tenants.shapes import TORCHVISION
 
 # Of a tenant that serves as much as it can.
 _GREEDY = {"arrival": TenantArrival("closed"), "requests": None}
@@ -304,8 +305,13 @@ def late_start(tenants: Iterable[Tenant], window_s: float) -> str | None:
 
 
 def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:
-    """Return which model has no weights in a folder; None if all have, or weights are seeded."""
+    """Return which model cannot have its weights from a folder; None if all can, or none shall."""
     for tenant in tenants:
+        if folder is not None and tenant.model and tenant.model.startswith(TORCHVISION):
+            return (
+                f"--hwq-weights: tenant {tenant.name}'s {tenant.model} has seeded weights alone; "
+                "leave the option out"
+            )
         place = _weights(tenant, folder)
         if place is not None and not Path(place).is_dir():
             return f"--hwq-weights: {folder} has no folder {tenant.model}, as save_pretrained makes"

@@ -193,6 +193,7 @@ PLACES = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
 SCHED_SWITCH = "sched/sched_switch"
 SCHED_WAKEUP = "sched/sched_wakeup"
+SOFTIRQ_RAISE = "irq/softirq_raise"
 # The timer's tick and other CPUs' calls are under irq_vectors on x86; Arm has its calls under ipi
 # and its tick among the devices' interrupts. irq_work cannot be sampled: perf itself uses it.
 _PATTERNS = (
@@ -202,11 +203,15 @@ _PATTERNS = (
     "irq/irq_handler_exit",
     "irq/softirq_entry",
     "irq/softirq_exit",
+    SOFTIRQ_RAISE,
     "irq_vectors/*_entry",
     "irq_vectors/*_exit",
     "ipi/ipi_entry",
     "ipi/ipi_exit",
 )
+OWN_CALL = "a call of the thread"
+"""Raised a soft interrupt outside of any interrupt."""
+
 _NOT_SAMPLED = "irq_vectors/irq_work_"
 
 _FIELD = re.compile(r"field:(?P<declared>[^;]+);\s*offset:(\d+);\s*size:(\d+);\s*signed:(\d);")
@@ -466,28 +471,40 @@ def _leave(record: _Switch, end_ns: int, switch: Tracepoint | None, raw: bytes |
 def _interrupts(
     samples: Iterable[_Sample], tracepoints: Mapping[int, Tracepoint]
 ) -> list[Interrupt]:
-    """Pair entries and exits, which nest on one CPU."""
+    """Pair entries and exits, which nest on one CPU, and soft interrupts with what raised them."""
     found: list[Interrupt] = []
-    entered: dict[int, list[tuple[str, _Sample]]] = {}
+    # Of each CPU, what runs there: until it ends, it has no end.
+    entered: dict[int, list[tuple[str, Interrupt]]] = {}
+    raised: dict[int, dict[int, str]] = {}
     for sample in samples:
         tracepoint = tracepoints[sample.number]
+        stack, pending = entered.setdefault(sample.cpu, []), raised.setdefault(sample.cpu, {})
         stem, _, edge = tracepoint.name.rpartition("_")
-        if edge == "entry":
-            entered.setdefault(sample.cpu, []).append((stem, sample))
+        if tracepoint.name == SOFTIRQ_RAISE:
+            by = f"{stack[-1][1].kind} {stack[-1][1].name}" if stack else OWN_CALL
+            # What is pending already is not raised by who raises it again.
+            pending.setdefault(tracepoint.value(sample.raw, "vec"), by)
+        elif tracepoint.name == SCHED_SWITCH:
+            # Others that run from here on may run what is pending.
+            pending.clear()
+        elif edge == "entry":
+            one = _interrupt(tracepoint, sample)
+            if one.kind == "softirq":
+                one = replace(one, raised_by=pending.pop(one.number, None))
+            stack.append((stem, one))
         elif edge == "exit":
             # What was entered later has lost its exit.
-            stack = entered.get(sample.cpu, [])
             while stack:
-                name, entry = stack.pop()
+                name, one = stack.pop()
                 if name == stem:
-                    entry_point = tracepoints[entry.number]
-                    found.append(_interrupt(entry_point, entry, sample.when_ns))
+                    found.append(replace(one, end_ns=sample.when_ns))
                     break
     found.sort(key=lambda one: one.start_ns)
     return found
 
 
-def _interrupt(tracepoint: Tracepoint, entry: _Sample, end_ns: int) -> Interrupt:
+def _interrupt(tracepoint: Tracepoint, entry: _Sample) -> Interrupt:
+    """Return an interrupt that begins, as if it ended at once."""
     kind: InterruptKind = "vector"
     if tracepoint.name == "irq/irq_handler_entry":
         kind, number = "hardirq", tracepoint.value(entry.raw, "irq")
@@ -500,4 +517,4 @@ def _interrupt(tracepoint: Tracepoint, entry: _Sample, end_ns: int) -> Interrupt
     else:
         number = tracepoint.value(entry.raw, "vector")
         name = tracepoint.name.removeprefix("irq_vectors/").removesuffix("_entry")
-    return Interrupt(entry.tid, entry.cpu, entry.when_ns, end_ns, kind, number, name)
+    return Interrupt(entry.tid, entry.cpu, entry.when_ns, entry.when_ns, kind, number, name)

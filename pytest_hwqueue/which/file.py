@@ -54,7 +54,8 @@ class WhichTenant(PlainData):
     )
     variation: Estimate | None = Field(
         None,
-        description="its standard deviation divided by its mean; null in files of earlier versions",
+        description="standard deviation of the latency of completed requests, divided by its mean; "
+        "null in files that did not keep it",
     )
     min_ms: Estimate | None = Field(
         None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from pytest_hwqueue.plugin.noise import why_noise_is_impossible
 from tests.acceptance.inner import plain_environment, records_in
 from tests.conftest import PYTEST
 
@@ -100,6 +101,67 @@ def test_a_noise_that_was_not_felt_or_could_not_run_gives_no_loss(
     )
 
 
+RANKS = """
+import os, pathlib, pytest
+
+@pytest.mark.hwq_workload("grad_accum")
+def test_ranks(hwq):
+    pathlib.Path("rank-" + os.environ["RANK"]).write_text(str(os.getpid()))
+    record = hwq.run(blocks=2)
+    if os.environ["RANK"] == "0":
+        assert record.ranks.world_size == 2
+        assert record.noise.status in ("quiet", "applied"), record.noise.reason
+"""
+PINS = """
+from pytest_hwqueue.plugin.worker import test_run
+
+def pytest_configure(config):
+    plain = test_run.running
+
+    def running(noise, measured, *others):
+        with open("measured", "a") as file:
+            print(noise.name, *measured, file=file)
+        return plain(noise, measured, *others)
+
+    test_run.running = running
+"""
+
+
+@pytest.mark.parametrize("launcher", [None, "torchrun"])
+def test_ranks_run_beside_one_noise(session: pytest.Pytester, launcher: str | None) -> None:
+    session.makepyfile(test_ranks=RANKS)
+    session.makeconftest(PINS)
+    given = [*ARGUMENTS, "--hwq-noise=./burns.yaml", "test_ranks.py"]
+    command = [sys.executable, "-m", "pytest", *given, "--hwq-ranks=2"]
+    if launcher:
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+            "--nproc-per-node=2", "-m", "pytest", *given,
+        ]  # fmt: skip
+    ended = subprocess.run(
+        command, cwd=session.path, check=False, capture_output=True, text=True,
+        env=plain_environment(OMP_NUM_THREADS="1", TMPDIR=str(session.path)),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    cell = "grad_accum[cpu-s6-native-eager-2ranks-blocks=2"
+    assert sorted(of(session, "cell")) == [
+        f"{cell}-beside-burns] ./burns.yaml applied", f"{cell}] none quiet",
+    ]  # fmt: skip
+    ranks = [(session.path / f"rank-{rank}").read_text() for rank in (0, 1)]
+    # Of each cell one round, of both ranks; not one for each of them.
+    told = (session.path / "measured").read_text().splitlines()
+    assert [line.split() for line in told] == [["none", *ranks], ["./burns.yaml", *ranks]]
+    assert "all ranks together waited for a core for" in " ".join(ended.stdout.split())
+    assert burning(session) == []
+
+
+def test_ranks_of_a_launcher_are_refused() -> None:
+    said = why_noise_is_impossible("cpu", "cpu", launched=True)
+    assert said is not None
+    assert "leave torchrun out" in said
+    assert why_noise_is_impossible("cpu", "cpu", launched=False) is None
+
+
 OWN_BLOCK = """
 import pytest
 
@@ -150,7 +212,7 @@ def test_a_block_of_a_test_runs_beside_a_noise(
     ("device", "rank", "reason"),
     [
         ("sim:h200", None, "a simulated device does not use"),
-        ("cpu", "a rank", "give --hwq-ranks=1, and no torchrun"),
+        ("cpu", "a rank", "leave torchrun out"),
         ("cpu", None, "leave out --hwq-isolation=none"),
     ],
 )

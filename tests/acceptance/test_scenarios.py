@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.errors import DeviceError
 from pytest_hwqueue.metrics.interference import priority_effect
-from pytest_hwqueue.plugin import checks, scenario_items
+from pytest_hwqueue.plugin import scenario_items
 from pytest_hwqueue.processes.starting import ForkServer
 from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.scenarios.runs import ATTEMPTS
@@ -34,6 +34,7 @@ from pytest_hwqueue.tenancy import run as tenancy_run
 from pytest_hwqueue.tenancy import tenant as tenant_module
 from pytest_hwqueue.tenancy.spec import tenant_environment
 from pytest_hwqueue.workloads.registry import ahead
+from pytest_hwqueue.workloads.tenants import shapes
 from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 from tests.conftest import PYTEST, begun
 
@@ -218,7 +219,7 @@ def test_what_stands_beside_a_named_file_is_no_scenario_left_out(run: Run, tmp_p
         assert ("4 scenario files not run" in found.output) == bool(told)
 
 
-LONG = ("batch_sweep", "bert_multi_priority", "fixed_priority", "standard_load")
+LONG = ("batch_sweep", "bert_multi_priority", "bert_study", "fixed_priority", "standard_load")
 
 
 @pytest.mark.parametrize(
@@ -490,7 +491,7 @@ def test_what_would_measure_nothing_is_refused(
     empty = run(SOLO, *SIMULATED, "--hwq-weights=weights", "-x")
     assert empty.status == pytest.ExitCode.TESTS_FAILED
     assert "config.json cannot be read" in empty.output
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(shapes, "find_spec", lambda name: None)
     alone = run(SOLO, *SIMULATED)
     both = run(SOLO, "test_other.py", "-rs")
     assert (alone.status, both.status) == (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.OK)

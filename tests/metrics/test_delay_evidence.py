@@ -105,15 +105,30 @@ def test_interrupts_are_named_and_the_costliest_type_comes_first_with_its_share(
         interrupt("vector", "local_timer", 100, 102),
     ]
     times = cpu_events.interrupt_times(interrupts, run_ns=1000)
-    assert [(one.kind, one.name, one.number, one.time_ns, one.share_of_run) for one in times] == [
-        ("softirq", "RCU", 1, 7, 0.007),
-        ("vector", "local_timer", 2, 5, 0.005),
-    ]
+    assert times == (
+        cpu_events.InterruptTime("softirq", "RCU", 1, 7, 0.007, max_ns=7),
+        cpu_events.InterruptTime("vector", "local_timer", 2, 5, 0.005, max_ns=3),
+    )
+    assert [one.mean_ns for one in times] == [7, 2.5]
     named = Evidence("interrupted", 3, 10, "softirq RCU")
     assert attribution.interrupt_evidence(interrupts[1:2]) == [named]
     assert cpu_events.interrupt_times([], 10) == ()
     with pytest.raises(ValueError, match="longer than 0 ns"):
         cpu_events.interrupt_times([], 0)
+
+
+def test_what_raised_soft_interrupts_is_counted_and_named() -> None:
+    by = "hardirq eth0", "hardirq eth0", "a call of the thread", None
+    interrupts = [
+        Interrupt(7, 0, 10 * at, 10 * at + 5, "softirq", 3, "NET_RX", who)
+        for at, who in enumerate(by)
+    ]
+    (found,) = cpu_events.interrupt_times(interrupts, run_ns=1000)
+    assert found.number == 4
+    assert found.raised_by == {"hardirq eth0": 2, "a call of the thread": 1}
+    named = [one.what for one in attribution.interrupt_evidence(interrupts)]
+    assert named[0] == "softirq NET_RX raised by hardirq eth0"
+    assert named[3] == "softirq NET_RX"
 
 
 def test_what_interrupts_an_interrupt_is_taken_off_it() -> None:
@@ -124,8 +139,10 @@ def test_what_interrupts_an_interrupt_is_taken_off_it() -> None:
         interrupt("softirq", "NET_RX", 20, 90, cpu=1),
     ]
     # CPU 0's 100 ns and CPU 1's 70 ns, no moment counted twice.
-    times = {one.name: one.time_ns for one in cpu_events.interrupt_times(interrupts, run_ns=200)}
-    assert times == {"NET_RX": 100 - 20 - 10 + 70, "disk": 20, "local_timer": 10}
+    found = cpu_events.interrupt_times(interrupts, run_ns=200)
+    assert {one.name: (one.time_ns, one.max_ns) for one in found} == {
+        "NET_RX": (100 - 20 - 10 + 70, 70), "disk": (20, 20), "local_timer": (10, 10)
+    }  # fmt: skip
 
 
 # Pairs of launches
@@ -158,6 +175,31 @@ def test_planted_penalty(switched: set[int], seed: int) -> None:
     share = pairs.tails["p95"]
     assert share * share.n == pytest.approx(min(len(switched), share.n))
     assert share.low < share
+
+
+def test_either_side_has_the_percentiles_that_were_planted() -> None:
+    # Gaps of 1, 2, … us in a random order, those up to 2000 with a switch, on two threads.
+    gaps = np.random.default_rng(1).permutation(np.arange(1, 6001))
+    launches = {}
+    off_cpu = []
+    for tid, own in ((1, gaps[:3000]), (2, gaps[3000:])):
+        at = launches[tid] = list(accumulate((int(gap) * US for gap in own), initial=0))
+        off_cpu += [
+            OffCpu(tid, 0, 0, begin, begin + 1, "preempted")
+            for begin, gap in zip(at, own, strict=False)
+            if gap <= 2000
+        ]
+    pairs = cpu_events.launch_pairs(launches, off_cpu)
+    sides = (pairs.gaps_with_switch, range(1, 2001)), (pairs.gaps_without_switch, range(2001, 6001))
+    for side, planted_us in sides:
+        assert [*side] == ["p90", "p99"]
+        for name, quantile in (("p90", 0.9), ("p99", 0.99)):
+            assert side[name].value == pytest.approx(np.quantile([*planted_us], quantile))
+            assert side[name].unit == "us"
+            assert side[name].low < side[name] < side[name].high
+    few = planted(set(range(LEAST_PAIRS)))
+    assert few.gaps_with_switch["p99"].refused == "has 20 pairs; 1000 independent ones suffice"
+    assert few.gaps_without_switch["p90"] < 2 * GAP_US
 
 
 def test_too_few_pairs_give_no_penalty() -> None:

@@ -51,8 +51,8 @@ def test_nothing_speaks_against_a_plain_test() -> None:
          "graph dispatch needs an accelerator: the CPU has no graphs (--hwq-dispatch=graph)"),
         ({"device": "sim:h200", "noise": "cpu"},
          "noise cpu disturbs this machine, which a simulated device does not use"),
-        ({"noise": "cpu", "ranks": 2},
-         "noise cpu runs with a single process only: give --hwq-ranks=1, and no torchrun"),
+        ({"noise": "cpu", "launched": RANK_1_OF_2._replace(local_size=1)},
+         "noise cpu runs on one host, and 1 of 2 ranks are on others: start all of them on one"),
         ({"device": "sim:h200", "ranks": 2}, "a simulated device has one rank, not 2"),
         ({"launched": RANK_1_OF_2, "isolated": False},
          "2 ranks need separate processes: leave out --hwq-isolation=none, --pdb, --trace"),
@@ -64,6 +64,11 @@ def test_nothing_speaks_against_a_plain_test() -> None:
 )  # fmt: skip
 def test_a_reason_names_the_option(changes: dict[str, Any], expected: str) -> None:
     assert reason(candidate(**changes)) == expected
+
+
+def test_a_rank_that_its_session_started_may_have_noise() -> None:
+    rank = candidate(noise="cpu", launched=RANK_1_OF_2, in_worker=True)
+    assert checks._noise(rank) is None
 
 
 def test_noise_of_a_model_is_for_simulated_devices() -> None:

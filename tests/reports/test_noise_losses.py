@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.noise.losses import tail_figure
+from pytest_hwqueue.noise.losses import device_interrupts, higher_in_every_run, tail_figure
 from pytest_hwqueue.noise.names import noise_id
 from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now
 from pytest_hwqueue.records.noise import Machine, NoiseRound, RemedyRecord
@@ -22,7 +22,8 @@ REMEDIES = {
 
 def measured(
     noise: str, run: int, ns: int, *, felt: bool = True, variant: str = "",
-    scheduler: str = "native", speed: float | None = None,
+    scheduler: str = "native", speed: float | None = None, waited_s: float = 0.5,
+    interrupts: int = 10,
 ) -> RunRecord:  # fmt: skip
     quiet = noise == "none"
     variant = "-".join(filter(None, (variant, "" if quiet else noise_id(noise))))
@@ -33,9 +34,11 @@ def measured(
     around = NoiseRound(
         noise=noise, status="quiet" if quiet else "applied" if felt else "not applied",
         started=now(), duration_s=2.0, autogroup_enabled=None, measured=None,
-        measured_on_cpu_s=1.0, measured_run_delay_s=0.5, core_speed_per_s=speed,
+        measured_on_cpu_s=1.0, measured_run_delay_s=waited_s, core_speed_per_s=speed,
         remedy=REMEDIES.get(noise), neighbours=[],
-        machine=Machine(pressure_share={}, softirqs={}, interrupts={}, steal_s=None),
+        machine=Machine(
+            pressure_share={}, softirqs={}, interrupts={"device": interrupts}, steal_s=None
+        ),
     )  # fmt: skip
     times = [ns] * 400
     samples = Samples(host_ns=times, device_ns=times, enqueue_ns=times, pace_ns=[])
@@ -62,6 +65,7 @@ def test_lines_are_as_stored() -> None:
     every = (("none", 1000), ("cpu", 2000), ("x/own.yaml", 4000))
     # As where hyperthreads share a core: nothing waits, and everything takes longer.
     shared = (("none", 1000, 4e7), ("cpu", 2000, 3e7))
+    seen = (("none", 1000, 0.1, 10), ("cpu", 2000, 1.0, 10), ("disk", 2000, 0.1, 900))
     schedulers = (
         ("native", "none", 100_000), ("native", "cpu", 200_000),
         ("stream-priority", "none", 90_000), ("stream-priority", "cpu", 125_000),
@@ -73,6 +77,18 @@ def test_lines_are_as_stored() -> None:
         ],
         "a slower core": [
             measured(noise, run, ns, speed=speed) for run in (1, 2) for noise, ns, speed in shared
+        ],
+        "waiting for a core, and interrupts of devices": [
+            measured(noise, run, ns, waited_s=waited_s, interrupts=number, variant=variant)
+            for run in (1, 2) for variant in ("", "a=1") for noise, ns, waited_s, number in seen
+        ],
+        "waiting for a core, with remedies": [
+            measured(noise, run, ns + run, waited_s=waited_s)
+            for run in (1, 2, 3)
+            for noise, ns, waited_s in (
+                ("none", 100_000, 0.0), ("cpu", 200_000, 1.0), ("heavy", 300_000, 1.5),
+                ("optimised", 110_000, 0.1),
+            )
         ],
         "one run has no interval": [quiet[0], felt],
         "a run in which it was not felt does not count": [*quiet, felt, unfelt],
@@ -95,6 +111,21 @@ def test_lines_are_as_stored() -> None:
     assert remedy_lines(others) == []
     # Nothing to compare gives no line.
     assert noise_lines([]) == noise_lines([felt]) == noise_lines(quiet) == []
+
+
+def test_what_rose_rose_in_every_run_that_has_both() -> None:
+    assert higher_in_every_run([1, 2, None, 3], [4, 3, 9, None]) == (1.5, 3.5)
+    assert higher_in_every_run([1, 2], [4, 2]) is None
+    assert higher_in_every_run([None], [1]) is None
+    unread = Machine(
+        pressure_share={}, softirqs={}, interrupts={}, steal_s=None,
+        missing={"interrupts": "/proc/interrupts is empty"},
+    )  # fmt: skip
+    record = measured("cpu", 1, 1000)
+    assert record.noise is not None
+    noise = record.noise.model_copy(update={"machine": unread})
+    assert device_interrupts(record) == 5
+    assert device_interrupts(record.model_copy(update={"noise": noise})) is None
 
 
 def test_the_tail_is_the_highest_percentile_that_all_runs_have() -> None:

@@ -123,7 +123,7 @@ def test_published_schema_is_that_of_the_code() -> None:
 
 def test_scenarios_of_the_suite_the_examples_and_the_pages_are_valid() -> None:
     assert {path.name.removesuffix(".hwq.yaml") for path in BUILT_IN} >= {
-        "solo", "standard_load", "high_load", "batch_sweep", "bert_multi_priority",
+        "solo", "standard_load", "high_load", "batch_sweep", "bert_multi_priority", "bert_study",
         "fixed_priority", "partition",
     }  # fmt: skip
     for path in BUILT_IN:

@@ -36,6 +36,7 @@ _FIELDS = {
     "irq/irq_handler_exit": "int irq 8 4 1, int ret 12 4 1",
     "irq_vectors/local_timer_entry": "int vector 8 4 1",
     "irq_vectors/local_timer_exit": "int vector 8 4 1",
+    "irq/softirq_raise": "unsigned int vec 8 4 0",
 }
 
 
@@ -147,6 +148,27 @@ def test_interrupts_are_paired_by_cpu_and_one_without_its_other_end_is_none() ->
         Interrupt(TID, 1, 15, 18, "hardirq", 36, "virtio1-req.0"),
         Interrupt(TID, 0, 20, 30, "vector", 236, "local_timer"),
     )
+
+
+RAISE, ENTRY, EXIT = "irq/softirq_raise", "irq/softirq_entry", "irq/softirq_exit"
+
+
+def test_a_soft_interrupt_names_what_raised_it_as_far_as_that_was_seen() -> None:
+    name = b"eth0-rx\0"
+    handler = struct.pack("=iI", 36, len(name) << 16 | 16) + name
+    device = edge("irq/irq_handler_entry", 10, handler) + edge(RAISE, 12)
+    device += edge(RAISE, 13) + edge("irq/irq_handler_exit", 15, struct.pack("=ii", 36, 1))
+    device += edge(ENTRY, 16) + edge(EXIT, 20)
+    own = edge(RAISE, 30) + edge(ENTRY, 31) + edge(EXIT, 35)
+    # Another raised it while the thread was away; on another CPU it is another's.
+    away = edge(RAISE, 40) + told(41, 1) + out(41) + back(50) + edge(ENTRY, 51) + edge(EXIT, 55)
+    other = edge(ENTRY, 32, cpu=1) + edge(EXIT, 34, cpu=1)
+    found = decoded(device + own + away, other).interrupts
+    assert found is not None
+    assert [(one.start_ns, one.kind, one.raised_by) for one in found] == [
+        (10, "hardirq", None), (16, "softirq", "hardirq eth0-rx"),
+        (31, "softirq", "a call of the thread"), (32, "softirq", None), (51, "softirq", None),
+    ]  # fmt: skip
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans(), st.integers(0, 3)), max_size=50))

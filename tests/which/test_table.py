@@ -451,6 +451,18 @@ def test_percentiles_of_few_requests_are_refused_with_what_is_missing(file: Path
     assert "P99 refused" in output
 
 
+def test_variation_is_the_standard_deviation_by_the_mean(file: Path) -> None:
+    due = [index * 50 * MS for index in range(1200)]
+    apart = requests("high", due, [at + (1 + 2 * (at // MS % 100 > 0)) * MS for at in due])
+    found, _ = told_of(file, {NATIVE: {"tenants": [apart, served("low", 0, 100)]}})
+    high = case(found, "native").tenant("high")
+    # As many of 1 ms as of 3.
+    assert high.mean_ms.value == 2
+    assert high.variation is not None
+    assert high.variation.value == pytest.approx(0.5, rel=1e-3)
+    assert high.variation.interval is not None
+
+
 def test_requests_that_never_completed_are_no_fast_ones(file: Path) -> None:
     high, low = all_records(read_scenario(file))[MPS].tenants
     lost = high.model_copy(update={"issued": high.issued + 300, "unserved": 300})

@@ -22,7 +22,7 @@ from pytest_hwqueue.devices.host import HostDevice
 from pytest_hwqueue.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.errors import BadInput, CheckFailed, HwqError
 from pytest_hwqueue.workloads.numerics import require_close
-from pytest_hwqueue.workloads.tenants.families import DecodeStep
+from pytest_hwqueue.workloads.tenants.families import DecodeStep, TransformersFamily
 from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models, seeded_model
 from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, MODELS, model_family, model_shape
 from tests.conftest import slow
@@ -124,6 +124,7 @@ def test_result_is_near_in_every_numeric_format(name: str, dtype: Any) -> None:
 @pytest.mark.parametrize("name", ["resnet50", "bert-large"])
 def test_result_is_that_of_the_library_in_float64(name: str, tmp_path: Path) -> None:
     family = model_family(name)
+    assert isinstance(family, TransformersFamily)
     seeded_model(family, "tiny", 5, torch.float32).save_pretrained(tmp_path)
     automatic = getattr(transformers, family.model_class)
     exact = automatic.from_pretrained(tmp_path, dtype=torch.float64, local_files_only=True)

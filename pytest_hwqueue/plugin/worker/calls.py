@@ -120,6 +120,9 @@ class SessionCalls:
         """
         raise NotImplementedError("noise runs only beside a worker, and this was refused before")
 
-    def end_noise(self) -> NoiseRound:
-        """End it, or its inner round; return what happened in it."""
+    def end_noise(self) -> NoiseRound | None:
+        """End it, or its inner round; return what happened in it.
+
+        None for a rank other than the first, beside which the noise of the first one runs.
+        """
         raise NotImplementedError

@@ -130,6 +130,11 @@ class LocalRanks:
         """The process id of rank 0."""
         return self._ranks[0].pid
 
+    @property
+    def pids(self) -> list[int]:
+        """The process id of each rank."""
+        return [rank.pid for rank in self._ranks]
+
     def have_collect(self, start: WorkerStart) -> None:
         """Have rank 0 host the store in which all meet, and all collect their tests.
 
@@ -156,7 +161,11 @@ class LocalRanks:
                 waiting.discard(number)
 
     def send(self, kind: str, **content: object) -> None:
-        """Send a command to all ranks; ProcessEnded if one has ended."""
+        """Send a command to all ranks, an answer to rank 0; ProcessEnded if one has ended."""
+        if kind == "answer":
+            # Calls of the others were answered as they came.
+            self._ranks[0].send(kind, **content)
+            return
         if kind == "run":
             self._finished, self._failed, self._hurry = {}, {}, None
         for rank in self._ranks:

@@ -7,6 +7,7 @@ of xdist's workers keep these, so plugins rely on them.
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import time
 import warnings
@@ -32,6 +33,7 @@ from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
 from pytest_hwqueue.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.processes.remote import answer_to
+from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank, measured_by_ranks
 from pytest_hwqueue.records.cell import Cell, RunRecord, Status, now
 
 if TYPE_CHECKING:
@@ -126,6 +128,8 @@ class ItemRun(SessionCalls):
     # Of the noise that runs, and within it of a cell.
     _rounds: list[RunningNoise] = field(default_factory=list)
     _noises: ExitStack = field(default_factory=ExitStack)
+    _launched: LaunchedRank | None = field(default_factory=lambda: launched_rank(os.environ))
+    _noises_begun: int = 0
     # The cell that is being measured; none before and after.
     _cell: Cell | None = None
     _stage: str = _SET_UP
@@ -285,14 +289,25 @@ class ItemRun(SessionCalls):
         if hasattr(config, "workerinput"):
             # Other processes of the session would be disturbed as well, and measure.
             raise NotProven(f"noise {name} runs with one worker process only: leave out xdist's -n")
+        # Of several ranks the first one's session starts it; the others wait in the first barrier
+        # of what is measured. Of ranks that a session starts itself the first alone calls.
+        pids = self._child.pids
+        if self._launched is not None:
+            self._noises_begun += 1
+            what = f"noise {self._noises_begun} of run {self._run} of {self._item.nodeid}"
+            pids = measured_by_ranks(self._launched, what, self._child.pid)
+            if self._launched.rank > 0:
+                return
         logs = mkdtemp(prefix=f"noise-{PurePath(name).stem}-", dir=self._session.folder)
         noise = open_noise(name, noise_places(config))
-        run = running(noise, self._child.pid, Path(logs), seconds)
+        run = running(noise, pids, Path(logs), seconds)
         self._rounds.append(self._noises.enter_context(run))
         self._restart_clock()
 
-    def end_noise(self) -> NoiseRound:
+    def end_noise(self) -> NoiseRound | None:
         """End the round, and with the last one the noise."""
+        if not self._rounds:
+            return None
         found = self._rounds.pop().end_round()
         if not self._rounds:
             self._noises.close()

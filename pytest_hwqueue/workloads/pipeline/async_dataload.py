@@ -96,8 +96,7 @@ class AsyncDataload(Workload, declared="async_dataload"):
         self._model = seeded_model(family, parameters.model_size, setup.seed, dtype)
         if place.type != "cpu":
             self._model.to(place)
-        classes = family.configuration(parameters.model_size)["num_labels"]
-        shape_out = (parameters.batches, parameters.batch, classes)
+        shape_out = (parameters.batches, parameters.batch, self._model.config.num_labels)
         self._outputs = torch.empty(shape_out, dtype=dtype, device=place)
 
     def iterate(self, streams: Sequence[Stream]) -> None:

@@ -13,13 +13,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.devices.conditions import uses_library
+from pytest_hwqueue.errors import BadInput, HwqError, nearest, translated
 from pytest_hwqueue.workloads.tenants.shapes import (
     MISSING_TRANSFORMERS,
     DecoderShape,
     EncoderShape,
     ImageShape,
     ModelSize,
+    TorchvisionShape,
 )
 
 
@@ -38,28 +40,46 @@ def transformers() -> ModuleType:
         raise HwqError(MISSING_TRANSFORMERS) from None
 
 
+def torchvision() -> ModuleType:
+    """Import torchvision, at the first use of one of its models.
+
+    Raises:
+        HwqError: if it cannot be imported, as where it was built for another torch.
+
+    """
+    with translated(HwqError, "torchvision cannot be imported", ImportError, RuntimeError):
+        library = importlib.import_module("torchvision")
+    uses_library("torchvision", library.__version__)
+    return library
+
+
 class ModelFamily(ABC):
     """One variant of a family of models; a new family is one subclass and its registry lines.
 
     Attributes:
-        identity: the configuration fields that identify this variant.
-        model_class: name of a transformers class that makes models from configurations.
-        configuration_class: name of its configuration class.
         items: what a batch consists of, with the fields of its shape in braces.
 
     """
 
-    identity: ClassVar[tuple[str, ...]]
-    model_class: ClassVar[str]
-    configuration_class: ClassVar[str]
     items: ClassVar[str]
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
 
     @abstractmethod
-    def configuration(self, size: ModelSize) -> dict[str, Any]:
-        """Return the arguments of the configuration class."""
+    def build(self, size: ModelSize, dtype: torch.dtype, **changed: Any) -> Any:
+        """Return a model, its weights drawn from torch's generator on the current device.
+
+        Args:
+            size: of what the family offers.
+            dtype: numeric format of the weights.
+            changed: fields of the configuration, instead of the family's.
+
+        Raises:
+            HwqError: if the library that makes it is not installed.
+            BadInput: if that library has no such model.
+
+        """
 
     @abstractmethod
     def forward(
@@ -68,7 +88,7 @@ class ModelFamily(ABC):
         """Create inputs on the model's device and return one forward pass over them.
 
         Args:
-            model: of `model_class`, on its device and in its numeric format.
+            model: of `build`, on its device and in its numeric format.
             batch: items in one pass.
             shape: of the family's class in `shapes`.
             generator: the host's, so that inputs are the same on every device.
@@ -77,6 +97,32 @@ class ModelFamily(ABC):
 
     def tame(self, model: Any) -> None:  # noqa: B027  # most families need nothing
         """Change freshly seeded weights so that values stay within every numeric format."""
+
+
+class TransformersFamily(ModelFamily):
+    """A family of transformers.
+
+    Attributes:
+        identity: the configuration fields that identify this variant.
+        model_class: name of a transformers class that makes models from configurations.
+        configuration_class: name of its configuration class.
+
+    """
+
+    identity: ClassVar[tuple[str, ...]]
+    model_class: ClassVar[str]
+    configuration_class: ClassVar[str]
+
+    @abstractmethod
+    def configuration(self, size: ModelSize) -> dict[str, Any]:
+        """Return the arguments of the configuration class."""
+
+    def build(self, size: ModelSize, dtype: torch.dtype, **changed: Any) -> Any:
+        """Return a model of the configuration."""
+        library = transformers()
+        fields = {**self.configuration(size), **changed}
+        configuration = getattr(library, self.configuration_class)(**fields)
+        return getattr(library, self.model_class).from_config(configuration, dtype=dtype)
 
 
 # Residual layers in each of four stages (He et al., "Deep Residual Learning for Image
@@ -102,7 +148,15 @@ def _repeated(drawn: torch.Tensor, batch: int) -> torch.Tensor:
     return drawn.repeat(times, *[1] * (drawn.dim() - 1))[:batch].contiguous()
 
 
-class ResNet(ModelFamily):
+def _images(
+    batch: int, side: int, generator: torch.Generator, place: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return images of unit variance."""
+    drawn = torch.randn(min(batch, _DRAWN), 3, side, side, generator=generator)
+    return _repeated(drawn.to(place, dtype), batch)
+
+
+class ResNet(TransformersFamily):
     """ResNet-18, -34, -50, -101 or -152 on square images (tiny: with thin layers)."""
 
     identity = ("layer_type", "depths", "hidden_sizes", "embedding_size", "num_channels")
@@ -127,9 +181,7 @@ class ResNet(ModelFamily):
         self, model: Any, batch: int, shape: ImageShape, generator: torch.Generator
     ) -> Callable[[], torch.Tensor]:
         """Make images of unit variance and return their classification."""
-        side = shape.image_size
-        drawn = torch.randn(min(batch, _DRAWN), 3, side, side, generator=generator)
-        images = _repeated(drawn.to(model.device, model.dtype), batch)
+        images = _images(batch, shape.image_size, generator, model.device, model.dtype)
         return lambda: model(pixel_values=images).logits
 
     def tame(self, model: Any) -> None:
@@ -145,11 +197,48 @@ class ResNet(ModelFamily):
             layer.layer[-1].normalization.weight.mul_(1 / math.sqrt(len(layers)))
 
 
+class Torchvision(ModelFamily):
+    """A classification model of torchvision, by its name there; all its layers at each size."""
+
+    items = "images of 3×{image_size}×{image_size}"
+
+    def build(self, size: ModelSize, dtype: torch.dtype, **changed: Any) -> Any:
+        """Return the model without its published weights: nothing is downloaded."""
+        models = torchvision().models
+        # Those of detection, segmentation and video are in modules of their own.
+        names = models.list_models(module=models)
+        if self.variant not in names:
+            near = nearest(self.variant, names)
+            raise BadInput(f"torchvision has no classification model {self.variant!r}; {near}")
+        # Not converted afterwards: that would exchange parameters, which fake ones do not allow.
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return models.get_model(self.variant, weights=None, **changed)
+        finally:
+            torch.set_default_dtype(before)
+
+    def forward(
+        self, model: Any, batch: int, shape: TorchvisionShape, generator: torch.Generator
+    ) -> Callable[[], torch.Tensor]:
+        """Make images of unit variance and return their classification."""
+        weight = next(model.parameters())
+        images = _images(batch, shape.image_size, generator, weight.device, weight.dtype)
+        return lambda: model(images)
+
+    def tame(self, model: Any) -> None:
+        """Scale what each block of a ResNet adds, as in `ResNet`."""
+        blocks = [each for each in model.modules() if hasattr(each, "downsample")]
+        for block in blocks:
+            last = block.bn3 if hasattr(block, "bn3") else block.bn2
+            last.weight.mul_(1 / math.sqrt(len(blocks)))
+
+
 # Layers, hidden size and heads (Devlin et al., "BERT", 2018, section 3).
 _BERT = {"base": (12, 768, 12), "large": (24, 1024, 16)}
 
 
-class Bert(ModelFamily):
+class Bert(TransformersFamily):
     """BERT's encoder, base or large, over whole sequences (tiny: hidden 32)."""
 
     identity = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
@@ -181,7 +270,7 @@ class Bert(ModelFamily):
         return lambda: model(input_ids=tokens).last_hidden_state
 
 
-class Qwen3Decode(ModelFamily):
+class Qwen3Decode(TransformersFamily):
     """One greedy step of Qwen3-0.6B behind a context (tiny: four thin layers).
 
     Every request decodes the same token at the same position, so that all cost the same.

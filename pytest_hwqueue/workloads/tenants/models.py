@@ -15,9 +15,13 @@ import torch
 
 from pytest_hwqueue.devices.protocol import Device, Stream
 from pytest_hwqueue.devices.torch_settings import tf32_allowed
-from pytest_hwqueue.errors import BadInput, CheckFailed, translated
+from pytest_hwqueue.errors import BadInput, CheckFailed, HwqError, translated
 from pytest_hwqueue.workloads.numerics import TORCH_TYPES, require_close, set_precision
-from pytest_hwqueue.workloads.tenants.families import ModelFamily, transformers
+from pytest_hwqueue.workloads.tenants.families import (
+    ModelFamily,
+    TransformersFamily,
+    transformers,
+)
 from pytest_hwqueue.workloads.tenants.shapes import (
     MODEL_SIZES,
     ModelSize,
@@ -37,13 +41,21 @@ def import_model(name: str) -> None:
     """Import all that making a model takes; nothing is drawn, and no thread or device used.
 
     Raises:
-        HwqError: if transformers is not installed.
+        HwqError: if the library that makes it is not installed.
+        BadInput: if there is no such model.
 
     """
-    family, library = model_family(name), transformers()
-    configuration = getattr(library, family.configuration_class)(**family.configuration("tiny"))
     with torch.device("meta"):
-        getattr(library, family.model_class).from_config(configuration)
+        model_family(name).build("tiny", torch.float32)
+
+
+def problem(name: str) -> str:
+    """Import a model as `import_model` does; return why it cannot be used, or an empty text."""
+    try:
+        import_model(name)
+    except HwqError as error:
+        return str(error)
+    return ""
 
 
 def seeded_model(
@@ -66,23 +78,20 @@ def seeded_model(
         changed: fields of the configuration, instead of the family's.
 
     Raises:
-        HwqError: if transformers is not installed.
+        HwqError: if the library that makes it is not installed.
+        BadInput: if that library has no such model.
 
     """
-    library = transformers()
-    fields = {**family.configuration(size), **changed}
-    configuration = getattr(library, family.configuration_class)(**fields)
-    model_class = getattr(library, family.model_class)
     drawing = [] if place.type == "cpu" else [place]
     with _one_at_a_time, torch.random.fork_rng(devices=drawing), torch.no_grad(), place:
         torch.manual_seed(seed)
-        model = model_class.from_config(configuration, dtype=dtype)
+        model = family.build(size, dtype, **changed)
         family.tame(model)
     return model.eval().requires_grad_(False)
 
 
 def loaded_model(
-    family: ModelFamily, size: ModelSize, folder: Path, dtype: torch.dtype, *, values: bool
+    family: TransformersFamily, size: ModelSize, folder: Path, dtype: torch.dtype, *, values: bool
 ) -> Any:
     """Load a model from a folder as ``save_pretrained`` writes one.
 
@@ -126,7 +135,7 @@ def loaded_model(
     return model
 
 
-def _configuration(library: Any, family: ModelFamily, size: ModelSize, folder: Path) -> Any:
+def _configuration(library: Any, family: TransformersFamily, size: ModelSize, folder: Path) -> Any:
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; give one with config.json and its weights")
     file = folder / "config.json"
@@ -235,7 +244,7 @@ def open_models(
     ``dtype`` is ``fp32`` (they may not) or ``tf32``.
 
     Args:
-        name: one of `shapes.MODELS`.
+        name: as `shapes.find_model` takes it.
         batch: items in one request.
         device: where it runs.
         streams: the stream on which the requests of each result are enqueued.
@@ -247,7 +256,7 @@ def open_models(
     Raises:
         BadInput: if there is no model of that name, batch, size or a parameter is not valid, or
             the folder lacks something.
-        HwqError: if transformers is not installed.
+        HwqError: if the library that makes it is not installed.
 
     """
     family = model_family(name)
@@ -257,6 +266,8 @@ def open_models(
     dtype = shape.dtype
     if weights is None:
         model = seeded_model(family, size, seed, TORCH_TYPES[dtype])
+    elif not isinstance(family, TransformersFamily):
+        raise BadInput(f"{name}: its weights are seeded; leave --hwq-weights out")
     else:
         values = device.capabilities.has_values
         model = loaded_model(family, size, weights, TORCH_TYPES[dtype], values=values)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +21,14 @@ MISSING_TRANSFORMERS = (
     "models need the package transformers, which is not installed: "
     "pip install 'pytest-hwqueue[models]'"
 )
+TORCHVISION = "torchvision:"
+"""Begins the name of a model of torchvision: any of its classification models follows."""
+
+MISSING_TORCHVISION = (
+    "model {name} needs the package torchvision, which is not installed: pip install torchvision, "
+    "in the build that fits your torch, or give model: {other} (transformers')"
+)
+_OF_TORCHVISION = re.compile(re.escape(TORCHVISION) + "([a-z][a-z0-9_]*)")
 
 
 def model_family(name: str) -> ModelFamily:
@@ -28,9 +38,7 @@ def model_family(name: str) -> ModelFamily:
         BadInput: listing the names there are.
 
     """
-    if name not in MODELS:
-        raise BadInput(f"no model {name!r}; there are {', '.join(MODELS)}")
-    family, variant, _ = MODELS[name]
+    family, variant, _ = find_model(name)
     families = importlib.import_module("pytest_hwqueue.workloads.tenants.families")
     found: type[ModelFamily] = getattr(families, family)
     return found(variant)
@@ -77,6 +85,16 @@ class DecoderShape(Shape):
     )
 
 
+class TorchvisionShape(ImageShape):
+    """Images of torchvision's models, which have all their layers at each size.
+
+    At ``tiny`` they have 96 pixels, since some take no fewer than 75; a model for images of one
+    size alone, as vision transformers are, says so.
+    """
+
+    sizes = {"full": {"image_size": 224}, "tiny": {"image_size": 96}}
+
+
 # The family's class in `families`, which of its variants the name means, and its shapes.
 MODELS: dict[str, tuple[str, str, type[Shape]]] = {
     "resnet18": ("ResNet", "18", ImageShape),
@@ -90,12 +108,42 @@ MODELS: dict[str, tuple[str, str, type[Shape]]] = {
 }
 
 
+def find_model(name: str) -> tuple[str, str, type[Shape]]:
+    """Return what `MODELS` has of a model, or the same of one of torchvision's.
+
+    Whether torchvision has it is known only where torchvision is imported.
+
+    Raises:
+        BadInput: listing the names there are.
+
+    """
+    of_torchvision = _OF_TORCHVISION.fullmatch(name)
+    if of_torchvision:
+        return "Torchvision", of_torchvision[1], TorchvisionShape
+    if name not in MODELS:
+        raise BadInput(f"no model {name!r}; there are {', '.join(MODELS)}, and {TORCHVISION}NAME")
+    return MODELS[name]
+
+
+def missing_package(models: Iterable[str | None]) -> str | None:
+    """Return which package models need that is not installed, and how to get it, or None."""
+    for name in filter(None, models):
+        if not name.startswith(TORCHVISION):
+            if find_spec("transformers") is None:
+                return MISSING_TRANSFORMERS
+        elif find_spec("torchvision") is None:
+            variant = name.removeprefix(TORCHVISION)
+            other = variant if variant in MODELS else "resnet18"
+            return MISSING_TORCHVISION.format(name=name, other=other)
+    return None
+
+
 def model_shape(model: str, size: ModelSize, given: Mapping[str, Any]) -> Shape:
-    """Return the shape of one of `MODELS`: that of its size, with the parameters given.
+    """Return a model's shape: that of its size, with the parameters given.
 
     Raises:
         BadInput: naming the model, the parameter, its value and what is valid.
 
     """
-    *_, found = MODELS[model]
+    *_, found = find_model(model)
     return valid_parameters(model, found, {**found.sizes[size], **given})
