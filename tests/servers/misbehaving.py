@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         if MODE == "dies" and after:
             print("the disk is full", flush=True)
             os._exit(3)
-        if MODE == "hangs" and after:
+        if (MODE == "hangs" and after) or (MODE == "hangs-each-third" and len(first_s) % 3 == 0):
             time.sleep(600)
         with TURN:
             if told_to_stall:
