@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_hwqueue import Hwq
-from pytest_hwqueue.workloads.registry import WORKLOADS, declaration
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, declaration
 
 
 def _test_of(name: str) -> Callable[[Hwq], None]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.noise.names import describe_noises
-from pytest_hwqueue.schedulers.declaration import describe_modes
-from pytest_hwqueue.settings.options import OPTIONS, TOPICS, Option
+from pytest_hwqueue.data.noise_names import describe_noises
+from pytest_hwqueue.options.options import OPTIONS, TOPICS, Option
+from pytest_hwqueue.parts.schedulers.declaration import describe_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,10 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.devices.compute_units import Partition
-    from pytest_hwqueue.devices.kinds import open_device
-    from pytest_hwqueue.devices.protocol import Device, Event, Stream, StreamPool
-    from pytest_hwqueue.errors import (
+    from pytest_hwqueue.data.errors import (
         BadInput,
         BadOption,
         BoundMissed,
@@ -30,10 +27,16 @@ if TYPE_CHECKING:
         RecordError,
         RefusedFigure,
     )
-    from pytest_hwqueue.gate.verdict import Verdict
-    from pytest_hwqueue.metrics.estimate import Estimate
-    from pytest_hwqueue.metrics.latency import LatencySummary
-    from pytest_hwqueue.noise.neighbours import (
+    from pytest_hwqueue.data.metrics.estimate import Estimate
+    from pytest_hwqueue.data.metrics.latency import LatencySummary
+    from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples, read_record
+    from pytest_hwqueue.data.records.declared import LatencyRatio
+    from pytest_hwqueue.data.records.fingerprint import Fingerprint
+    from pytest_hwqueue.data.records.kinds import Capabilities
+    from pytest_hwqueue.data.records.noise import NoiseRound
+    from pytest_hwqueue.data.records.proof import Proof
+    from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
+    from pytest_hwqueue.engine.noise.neighbours import (
         LoadEvidence,
         Neighbour,
         NeighbourOrder,
@@ -42,31 +45,34 @@ if TYPE_CHECKING:
         Noise,
         NoisePlaces,
     )
-    from pytest_hwqueue.plugin.measurement import Hwq
-    from pytest_hwqueue.plugin.noise import HwqNoise
-    from pytest_hwqueue.processes.guardian import Stop
-    from pytest_hwqueue.processes.services import run_service, service_environment
-    from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, read_record
-    from pytest_hwqueue.records.declared import LatencyRatio
-    from pytest_hwqueue.records.fingerprint import Fingerprint
-    from pytest_hwqueue.records.kinds import Capabilities
-    from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.records.proof import Proof
-    from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
-    from pytest_hwqueue.schedulers.declaration import (
+    from pytest_hwqueue.judge.judging import CellVerdict, Judgement
+    from pytest_hwqueue.judge.verdict import Verdict
+    from pytest_hwqueue.parts.devices.compute_units import Partition
+    from pytest_hwqueue.parts.devices.kinds import open_device
+    from pytest_hwqueue.parts.devices.protocol import Device, Event, Stream, StreamPool
+    from pytest_hwqueue.parts.processes.guardian import Stop
+    from pytest_hwqueue.parts.processes.services import run_service, service_environment
+    from pytest_hwqueue.parts.schedulers.declaration import (
         Preemption,
         SchedulerDeclaration,
         SchedulerParameter,
         SchedulerSpec,
         SimulatedSharing,
     )
-    from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-    from pytest_hwqueue.schedulers.syntax import Scheduler, SchedulerPaths, TenantRequest
-    from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
-    from pytest_hwqueue.workloads.numerics import require_close
-    from pytest_hwqueue.workloads.own_function import MakeStep
-    from pytest_hwqueue.workloads.registry import StreamRange
-    from pytest_hwqueue.workloads.workload import Parameters, PrimaryLatency, Setup, Where, Workload
+    from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+    from pytest_hwqueue.parts.schedulers.syntax import Scheduler, SchedulerPaths, TenantRequest
+    from pytest_hwqueue.parts.workloads.numerics import require_close
+    from pytest_hwqueue.parts.workloads.own_function import MakeStep
+    from pytest_hwqueue.parts.workloads.registry import StreamRange
+    from pytest_hwqueue.parts.workloads.workload import (
+        Parameters,
+        PrimaryLatency,
+        Setup,
+        Where,
+        Workload,
+    )
+    from pytest_hwqueue.plugin.measurement import Hwq
+    from pytest_hwqueue.plugin.noise import HwqNoise
 
 __version__ = "0.2.0"
 
@@ -87,38 +93,38 @@ __all__ = [
 
 # Where each is defined, errors aside.
 _MODULES = {
-    "devices.kinds": ("open_device",),
-    "devices.compute_units": ("Partition",),
-    "devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
-    "gate.verdict": ("Verdict",),
-    "metrics.estimate": ("Estimate",),
-    "metrics.latency": ("LatencySummary",),
-    "noise.neighbours": (
+    "parts.devices.kinds": ("open_device",),
+    "parts.devices.compute_units": ("Partition",),
+    "parts.devices.protocol": ("Device", "Event", "Stream", "StreamPool"),
+    "judge.verdict": ("Verdict",),
+    "data.metrics.estimate": ("Estimate",),
+    "data.metrics.latency": ("LatencySummary",),
+    "engine.noise.neighbours": (
         "LoadEvidence", "Neighbour", "NeighbourOrder", "NeighbourProgram", "NeighbourRound",
         "Noise", "NoisePlaces",
     ),
     "plugin.measurement": ("Hwq",),
     "plugin.noise": ("HwqNoise",),
-    "processes.guardian": ("Stop",),
-    "processes.services": ("run_service", "service_environment"),
-    "records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
-    "records.declared": ("LatencyRatio",),
-    "records.fingerprint": ("Fingerprint",),
-    "records.kinds": ("Capabilities",),
-    "records.noise": ("NoiseRound",),
-    "records.proof": ("Proof",),
-    "records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
-    "schedulers.declaration": (
+    "parts.processes.guardian": ("Stop",),
+    "parts.processes.services": ("run_service", "service_environment"),
+    "data.records.cell": ("Cell", "Metrics", "RunRecord", "Samples", "read_record"),
+    "data.records.declared": ("LatencyRatio",),
+    "data.records.fingerprint": ("Fingerprint",),
+    "data.records.kinds": ("Capabilities",),
+    "data.records.noise": ("NoiseRound",),
+    "data.records.proof": ("Proof",),
+    "data.records.tenants": ("ColocationRecord", "TenantResult", "read_colocation"),
+    "parts.schedulers.declaration": (
         "Preemption", "SchedulerDeclaration", "SchedulerParameter", "SchedulerSpec",
         "SimulatedSharing",
     ),
-    "schedulers.inside_evidence": ("InsideEvidence",),
-    "schedulers.syntax": ("Scheduler", "SchedulerPaths", "TenantRequest"),
-    "verdicts.judging": ("CellVerdict", "Judgement"),
-    "workloads.registry": ("StreamRange",),
-    "workloads.own_function": ("MakeStep",),
-    "workloads.numerics": ("require_close",),
-    "workloads.workload": ("Parameters", "PrimaryLatency", "Setup", "Where", "Workload"),
+    "parts.schedulers.inside_evidence": ("InsideEvidence",),
+    "parts.schedulers.syntax": ("Scheduler", "SchedulerPaths", "TenantRequest"),
+    "judge.judging": ("CellVerdict", "Judgement"),
+    "parts.workloads.registry": ("StreamRange",),
+    "parts.workloads.own_function": ("MakeStep",),
+    "parts.workloads.numerics": ("require_close",),
+    "parts.workloads.workload": ("Parameters", "PrimaryLatency", "Setup", "Where", "Workload"),
 }  # fmt: skip
 
 
@@ -127,5 +133,5 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = next((home for home, names in _MODULES.items() if name in names), "errors")
+    home = next((home for home, names in _MODULES.items() if name in names), "data.errors")
     return getattr(import_module(f"{__name__}.{home}"), name)

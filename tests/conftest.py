@@ -21,14 +21,14 @@ import numpy as np
 import psutil
 import pytest
 
-from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.processes.fork_loop import AHEAD
-from pytest_hwqueue.processes.starting import ForkServer, worker_environment
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples
-from pytest_hwqueue.records.declared import Declared, LatencyRatio
-from pytest_hwqueue.records.fingerprint import Fingerprint, Value
-from pytest_hwqueue.suite import plugin_name
-from pytest_hwqueue.workloads.registry import WORKLOADS, ahead, workload_class
+from pytest_hwqueue.data.figures.of_cell import summarise
+from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
+from pytest_hwqueue.data.records.declared import Declared, LatencyRatio
+from pytest_hwqueue.data.records.fingerprint import Fingerprint, Value
+from pytest_hwqueue.options.suite import plugin_name
+from pytest_hwqueue.parts.processes.fork_loop import AHEAD
+from pytest_hwqueue.parts.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, ahead, workload_class
 
 pytest_plugins = ["pytester"]
 
@@ -297,7 +297,7 @@ def _make_record() -> MakeRecord:
 def _precision_is_put_back() -> Iterator[None]:
     """Workloads that a test sets up by hand set it for the process, which other tests share."""
     yield
-    numerics = sys.modules.get("pytest_hwqueue.workloads.numerics")
+    numerics = sys.modules.get("pytest_hwqueue.parts.workloads.numerics")
     if numerics is not None:
         numerics.restore_precision()
 

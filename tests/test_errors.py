@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from pytest_hwqueue.errors import (
+from pytest_hwqueue.data.errors import (
     BadInput,
     BadOption,
     DeviceError,

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue import extensions
-from pytest_hwqueue.devices.kinds import DeviceChoice, choose_devices, open_device
-from pytest_hwqueue.errors import BadInput, BadOption
-from pytest_hwqueue.extensions import Registry
-from pytest_hwqueue.noise.names import NOISES
-from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
-from pytest_hwqueue.records.kinds import KINDS, Capabilities, can_name_devices, capabilities_of
-from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, StreamRange
+from pytest_hwqueue.data import extensions
+from pytest_hwqueue.data.errors import BadInput, BadOption
+from pytest_hwqueue.data.extensions import Registry
+from pytest_hwqueue.data.noise_names import NOISES
+from pytest_hwqueue.data.records.kinds import KINDS, Capabilities, can_name_devices, capabilities_of
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.parts.devices.kinds import DeviceChoice, choose_devices, open_device
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, Declaration, StreamRange
 
 Install = Callable[..., None]
 _GROUP = "pytest_hwqueue.things"

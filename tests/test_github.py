@@ -17,7 +17,7 @@ _WORKFLOWS = {
     path.name: path.read_text(encoding="utf-8")
     for path in (
         *(_ROOT / ".github" / "workflows").glob("*.yml"),
-        _ROOT / "pytest_hwqueue" / "cli" / "starter" / "workflow.yml.txt",
+        _ROOT / "pytest_hwqueue" / "answers" / "ci" / "starter" / "workflow.yml.txt",
     )
 }
 _CI = (_ROOT / "docs" / "ci.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ _EXAMPLES = [
     *sorted((_ROOT / "benchmarks").glob("*.py")),
 ]
 # The suite's own file for workloads of other packages looks them up.
-_OURS = {"benchmarks/test_added.py": {"pytest_hwqueue.workloads.registry"}}
+_OURS = {"benchmarks/test_added.py": {"pytest_hwqueue.parts.workloads.registry"}}
 
 
 def _shown() -> list[tuple[str, str]]:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue import redaction
-from pytest_hwqueue.redaction import (
+from pytest_hwqueue.data import redaction
+from pytest_hwqueue.data.redaction import (
     NOTHING,
     REDACTED,
     known_forms,

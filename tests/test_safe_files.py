@@ -14,13 +14,13 @@ from unittest.mock import Mock
 import pytest
 
 import pytest_hwqueue
-from pytest_hwqueue.devices.launches import write_trace
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.metrics.timeline import Timeline
+from pytest_hwqueue.data.safe_files import open_output, write_text
+from pytest_hwqueue.engine.causes.pictures import Picture, write_csv
+from pytest_hwqueue.parts.devices.launches import write_trace
+from pytest_hwqueue.parts.processes.reaper import run
 from pytest_hwqueue.plugin import budget
-from pytest_hwqueue.processes.reaper import run
-from pytest_hwqueue.safe_files import open_output, write_text
-from pytest_hwqueue.tracing.pictures import Picture, write_csv
 
 _PACKAGE = Path(pytest_hwqueue.__file__).parent
 
@@ -132,16 +132,16 @@ def test_a_link_of_the_files_name_is_replaced_and_not_followed(tmp_path: Path, w
 
 
 _REASONS = {
-    "safe_files.py": "the writers themselves",
-    "devices/host.py": "/proc/self, which no link leads out of",
-    "devices/kernel_trace.py": "torch's profiler, to a temporary folder of this process's",
-    "devices/lease.py": "locks' notes, opened without following links, since all users share them",
-    "interleaved/imports.py": "standard library alone in a side's process; a random, new name",
-    "interleaved/scratch.py": "locks in a folder of this user's alone, of a random name",
-    "processes/channel.py": "a descriptor that is open already",
-    "cli/baselines.py": "/dev/null, in place of a closed standard output",
-    "reports/outcome.py": "GitHub's summary, a file of the runner's that steps add to",
-    "reports/standard_output.py": "/dev/null, in place of a closed stream",
+    "data/safe_files.py": "the writers themselves",
+    "parts/devices/host.py": "/proc/self, which no link leads out of",
+    "parts/devices/kernel_trace.py": "torch's profiler, to a temporary folder of this process's",
+    "parts/devices/lease.py": "locks' notes, opened without following links: all users share them",
+    "answers/versions/imports.py": "standard library alone in a side's process; a random, new name",
+    "answers/versions/scratch.py": "locks in a folder of this user's alone, of a random name",
+    "parts/processes/channel.py": "a descriptor that is open already",
+    "answers/baselines/command.py": "/dev/null, in place of a closed standard output",
+    "answers/session/outcome.py": "GitHub's summary, a file of the runner's that steps add to",
+    "data/document/standard_output.py": "/dev/null, in place of a closed stream",
 }
 
 
@@ -185,7 +185,7 @@ def test_all_that_is_written_is_written_safely_or_has_a_reason() -> None:
         if (found := _writers(path.read_text(encoding="utf-8")))
     }
     past = {name: found for name, found in writers.items() if name not in _REASONS}
-    assert past == {}, "write it by pytest_hwqueue.safe_files, or give a reason here"
+    assert past == {}, "write it by pytest_hwqueue.data.safe_files, or give a reason here"
     assert _REASONS.keys() <= writers.keys(), "reasons for what no longer writes"
 
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_hwqueue.metrics.dependence import independent_samples
-from pytest_hwqueue.metrics.latency import CONFIDENCE, spread_interval
-from pytest_hwqueue.scenarios.deciding import planned_window
-from pytest_hwqueue.scenarios.goals import GoalResult, evaluate, parse_goal
-from pytest_hwqueue.tenancy.figures import Served
+from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.metrics.dependence import independent_samples
+from pytest_hwqueue.data.metrics.latency import CONFIDENCE, spread_interval
+from pytest_hwqueue.engine.scenarios.deciding import planned_window
+from pytest_hwqueue.engine.scenarios.goals import GoalResult, evaluate, parse_goal
 from tools.coverage import autoregressive, queue
 
 Values = NDArray[np.float64]

@@ -23,20 +23,20 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.devices.kinds import choose_devices, open_device
-from pytest_hwqueue.devices.lease import lease
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.metrics.numbers import figure, percent, printed
-from pytest_hwqueue.noise.losses import paired_losses
-from pytest_hwqueue.noise.names import NONE
-from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.workloads.tenants.shapes import find_model, missing_package, model_shape
+from pytest_hwqueue.data.document.notes import Notes
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.latency import LatencySummary, summarise_latency
+from pytest_hwqueue.data.metrics.numbers import figure, percent, printed
+from pytest_hwqueue.data.noise_names import NONE
+from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.judge.losses import paired_losses
+from pytest_hwqueue.parts.devices.kinds import choose_devices, open_device
+from pytest_hwqueue.parts.devices.lease import lease
+from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
+from pytest_hwqueue.parts.workloads.tenants.shapes import find_model, missing_package, model_shape
 from tools.noise_table import print_table
 
 _TARGET = 0.02
@@ -175,9 +175,9 @@ def _loop_by_hand(model: str, given: argparse.Namespace) -> None:
     """Write the latencies of a plain torch loop in ns."""
     import torch
 
-    from pytest_hwqueue.workloads.numerics import TORCH_TYPES, set_precision
-    from pytest_hwqueue.workloads.tenants.models import seeded_model
-    from pytest_hwqueue.workloads.tenants.shapes import model_family
+    from pytest_hwqueue.parts.workloads.numerics import TORCH_TYPES, set_precision
+    from pytest_hwqueue.parts.workloads.tenants.models import seeded_model
+    from pytest_hwqueue.parts.workloads.tenants.shapes import model_family
 
     device = open_device(given.device)
     place, family = device.torch_device, model_family(model)

@@ -23,9 +23,9 @@ import numpy as np
 from click.testing import CliRunner
 from scipy.optimize import brentq
 
-from pytest_hwqueue.capacity.result import CapacityFile
+from pytest_hwqueue.answers.which.capacity_file import CapacityFile
 from pytest_hwqueue.cli.main import main as hwq
-from pytest_hwqueue.records.tenants import read_colocation
+from pytest_hwqueue.data.records.tenants import read_colocation
 
 _NS_PER_MS = 1e6
 _SCENARIO = """\

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.latency import CONFIDENCE, summarise_latency
-from pytest_hwqueue.tenancy import figures
-from pytest_hwqueue.tenancy.figures import Served
+from pytest_hwqueue.data.figures import of_requests as figures
+from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.latency import CONFIDENCE, summarise_latency
 
 Values = NDArray[np.float64]
 # Arrival and latency, in services, of n requests.

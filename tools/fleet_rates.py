@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_hwqueue.fleet.verdicts import FleetVerdict, Gpu, judge_fleet
+from pytest_hwqueue.answers.fleet.verdicts import FleetVerdict, Gpu, judge_fleet
 
 Logs = NDArray[np.float64]
 Runs = Callable[[np.random.Generator, tuple[int, ...]], Logs]

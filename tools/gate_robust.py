@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from pytest_hwqueue.gate.cell_gate import CellGate
-from pytest_hwqueue.gate.effects import of_pairs
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.statistics import rejected
-from pytest_hwqueue.gate.suite_gate import SuiteGate, conclude
-from pytest_hwqueue.gate.verdict import P99, GateSettings, Verdict
-from pytest_hwqueue.interleaved.sides import acquitted_early, by_pairs, looks, reach
-from pytest_hwqueue.verdicts.judging import judged_once
+from pytest_hwqueue.answers.versions.sides import acquitted_early, by_pairs, looks, reach
+from pytest_hwqueue.judge.cell_gate import CellGate
+from pytest_hwqueue.judge.effects import of_pairs
+from pytest_hwqueue.judge.judging import judged_once
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.statistics import rejected
+from pytest_hwqueue.judge.suite_gate import SuiteGate, conclude
+from pytest_hwqueue.judge.verdict import P99, GateSettings, Verdict
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.history.analysis import analyse
-from pytest_hwqueue.history.series import Series, SeriesHistory, SessionFigure
+from pytest_hwqueue.answers.history.analysis import analyse
+from pytest_hwqueue.answers.history.series import Series, SeriesHistory, SessionFigure
+from pytest_hwqueue.judge.verdict import GateSettings
 
 Logs = NDArray[np.float64]
 _SESSIONS, _SD, _SEED, _NEAR = 60, 0.02, 59, 3

@@ -15,22 +15,22 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import figure, percent, printed
-from pytest_hwqueue.noise.losses import (
+from pytest_hwqueue.answers.session.noise import quiet_cell, remedy_lines
+from pytest_hwqueue.data.document.document import markdown_table, plain
+from pytest_hwqueue.data.document.notes import Notes
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.numbers import figure, percent, printed
+from pytest_hwqueue.data.noise_names import NOISES, NONE
+from pytest_hwqueue.data.records.cell import RunRecord, read_record
+from pytest_hwqueue.data.records.counters import CpuCounters, PerThousand
+from pytest_hwqueue.data.records.noise import Causes
+from pytest_hwqueue.judge.losses import (
     by_run,
     core_speed,
     paired_losses,
     tail_figure,
     throughput,
 )
-from pytest_hwqueue.noise.names import NOISES, NONE
-from pytest_hwqueue.records.cell import RunRecord, read_record
-from pytest_hwqueue.records.counters import CpuCounters, PerThousand
-from pytest_hwqueue.records.noise import Causes
-from pytest_hwqueue.reports.document import markdown_table, plain
-from pytest_hwqueue.reports.noise_losses import quiet_cell, remedy_lines
-from pytest_hwqueue.reports.notes import Notes
 
 _COUNTED = (
     "scenario", "runs", "work/s", "lost [95 %]", "{tail} longer [95 %]", "switches/1K",

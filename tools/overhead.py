@@ -24,20 +24,20 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from pytest_hwqueue.devices.kinds import choose_devices, open_device
-from pytest_hwqueue.devices.lease import lease
-from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.harness.closed_loop import LoopPlan, measure, warm_up
-from pytest_hwqueue.harness.measured_pass import back_to_back, block_iterations
-from pytest_hwqueue.harness.program import Program, eager, graph
-from pytest_hwqueue.metrics.latency import (
+from pytest_hwqueue.data.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,
     minimum_samples,
     quantile_interval,
 )
-from pytest_hwqueue.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
-from pytest_hwqueue.workloads.workload import Setup, parameters_for
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, measure, warm_up
+from pytest_hwqueue.engine.cell.measured_pass import back_to_back, block_iterations
+from pytest_hwqueue.engine.cell.program import Program, eager, graph
+from pytest_hwqueue.parts.devices.kinds import choose_devices, open_device
+from pytest_hwqueue.parts.devices.lease import lease
+from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.parts.workloads.latency_sensitive.tiny_kernel_stress import TinyKernelStress
+from pytest_hwqueue.parts.workloads.workload import Setup, parameters_for
 
 Enqueue = Callable[[Sequence[Stream]], None]
 # Short blocks, because the speed of launching from Python wanders within a second.

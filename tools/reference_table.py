@@ -18,18 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-from pytest_hwqueue.baselines.runs import CellBaseline, Run, soft_fields
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.statistics import MeanDifference
-from pytest_hwqueue.gate.verdict import THROUGHPUT, GateSettings
-from pytest_hwqueue.metrics.estimate import Estimate, Interval
-from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.metrics.numbers import counted, figure, percent, printed, rate, times
-from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.verdicts import mean_value
-from pytest_hwqueue.verdicts.figures import GatedFigure
-from pytest_hwqueue.verdicts.figures import figure as gated_figure
+from pytest_hwqueue.data.document.notes import Notes
+from pytest_hwqueue.data.metrics.estimate import Estimate, Interval
+from pytest_hwqueue.data.metrics.latency import CONFIDENCE
+from pytest_hwqueue.data.metrics.numbers import counted, figure, percent, printed, rate, times
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, Run, soft_fields
+from pytest_hwqueue.judge.baselines.store import Store
+from pytest_hwqueue.judge.figures import GatedFigure
+from pytest_hwqueue.judge.figures import figure as gated_figure
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.statistics import MeanDifference
+from pytest_hwqueue.judge.verdict import THROUGHPUT, GateSettings
+from pytest_hwqueue.judge.words import mean_value
 from tools.noise_table import print_table
 
 _HEAD = (

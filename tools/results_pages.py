@@ -34,7 +34,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from pytest_hwqueue.cli.main import main as hwq
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.data.errors import RecordError
 
 RESULTS = Path("docs/results")
 NO_RECORDS = "**No records:**"

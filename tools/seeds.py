@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import figure, printed
-from pytest_hwqueue.reports.document import markdown_table, plain
-from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.scenarios.goals import GoalResult, parse_goal
-from pytest_hwqueue.scenarios.planned_runs import cases
-from pytest_hwqueue.which.file import WhichCase, WhichFile, WhichTenant
-from pytest_hwqueue.which.runs import entries, read_runs
-from pytest_hwqueue.which.table import table
+from pytest_hwqueue.answers.which.file import WhichCase, WhichFile, WhichTenant
+from pytest_hwqueue.answers.which.runs import entries, read_runs
+from pytest_hwqueue.answers.which.table import table
+from pytest_hwqueue.data.document.document import markdown_table, plain
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.numbers import figure, printed
+from pytest_hwqueue.engine.scenarios.file import read_scenario
+from pytest_hwqueue.engine.scenarios.goals import GoalResult, parse_goal
+from pytest_hwqueue.engine.scenarios.planned_runs import cases
 
 _SCENARIOS, _RECORDS = Path("benchmarks/scenarios"), Path("baselines/nvidia-h200/co-location")
 _HIGH_LOAD, _STANDARD_LOAD = "high_load", "standard_load"

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_hwqueue.baselines.runs import CellBaseline
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.metrics.numbers import counted, figure
-from pytest_hwqueue.reports.verdicts import mean_value
-from pytest_hwqueue.verdicts.figures import figure as gated_figure
+from pytest_hwqueue.data.metrics.numbers import counted, figure
+from pytest_hwqueue.judge.baselines.runs import CellBaseline
+from pytest_hwqueue.judge.baselines.store import Store
+from pytest_hwqueue.judge.figures import figure as gated_figure
+from pytest_hwqueue.judge.words import mean_value
 from tools.noise_table import print_table
 
 _HEAD = (

@@ -11,7 +11,7 @@ _INTERRUPTED = 2
 def run() -> None:
     """Run the command. Ctrl-C, also while it imports or leaves, prints no traceback."""
     try:
-        from pytest_hwqueue.reports.standard_output import make_writable
+        from pytest_hwqueue.data.document.standard_output import make_writable
 
         make_writable()
         from pytest_hwqueue.cli.main import main

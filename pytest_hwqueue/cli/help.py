@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.errors import meant
-from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, TOPICS, Option
-from pytest_hwqueue.shipped import shipped
+from pytest_hwqueue.data.errors import meant
+from pytest_hwqueue.data.shipped import shipped
+from pytest_hwqueue.options.options import BY_NAME, OPTIONS, TOPICS, Option
 
 _ADVANCED = "advanced"
 _ADVANCED_TITLE = "options that only few need; commands' own help leaves them out"
@@ -124,13 +124,13 @@ def _option(formatter: click.HelpFormatter, option: Option[Any]) -> None:
 
 
 def _modes() -> dict[str, str]:
-    from pytest_hwqueue.schedulers.declaration import describe_modes
+    from pytest_hwqueue.parts.schedulers.declaration import describe_modes
 
     return describe_modes()
 
 
 def _noises() -> dict[str, str]:
-    from pytest_hwqueue.noise.names import describe_noises
+    from pytest_hwqueue.data.noise_names import describe_noises
 
     return describe_noises()
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import click
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.cli.options import INTERRUPTED, REFUSED, USAGE, refusal
-from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.options.of_commands import INTERRUPTED, REFUSED, USAGE, refusal
 
 
 class ListedCommand(NamedTuple):
@@ -33,52 +33,76 @@ class ListedCommand(NamedTuple):
 
 COMMANDS = {
     # What most people come for, in the order in which they need it.
-    "doctor": ListedCommand("doctor", "doctor", "Check this machine, and measure its limits."),
+    "doctor": ListedCommand(
+        "answers.doctor.command", "doctor", "Check this machine, and measure its limits."
+    ),
     "run": ListedCommand(
-        "measuring", "run", "Measure workloads by name, or all of P0, P1, P2 or P3."
+        "options.measuring", "run", "Measure workloads by name, or all of P0, P1, P2 or P3."
     ),
     "ab": ListedCommand(
-        "ab", "ab", "Measure two versions or variants in turn: is the second worse?"
+        "answers.versions.command",
+        "ab",
+        "Measure two versions or variants in turn: is the second worse?",
     ),
     "compare": ListedCommand(
-        "baselines", "compare", "Compare stored runs: the newer B with the older A."
+        "answers.baselines.command", "compare", "Compare stored runs: the newer B with the older A."
     ),
     "baseline": ListedCommand(
-        "baselines", "baseline", "Record, list, show, move and prune stored baselines."
+        "answers.baselines.command",
+        "baseline",
+        "Record, list, show, move and prune stored baselines.",
     ),
     "which": ListedCommand(
-        "which", "which", "Compare schedulers on a scenario: goals met, and the cost."
+        "answers.which.command",
+        "which",
+        "Compare schedulers on a scenario: goals met, and the cost.",
     ),
     "capacity": ListedCommand(
-        "which", "capacity", "Find the greatest arrival rate at which all goals hold."
+        "answers.which.command",
+        "capacity",
+        "Find the greatest arrival rate at which all goals hold.",
     ),
-    "report": ListedCommand("report", "report", "Write stored records as one HTML page."),
+    "report": ListedCommand(
+        "answers.page.command", "report", "Write stored records as one HTML page."
+    ),
     # And the others by name.
     "bisect": ListedCommand(
-        "ab", "bisect", "Find the commit between GOOD and BAD that made NAME slower."
+        "answers.versions.command",
+        "bisect",
+        "Find the commit between GOOD and BAD that made NAME slower.",
     ),
     "fleet": ListedCommand(
-        "fleet", "fleet", "Measure every GPU of a cluster, and find the one that is slow."
+        "answers.fleet.command",
+        "fleet",
+        "Measure every GPU of a cluster, and find the one that is slow.",
     ),
     "help": ListedCommand(
-        "help", "help_command", "Explain the options, by topic, or one option, command or term."
+        "cli.help", "help_command", "Explain the options, by topic, or one option, command or term."
     ),
     "history": ListedCommand(
-        "history", "history", "Show a baseline's sessions over time, and what changed."
+        "answers.history.command",
+        "history",
+        "Show a baseline's sessions over time, and what changed.",
     ),
     "init": ListedCommand(
-        "ci", "init", "Write a first test, a scenario and a workflow, or a workload."
+        "answers.ci.command",
+        "init",
+        "Write a first test, a scenario and a workflow, or a workload.",
     ),
     "list": ListedCommand(
-        "measuring",
+        "options.measuring",
         "list_workloads",
         "List the workloads: what they measure, and on how many streams.",
     ),
-    "scenario": ListedCommand("scenario", "scenario", "Inspect scenario files (*.hwq.yaml)."),
-    "sweep": ListedCommand(
-        "measuring", "sweep", "Measure workloads over several numbers of streams."
+    "scenario": ListedCommand(
+        "answers.scenarios.command", "scenario", "Inspect scenario files (*.hwq.yaml)."
     ),
-    "trace": ListedCommand("trace", "trace", "Trace one workload's iterations into one file."),
+    "sweep": ListedCommand(
+        "options.measuring", "sweep", "Measure workloads over several numbers of streams."
+    ),
+    "trace": ListedCommand(
+        "answers.trace.command", "trace", "Trace one workload's iterations into one file."
+    ),
 }
 _FRONT = (*COMMANDS,)[:8]
 
@@ -111,7 +135,7 @@ class _Commands(click.Group):
         found = COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
         if found is None:
             return None
-        module = import_module(f"pytest_hwqueue.cli.{found.module}")
+        module = import_module(f"pytest_hwqueue.{found.module}")
         command: click.Command = getattr(module, found.attribute)
         own = command.commands.values() if isinstance(command, click.Group) else ()
         for each in (command, *own):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError, RecordError, meant
+from pytest_hwqueue.data.errors import HwqError, RecordError, meant
+from pytest_hwqueue.options.options import OPTIONS
+from pytest_hwqueue.plugin import reading
 from pytest_hwqueue.plugin.state import (
     FORK_SERVER,
     PARAMETERS,
@@ -21,17 +23,15 @@ from pytest_hwqueue.plugin.state import (
     isolates,
     wrong_usage,
 )
-from pytest_hwqueue.settings import reading
-from pytest_hwqueue.settings.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
+    from pytest_hwqueue.data.records.cell import RunRecord
+    from pytest_hwqueue.judge.judging import Judgement
     from pytest_hwqueue.plugin.ranks import RankedSession
     from pytest_hwqueue.plugin.scenario_items import ScenarioFile
-    from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.verdicts.judging import Judgement
 
 _MARKERS = (
     "P0: benchmarks of the hardware queues themselves; run on every change",
@@ -129,7 +129,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
     """
     if file_path.suffix != ".yaml":
         return None
-    from pytest_hwqueue.tenancy import SCENARIO_SUFFIX
+    from pytest_hwqueue.engine.tenants import SCENARIO_SUFFIX
 
     if not file_path.name.endswith(SCENARIO_SUFFIX):
         return None
@@ -178,8 +178,8 @@ def _start_fork_server(config: pytest.Config) -> None:
     """Have the measuring processes import torch while this process still collects."""
     if FORK_SERVER in config.stash or config.option.collectonly or not isolates(config):
         return
-    from pytest_hwqueue.processes.starting import ForkServer, worker_environment
-    from pytest_hwqueue.workloads.registry import ahead
+    from pytest_hwqueue.parts.processes.starting import ForkServer, worker_environment
+    from pytest_hwqueue.parts.workloads.registry import ahead
 
     server = ForkServer.handed_over()
     if server is None:
@@ -300,7 +300,7 @@ def pytest_hwqueue_report(
         except RecordError as error:
             failures.append(f"--hwq-report: {error}")
     if records:
-        from pytest_hwqueue.reports.outcome import write_markdown
+        from pytest_hwqueue.answers.session.outcome import write_markdown
 
         file = config.stash[SETTINGS].markdown
         try:

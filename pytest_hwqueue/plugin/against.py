@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.session import ProcessRuns, interleave, session_folder
-from pytest_hwqueue.interleaved.sides import SideRequest, open_sides, with_median
-from pytest_hwqueue.interleaved.variants import SideVariant
+from pytest_hwqueue.answers.versions.judge import InterleavedJudging
+from pytest_hwqueue.answers.versions.session import ProcessRuns, interleave, session_folder
+from pytest_hwqueue.answers.versions.sides import SideRequest, open_sides, with_median
+from pytest_hwqueue.answers.versions.variants import SideVariant
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.judge.judging import Judgement
+from pytest_hwqueue.judge.verdict import GateSettings
+from pytest_hwqueue.options.options import Settings
+from pytest_hwqueue.parts.processes.git import commit_of, is_in, shallow, top_level
+from pytest_hwqueue.parts.processes.reaper import signals_interrupt
 from pytest_hwqueue.plugin.state import wrong_usage
-from pytest_hwqueue.processes.git import commit_of, is_in, shallow, top_level
-from pytest_hwqueue.processes.reaper import signals_interrupt
-from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.verdicts.judging import Judgement
 
 # Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
 # is of this session.

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import (
+from pytest_hwqueue.data.errors import BadInput, BadOption, in_utf8
+from pytest_hwqueue.data.noise_names import noise_id
+from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.options.options import Settings
+from pytest_hwqueue.parts.devices.kinds import (
     chosen_devices,
     default_size,
     resolve_size,
 )
-from pytest_hwqueue.errors import BadInput, BadOption, in_utf8
-from pytest_hwqueue.noise.names import noise_id
+from pytest_hwqueue.parts.processes.launched import launched_rank
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, Declaration, workload_class
 from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
 from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
-from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.records.kinds import capabilities_of
-from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.registry import WORKLOADS, Declaration, workload_class
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.causes.traced_pass import TracePlan
-    from pytest_hwqueue.harness.sample_plan import SamplePlan
-    from pytest_hwqueue.verdicts.stored import Parts
-    from pytest_hwqueue.workloads.workload import Workload
+    from pytest_hwqueue.engine.causes.traced_pass import TracePlan
+    from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
+    from pytest_hwqueue.judge.stored import Parts
+    from pytest_hwqueue.parts.workloads.workload import Workload
 
 
 _LEAST_TRACED_S = 5.0
@@ -37,10 +37,10 @@ _LEAST_TRACED_S = 5.0
 
 def trace_plan(settings: Settings, only_traced: bool) -> TracePlan | None:
     """Return the traced pass planned for a cell, or None."""
-    from pytest_hwqueue.causes.traced_pass import MOST_REQUESTS, TracePlan
-    from pytest_hwqueue.devices.launches import PICTURES, WITH_CSV
-    from pytest_hwqueue.harness.sample_plan import USUAL
-    from pytest_hwqueue.metrics.latency import minimum_samples
+    from pytest_hwqueue.data.metrics.latency import minimum_samples
+    from pytest_hwqueue.engine.causes.traced_pass import MOST_REQUESTS, TracePlan
+    from pytest_hwqueue.engine.cell.sample_plan import USUAL
+    from pytest_hwqueue.parts.devices.launches import PICTURES, WITH_CSV
 
     requests = settings.iterations or settings.samples or USUAL
     # 5 s by default, up to four times that for a percentile.
@@ -62,7 +62,7 @@ def sample_plan(settings: Settings, planned: int | None) -> SamplePlan | None:
         planned: samples that the baseline's runs have, if there is one.
 
     """
-    from pytest_hwqueue.harness.sample_plan import SamplePlan
+    from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
 
     if settings.iterations:
         return None
@@ -113,7 +113,7 @@ def check_parameters(settings: Settings, workloads: Sequence[type[Workload]]) ->
         BadInput: naming the parameter, its value and what is valid.
 
     """
-    from pytest_hwqueue.workloads.workload import parameters_for
+    from pytest_hwqueue.parts.workloads.workload import parameters_for
 
     for name, value in settings.param:
         owner, dot, own = name.rpartition(".")
@@ -151,7 +151,7 @@ def id_parts(settings: Settings, workload: Declaration | None, device: str) -> s
         size = resolve_size(settings.size, kind)
         parts += [] if size == default_size(kind) else [size]
         if settings.param:
-            from pytest_hwqueue.workloads.workload import as_given, parameters_for
+            from pytest_hwqueue.parts.workloads.workload import as_given, parameters_for
 
             found = workload_class(workload.name)
             given = given_parameters(settings, found)

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import (
+from pytest_hwqueue.data.errors import BadOption
+from pytest_hwqueue.data.noise_names import NONE, noise_file
+from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of, kind_of
+from pytest_hwqueue.engine.noise.neighbours import open_noise
+from pytest_hwqueue.engine.tenants.server_spec import missing_client
+from pytest_hwqueue.options.options import Settings
+from pytest_hwqueue.parts.devices.kinds import (
     chosen_devices,
     only_device,
     resolve_size,
     visible_accelerators,
 )
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.noise.names import NONE, noise_file
-from pytest_hwqueue.noise.neighbours import open_noise
-from pytest_hwqueue.plugin import state
-from pytest_hwqueue.plugin.noise import noise_places, why_noise_is_impossible
-from pytest_hwqueue.plugin.ranks import ranks_needed, workload_of
-from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank
-from pytest_hwqueue.records.kinds import Capabilities, capabilities_of, kind_of
-from pytest_hwqueue.schedulers.declaration import NATIVE
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.parts.processes.launched import LaunchedRank, launched_rank
+from pytest_hwqueue.parts.schedulers.declaration import NATIVE
+from pytest_hwqueue.parts.schedulers.syntax import (
     SchedulerPaths,
     needs_environment,
     open_scheduler,
@@ -34,15 +33,16 @@ from pytest_hwqueue.schedulers.syntax import (
     unavailable_for_process,
     unopened,
 )
-from pytest_hwqueue.servers.spec import missing_client
-from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.settings.reading import is_given
-from pytest_hwqueue.workloads.registry import Declaration, workload_class
-from pytest_hwqueue.workloads.tenants.shapes import missing_package
+from pytest_hwqueue.parts.workloads.registry import Declaration, workload_class
+from pytest_hwqueue.parts.workloads.tenants.shapes import missing_package
+from pytest_hwqueue.plugin import state
+from pytest_hwqueue.plugin.noise import noise_places, why_noise_is_impossible
+from pytest_hwqueue.plugin.ranks import ranks_needed, workload_of
+from pytest_hwqueue.plugin.reading import is_given
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.engine.scenarios.file import Scenario
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
-    from pytest_hwqueue.scenarios.file import Scenario
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def _cache_of_tenants(test: ScenarioItem) -> str | None:
 
 
 def _weights(test: ScenarioItem) -> str | None:
-    from pytest_hwqueue.scenarios.planned_runs import missing_weights
+    from pytest_hwqueue.engine.scenarios.planned_runs import missing_weights
 
     return missing_weights(test.case.tenants, weights_folder(test.config))
 
@@ -328,14 +328,14 @@ def _servers(test: ScenarioItem) -> str | None:
 
 
 def _variables(test: ScenarioItem) -> str | None:
-    from pytest_hwqueue.scenarios.planned_runs import unset_variable
+    from pytest_hwqueue.engine.scenarios.planned_runs import unset_variable
 
     return unset_variable(test.case.tenants, test.path)
 
 
 def _starts(test: ScenarioItem) -> str | None:
-    from pytest_hwqueue.scenarios.planned_runs import cases, late_start, runs_needed
-    from pytest_hwqueue.scenarios.runs import ROUNDS
+    from pytest_hwqueue.engine.scenarios.planned_runs import cases, late_start, runs_needed
+    from pytest_hwqueue.engine.scenarios.runs import ROUNDS
 
     among = cases(test.case.scenario)
     compares = any(each.noise != NONE or len(runs_needed(each)) > 1 for each in among)

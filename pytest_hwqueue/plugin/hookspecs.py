@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.verdicts.judging import Judgement
+    from pytest_hwqueue.data.records.cell import RunRecord
+    from pytest_hwqueue.judge.judging import Judgement
 
 
 def pytest_hwqueue_report(

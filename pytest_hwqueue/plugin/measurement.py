@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import default_size, resolve_size
-from pytest_hwqueue.devices.torch_settings import (
+from pytest_hwqueue.data.errors import BadInput, NotApplicable, RecordError
+from pytest_hwqueue.data.noise_names import NONE, noise_id
+from pytest_hwqueue.data.records.cell import Cell, RunRecord, measured_again, now
+from pytest_hwqueue.parts.devices.kinds import default_size, resolve_size
+from pytest_hwqueue.parts.devices.torch_settings import (
     changed_settings,
     changes_in_words,
     torch_settings,
 )
-from pytest_hwqueue.errors import BadInput, NotApplicable, RecordError
-from pytest_hwqueue.noise.names import NONE, noise_id
+from pytest_hwqueue.parts.processes.launched import launched_rank
+from pytest_hwqueue.parts.processes.unwatched import stop_coverage
 from pytest_hwqueue.plugin.cells import (
     given_parameters,
     lean,
@@ -31,18 +34,15 @@ from pytest_hwqueue.plugin.noise import under_noise
 from pytest_hwqueue.plugin.ranks import ranks_together
 from pytest_hwqueue.plugin.session import provenance
 from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment, is_worker
-from pytest_hwqueue.processes.unwatched import stop_coverage
-from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.records.cell import Cell, RunRecord, measured_again, now
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pytest_hwqueue.devices.protocol import Device, Stream
-    from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.schedulers.syntax import Scheduler
-    from pytest_hwqueue.workloads.own_function import FunctionWorkload, MakeStep
-    from pytest_hwqueue.workloads.workload import Workload
+    from pytest_hwqueue.data.records.noise import NoiseRound
+    from pytest_hwqueue.parts.devices.protocol import Device, Stream
+    from pytest_hwqueue.parts.schedulers.syntax import Scheduler
+    from pytest_hwqueue.parts.workloads.own_function import FunctionWorkload, MakeStep
+    from pytest_hwqueue.parts.workloads.workload import Workload
 
 
 COMPARED_TIME_STRETCH = 3
@@ -101,8 +101,8 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.workloads.registry import workload_class
-        from pytest_hwqueue.workloads.workload import Where, as_given, parameters_for
+        from pytest_hwqueue.parts.workloads.registry import workload_class
+        from pytest_hwqueue.parts.workloads.workload import Where, as_given, parameters_for
 
         if workload is None:
             mark = self._request.node.get_closest_marker("hwq_workload")
@@ -159,7 +159,7 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.workloads.own_function import workload_of
+        from pytest_hwqueue.parts.workloads.own_function import workload_of
 
         workload = workload_of(
             function, work, self._request.node.path.parent, gradients=_gradients(gradients)
@@ -194,7 +194,7 @@ class Hwq:
             the record, with every sample and all metrics.
 
         """
-        from pytest_hwqueue.workloads.own_function import FunctionWorkload
+        from pytest_hwqueue.parts.workloads.own_function import FunctionWorkload
 
         workload = FunctionWorkload(enqueue, work, tags, gradients=_gradients(gradients))
         return self._measure_own(workload, streams, name, urgency)
@@ -242,13 +242,13 @@ class Hwq:
         family: str | None,
         mark: str | None,
     ) -> RunRecord:
-        from pytest_hwqueue.causes.traced_cell import find_causes
-        from pytest_hwqueue.harness.cell import CellRequest
-        from pytest_hwqueue.harness.closed_loop import LoopPlan
-        from pytest_hwqueue.harness.runner import CellRunner
-        from pytest_hwqueue.harness.sample_plan import USUAL
-        from pytest_hwqueue.ranks.cell import measure_cell
-        from pytest_hwqueue.schedulers.syntax import impossible_split, unavailable_for_cell
+        from pytest_hwqueue.engine.causes.traced_cell import find_causes
+        from pytest_hwqueue.engine.cell.cell import CellRequest
+        from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+        from pytest_hwqueue.engine.cell.ranks import measure_cell
+        from pytest_hwqueue.engine.cell.runner import CellRunner
+        from pytest_hwqueue.engine.cell.sample_plan import USUAL
+        from pytest_hwqueue.parts.schedulers.syntax import impossible_split, unavailable_for_cell
 
         settings, assignment = self._settings, self._assignment
         only_traced, planned = assignment.only_traced, assignment.planned.get(cell.id)

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import on_one_line
+from pytest_hwqueue.data.errors import on_one_line
+from pytest_hwqueue.options.progress import Progress
 from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.budget import Budget
+from pytest_hwqueue.plugin.mirror import mirror
+from pytest_hwqueue.plugin.reading import is_distributed
 from pytest_hwqueue.plugin.session import (
     MeasuringSession,
     RecordSink,
@@ -28,16 +31,13 @@ from pytest_hwqueue.plugin.session import (
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import by_worker
-from pytest_hwqueue.reports.mirror import mirror
-from pytest_hwqueue.reports.progress import Progress
-from pytest_hwqueue.settings.reading import is_distributed
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.metrics.between_runs import RunSpread
-    from pytest_hwqueue.metrics.numbers import PrintedFigure
+    from pytest_hwqueue.data.metrics.between_runs import RunSpread
+    from pytest_hwqueue.data.metrics.numbers import PrintedFigure
+    from pytest_hwqueue.judge.judging import Judgement
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.plugin.scenario_items import Runner
-    from pytest_hwqueue.verdicts.judging import Judgement
 
 
 class Replication:
@@ -301,8 +301,8 @@ class Measuring:
             terminalreporter.write_line(f"hwqueue: {on_one_line(problem)}", red=True)
 
     def _write_tables(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from pytest_hwqueue.reports.outcome import annotate, stored_lines
-        from pytest_hwqueue.reports.terminal import render, render_details, render_lines
+        from pytest_hwqueue.answers.session.outcome import annotate, stored_lines
+        from pytest_hwqueue.answers.session.tables import render, render_details, render_lines
 
         writer = self._config.get_terminal_writer()
         width, colour = writer.fullwidth, writer.hasmarkup
@@ -311,7 +311,7 @@ class Measuring:
         spreads: dict[str, RunSpread] = {}
         if self._regression is not None:
             # Of the gate, and so of NumPy, only where runs are compared.
-            from pytest_hwqueue.reports.verdicts import changes_of, spreads_of
+            from pytest_hwqueue.judge.words import changes_of, spreads_of
 
             judgements = self._regression.judgements()
             changes, spreads = changes_of(judgements), spreads_of(judgements)
@@ -328,7 +328,7 @@ class Measuring:
         terminalreporter.write(text.rstrip("\n") + "\n")
         if any(record.noise is not None for record in records):
             # Comparisons need NumPy, which other sessions do without.
-            from pytest_hwqueue.reports.noise_losses import noise_lines
+            from pytest_hwqueue.answers.session.noise import noise_lines
 
             if noise := noise_lines(records):
                 terminalreporter.write_line(render_lines(noise, width))
@@ -341,7 +341,7 @@ class Measuring:
         more = "" if verbose else " (details: -v)"
         terminalreporter.write_line(f"records: {self.session.folder}{more}")
         if self._regression is not None:
-            from pytest_hwqueue.reports.verdicts import render_judgement
+            from pytest_hwqueue.judge.words import render_judgement
 
             for judgement in judgements:
                 text = render_judgement(judgement, width, colour, brief=not verbose)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.noise.names import NONE, seconds_of_a_cell
-from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.data.noise_names import NONE, seconds_of_a_cell
+from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.parts.processes.launched import launched_rank
 from pytest_hwqueue.plugin.state import SETTINGS, SINK, is_worker, parameters_of
-from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.records.kinds import capabilities_of
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.data.records.noise import NoiseRound
+    from pytest_hwqueue.options.options import Settings
     from pytest_hwqueue.plugin.worker.calls import SessionCalls
-    from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.settings.options import Settings
 
 
 def noise_places(config: pytest.Config) -> NoisePlaces:

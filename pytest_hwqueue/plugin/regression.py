@@ -13,27 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.baselines.folders import packaged_folder
-from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
-from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.baselines.store import Store, keep_record
-from pytest_hwqueue.errors import BadInput, RecordError
-from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, OTHER_CODE, GateSettings, Verdict
-from pytest_hwqueue.plugin.against import Against, confirmed
-from pytest_hwqueue.plugin.cells import planned_cells
-from pytest_hwqueue.plugin.state import SETTINGS, session_secrets, wrong_usage
-from pytest_hwqueue.redaction import redacted_command
-from pytest_hwqueue.reports.verdicts import explain, properties_of
-from pytest_hwqueue.settings.options import OPTIONS, Settings
-from pytest_hwqueue.settings.values import VERDICTS
-from pytest_hwqueue.verdicts.judging import (
+from pytest_hwqueue.data.errors import BadInput, RecordError
+from pytest_hwqueue.data.redaction import redacted_command
+from pytest_hwqueue.judge.baselines.folders import packaged_folder
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, cell_of_record
+from pytest_hwqueue.judge.baselines.sources import Source
+from pytest_hwqueue.judge.baselines.store import Store, keep_record
+from pytest_hwqueue.judge.judging import (
     CellVerdict,
     Judgement,
     Judging,
     judged_once,
     planned_samples,
 )
-from pytest_hwqueue.verdicts.stored import (
+from pytest_hwqueue.judge.stored import (
     NamedSources,
     StoredFigure,
     describe_stored,
@@ -42,10 +35,17 @@ from pytest_hwqueue.verdicts.stored import (
     nothing_in_common,
     why_unjudged,
 )
+from pytest_hwqueue.judge.verdict import LEAST_FIRST_RUNS, OTHER_CODE, GateSettings, Verdict
+from pytest_hwqueue.judge.words import explain, properties_of
+from pytest_hwqueue.options.options import OPTIONS, Settings
+from pytest_hwqueue.options.values import VERDICTS
+from pytest_hwqueue.plugin.against import Against, confirmed
+from pytest_hwqueue.plugin.cells import planned_cells
+from pytest_hwqueue.plugin.state import SETTINGS, session_secrets, wrong_usage
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.records.stored import StoredRecords
+    from pytest_hwqueue.data.records.cell import RunRecord
+    from pytest_hwqueue.data.records.stored import StoredRecords
 
 _SAVED_RUNS = 10
 _TAILS = ("p95", "p99", "p999")
@@ -333,7 +333,7 @@ class Regression:
 
     def files(self, session: str) -> list[dict[str, Any]]:
         """Return all verdicts as the session file of that id holds them."""
-        from pytest_hwqueue.reports.judgement_file import judgement_file
+        from pytest_hwqueue.judge.file import judgement_file
 
         nothing = bool(self.unjudged())
         return [

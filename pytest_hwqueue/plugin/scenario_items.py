@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_hwqueue.errors import BadScenario, HwqError
-from pytest_hwqueue.noise.names import NONE
+from pytest_hwqueue.data.document.servers import request_lines
+from pytest_hwqueue.data.errors import BadScenario, HwqError
+from pytest_hwqueue.data.noise_names import NONE
+from pytest_hwqueue.data.redaction import without_known
+from pytest_hwqueue.engine.scenarios.file import read_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases, own_run, related
+from pytest_hwqueue.engine.scenarios.runs import ScenarioRuns
+from pytest_hwqueue.parts.processes.launched import launched_rank
 from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, scenario_session
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS, session_secrets
-from pytest_hwqueue.ranks.launched import launched_rank
-from pytest_hwqueue.redaction import without_known
-from pytest_hwqueue.reports.servers import request_lines
-from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.scenarios.planned_runs import Case, cases, own_run, related
-from pytest_hwqueue.scenarios.runs import ScenarioRuns
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.data.records.cell import RunRecord
+    from pytest_hwqueue.data.records.tenants import ColocationRecord
+    from pytest_hwqueue.engine.scenarios.goals import GoalResult
+    from pytest_hwqueue.engine.scenarios.traced import Trace
     from pytest_hwqueue.plugin.worker.isolation import Isolation
-    from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.records.tenants import ColocationRecord
-    from pytest_hwqueue.scenarios.goals import GoalResult
-    from pytest_hwqueue.scenarios.traced import Trace
 
 
 class ScenarioFile(pytest.File):
@@ -83,7 +83,7 @@ class ScenarioItem(pytest.Item):
 
     def tenant_records(self) -> list[RunRecord]:
         """Return each tenant's record of the current run, with its interference ratios."""
-        from pytest_hwqueue.tenancy.cells import tenant_records
+        from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
 
         return [
             found
@@ -98,7 +98,7 @@ class ScenarioItem(pytest.Item):
             HwqError: if it could not be measured, or a goal was missed.
 
         """
-        from pytest_hwqueue.scenarios.traced import trace_for_goals
+        from pytest_hwqueue.engine.scenarios.traced import trace_for_goals
 
         if launched_rank(os.environ) is not None:
             pytest.skip("one session starts a scenario's tenants: run it without torchrun")
@@ -133,7 +133,7 @@ class ScenarioItem(pytest.Item):
 
         With --hwq-causes=always, also report on requests whose goals were met.
         """
-        from pytest_hwqueue.scenarios.traced import causes_in_words, tenants_in_question
+        from pytest_hwqueue.engine.scenarios.traced import causes_in_words, tenants_in_question
 
         asked = self.config.stash[SETTINGS].causes
         goals = self.case.goals

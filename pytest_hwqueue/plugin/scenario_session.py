@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import only_device
+from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.engine.scenarios.own_functions import check_functions
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases
+from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
+from pytest_hwqueue.engine.tenants import TENANTS
+from pytest_hwqueue.options.progress import Progress
+from pytest_hwqueue.parts.devices.kinds import only_device
 from pytest_hwqueue.plugin import checks
+from pytest_hwqueue.plugin.reading import is_given
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario, wrong_usage
-from pytest_hwqueue.records.kinds import capabilities_of
-from pytest_hwqueue.reports.progress import Progress
-from pytest_hwqueue.scenarios.own_functions import check_functions
-from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases
-from pytest_hwqueue.scenarios.runs import Decided, Stored
-from pytest_hwqueue.settings.reading import is_given
-from pytest_hwqueue.tenancy import TENANTS
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.data.records.cell import RunRecord
+    from pytest_hwqueue.engine.scenarios.file import Scenario
+    from pytest_hwqueue.engine.scenarios.measurer import Measurer
+    from pytest_hwqueue.parts.processes.starting import ForkServer
     from pytest_hwqueue.plugin.scenario_items import ScenarioItem
-    from pytest_hwqueue.processes.starting import ForkServer
-    from pytest_hwqueue.records.cell import RunRecord
-    from pytest_hwqueue.scenarios.file import Scenario
-    from pytest_hwqueue.which.session import Measurer
 
 GOAL = "hwq_goal"
 """Name of the property of a test's report that holds what became of a goal."""
@@ -79,7 +79,7 @@ class ScenarioSession:
         with self._measurer(scenario, folder) as measurer:
             record, path = measurer(run, peaks_per_s, share, number, decided)
         if record.noise is not None:
-            from pytest_hwqueue.tenancy.cells import tenant_records
+            from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
 
             self._under_noise += tenant_records(record, "", {})
         return record, path
@@ -95,8 +95,12 @@ class ScenarioSession:
     @contextmanager
     def _measurer(self, scenario: Scenario, folder: Path) -> Iterator[Measurer]:
         """Return what measures with this session's settings, and shows how far it is."""
+        from pytest_hwqueue.engine.scenarios.measurer import (
+            Measurer,
+            WhichSettings,
+            scenario_server,
+        )
         from pytest_hwqueue.plugin.noise import noise_places
-        from pytest_hwqueue.which.session import Measurer, WhichSettings, scenario_server
 
         config, settings = self._config, self._settings
         device = only_device(settings.device)
@@ -195,7 +199,7 @@ class ScenarioSession:
         """List each goal's outcome: tests pass with undecided ones, but not silently."""
         if SESSION not in self._config.stash:
             return
-        from pytest_hwqueue.reports.noise_losses import noise_lines
+        from pytest_hwqueue.answers.session.noise import noise_lines
 
         session = self._session
         if self._goals:

@@ -12,10 +12,14 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_hwqueue.errors import on_one_line
+from pytest_hwqueue.data.errors import on_one_line
+from pytest_hwqueue.options.options import Settings
+from pytest_hwqueue.parts.workloads.registry import declaration, workload_class
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import check_parameters, own_name, shared_cells
+from pytest_hwqueue.plugin.mirror import claims_benchmark
 from pytest_hwqueue.plugin.ranks import workload_of
+from pytest_hwqueue.plugin.reading import is_given
 from pytest_hwqueue.plugin.state import (
     SETTINGS,
     is_scenario,
@@ -25,10 +29,6 @@ from pytest_hwqueue.plugin.state import (
     wrong_usage,
 )
 from pytest_hwqueue.plugin.worker.services import by_worker
-from pytest_hwqueue.reports.mirror import claims_benchmark
-from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.settings.reading import is_given
-from pytest_hwqueue.workloads.registry import declaration, workload_class
 
 # These mean what the machine or the workload has, and name nothing.
 _NO_NAMES = ("auto", "all")
@@ -88,11 +88,11 @@ def refuse_unmeasured(config: pytest.Config, asked: Sequence[tuple[str, str]]) -
     settings = config.stash[SETTINGS]
     here = config.invocation_params.dir
     if settings.compare or settings.against:
+        from pytest_hwqueue.data.records.stored import StoredRecords
         from pytest_hwqueue.plugin.regression import Regression
-        from pytest_hwqueue.records.stored import StoredRecords
 
         Regression(config, here / settings.dir, StoredRecords([]), print)
-    from pytest_hwqueue.schedulers.syntax import unopened
+    from pytest_hwqueue.parts.schedulers.syntax import unopened
 
     for reason in unopened(settings.scheduler, settings.scheduler_paths(here)).values():
         raise pytest.UsageError(f"--hwq-scheduler: {reason}")

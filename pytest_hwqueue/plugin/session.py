@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadInput, HwqError, RecordError, in_utf8
-from pytest_hwqueue.extensions import load, origin
-from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, session_secrets, wrong_usage
-from pytest_hwqueue.processes.git import provenance_of
-from pytest_hwqueue.records.cell import (
+from pytest_hwqueue.data.errors import BadInput, HwqError, RecordError, in_utf8
+from pytest_hwqueue.data.extensions import load, origin
+from pytest_hwqueue.data.records.cell import (
     RunRecord,
     SessionInfo,
     SweepScaling,
@@ -30,18 +28,20 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.files import make_session_folder, session_name
-from pytest_hwqueue.records.provenance import Provenance
-from pytest_hwqueue.records.sealed import sealed
-from pytest_hwqueue.records.stored import SessionFiles, StoredRecords, gather
-from pytest_hwqueue.records.tenants import read_colocation
-from pytest_hwqueue.redaction import redacted, redacted_command
-from pytest_hwqueue.safe_files import write_text
-from pytest_hwqueue.tenancy import TENANTS
+from pytest_hwqueue.data.records.files import make_session_folder, session_name
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.data.records.sealed import sealed
+from pytest_hwqueue.data.records.stored import SessionFiles, StoredRecords, gather
+from pytest_hwqueue.data.records.tenants import read_colocation
+from pytest_hwqueue.data.redaction import redacted, redacted_command
+from pytest_hwqueue.data.safe_files import write_text
+from pytest_hwqueue.engine.tenants import TENANTS
+from pytest_hwqueue.parts.processes.git import provenance_of
+from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, session_secrets, wrong_usage
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.judge.judging import Judgement
     from pytest_hwqueue.plugin.worker.calls import SessionCalls
-    from pytest_hwqueue.verdicts.judging import Judgement
 
 
 _GROUP = "pytest_hwqueue.reports"
@@ -197,7 +197,7 @@ class MeasuringSession:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _scaled(self) -> list[SweepScaling]:
-        from pytest_hwqueue.harness.summary import find_sweeps, scaling_of
+        from pytest_hwqueue.data.figures.of_cell import find_sweeps, scaling_of
 
         scaled = []
         for sweep in find_sweeps([cell.middle for cell in gather(self.records)]):
@@ -353,8 +353,8 @@ _XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
 
 def keep_devices(config: pytest.Config) -> None:
     """Have this session keep each device that it measures on, until it ends."""
-    from pytest_hwqueue.devices.lease import session_leases
-    from pytest_hwqueue.reports.progress import Progress
+    from pytest_hwqueue.options.progress import Progress
+    from pytest_hwqueue.parts.devices.lease import session_leases
 
     kept = ExitStack()
     run = os.environ.get(_XDIST_RUN)

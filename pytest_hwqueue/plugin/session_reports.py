@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import RecordError
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.data.records.noise import causes_line
 from pytest_hwqueue.plugin.session import MeasuringSession, records_of
 from pytest_hwqueue.plugin.state import REGRESSION, SESSION, SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import by_worker
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.noise import causes_line
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.reports.progress import Progress
-    from pytest_hwqueue.verdicts.judging import Judgement
+    from pytest_hwqueue.judge.judging import Judgement
+    from pytest_hwqueue.options.progress import Progress
 
 
 def refuse_unwritable(config: pytest.Config) -> None:
@@ -28,7 +28,7 @@ def refuse_unwritable(config: pytest.Config) -> None:
         pytest.UsageError: saying why, and what to do.
 
     """
-    from pytest_hwqueue.reports.drawing import cannot_write
+    from pytest_hwqueue.data.document.drawing import cannot_write
 
     if reason := cannot_write(_file(config)):
         raise pytest.UsageError(f"--hwq-report: {reason}")
@@ -41,8 +41,8 @@ def write_report(config: pytest.Config, folder: Path, judgements: Sequence[Judge
         RecordError: if it cannot be written.
 
     """
-    from pytest_hwqueue.reports.page.cells import find_records
-    from pytest_hwqueue.reports.page.render import page_of, write_page
+    from pytest_hwqueue.answers.page.cells import find_records
+    from pytest_hwqueue.answers.page.render import page_of, write_page
 
     file, regression = _file(config), config.stash.get(REGRESSION, None)
     page = page_of(
@@ -69,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # A worker process has none.
     if session is None or not session.records:
         return
-    from pytest_hwqueue.reports.scaling import write_scaling
+    from pytest_hwqueue.data.document.scaling import write_scaling
 
     try:
         lines = write_scaling(session.folder / _FOLDER, session.records)

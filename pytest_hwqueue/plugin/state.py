@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError
+from pytest_hwqueue.data.errors import HwqError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pytest_hwqueue.devices.protocol import Device
+    from pytest_hwqueue.data.records.provenance import Provenance
+    from pytest_hwqueue.options.options import Settings
+    from pytest_hwqueue.parts.devices.protocol import Device
+    from pytest_hwqueue.parts.processes.starting import ForkServer
+    from pytest_hwqueue.parts.schedulers.syntax import Scheduler
     from pytest_hwqueue.plugin.measurement import Hwq
     from pytest_hwqueue.plugin.noise import HwqNoise
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.plugin.session import MeasuringSession, RecordSink
-    from pytest_hwqueue.processes.starting import ForkServer
-    from pytest_hwqueue.records.provenance import Provenance
-    from pytest_hwqueue.schedulers.syntax import Scheduler
-    from pytest_hwqueue.settings.options import Settings
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def _parameter(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def hwq_device(request: pytest.FixtureRequest) -> Device:
     """The device to measure (--hwq-device), opened; ``device="cuda"`` in torch means this GPU."""
-    from pytest_hwqueue.devices.kinds import open_device
+    from pytest_hwqueue.parts.devices.kinds import open_device
     from pytest_hwqueue.plugin.ranks import local_device
 
     stash = request.config.stash
@@ -185,7 +185,7 @@ def hwq_streams(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def hwq_scheduler(request: pytest.FixtureRequest) -> Scheduler:
     """The scheduler mode to measure under (--hwq-scheduler)."""
-    from pytest_hwqueue.schedulers.syntax import open_scheduler
+    from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 
     config = request.config
     paths = config.stash[SETTINGS].scheduler_paths(config.invocation_params.dir)
@@ -202,7 +202,7 @@ def hwq_dispatch(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def hwq_beside(request: pytest.FixtureRequest) -> str:
     """The noise (--hwq-noise) during the test's cells; ``none`` in the quiet turn."""
-    from pytest_hwqueue.noise.names import NONE
+    from pytest_hwqueue.data.noise_names import NONE
 
     noise: str = getattr(request, "param", NONE)
     return noise

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.options.suite import plugin_name
 from tests.acceptance.inner import ROOT, SHORT, commit, left_behind, new_repository, started
 from tests.interleaved.repositories import TEST, git
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.options.options import OPTIONS
 from tests.acceptance.inner import ROOT, plain_environment
 
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.metrics.numbers import duration
+from pytest_hwqueue.data.metrics.numbers import duration
 from pytest_hwqueue.plugin import budget
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from pytest_hwqueue import read_record
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.processes.starting import ForkServer, worker_environment
-from pytest_hwqueue.records.kinds import KINDS
-from pytest_hwqueue.suite import plugin_name, pytest_environment
-from pytest_hwqueue.workloads.registry import WORKLOADS, ahead
+from pytest_hwqueue.data.records.kinds import KINDS
+from pytest_hwqueue.options.suite import plugin_name, pytest_environment
+from pytest_hwqueue.parts.processes.starting import ForkServer, worker_environment
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, ahead
 from tests.acceptance.inner import ROOT, plain_environment
 from tests.workloads.cells import make, simulated_timeline
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.compute_units import open_pool
-from pytest_hwqueue.devices.simulated.device import SimulatedReader
-from pytest_hwqueue.harness import runner
-from pytest_hwqueue.workloads.registry import workload_class
+from pytest_hwqueue.engine.cell import runner
+from pytest_hwqueue.parts.devices.compute_units import open_pool
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedReader
+from pytest_hwqueue.parts.workloads.registry import workload_class
 from tests.acceptance.inner import SUITE, records_in
 from tests.conftest import RunInProcess
 

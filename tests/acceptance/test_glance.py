@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.cells import cell_len
 
-from pytest_hwqueue.records.files import RECORDS_FOLDER
+from pytest_hwqueue.data.records.files import RECORDS_FOLDER
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from pytest_hwqueue.devices.lease import lease
+from pytest_hwqueue.parts.devices.lease import lease
 from tests.acceptance.inner import plain_environment, records_in
 from tests.conftest import PYTEST
 

@@ -27,7 +27,7 @@ CONFTEST = """
 import gc
 held = []
 def pytest_runtest_logfinish():
-    from pytest_hwqueue.records.cell import RunRecord
+    from pytest_hwqueue.data.records.cell import RunRecord
     gc.collect()
     held.append(sum(isinstance(each, RunRecord) for each in gc.get_objects()))
 def pytest_terminal_summary(terminalreporter):

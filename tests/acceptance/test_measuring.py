@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import pytest
 
-from pytest_hwqueue.processes import fork_loop
+from pytest_hwqueue.parts.processes import fork_loop
 from tests.conftest import PYTEST
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def test_what_follows_a_profiler_is_measured_in_a_fresh_process(
     (tmp_path / "test_it.py").write_text(
         """
 import os, pathlib, pytest
-from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.host import HostDevice
 @pytest.mark.parametrize("profiled", [False, True, False])
 def test_mine(hwq, profiled):
     with open("pids", "a") as file:
@@ -491,8 +491,8 @@ def test_importing_the_plugin_or_measuring_nothing_imports_nothing_heavy(
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pytest_hwqueue.plugin" in imported
     assert not [name for name in imported if name.partition(".")[0] in HEAVY]
-    rooms = {name.split(".")[1] for name in imported if name.startswith("pytest_hwqueue.")}
-    assert rooms == {"errors", "plugin", "settings", "workloads"}
+    layers = {name.split(".")[1] for name in imported if name.startswith("pytest_hwqueue.")}
+    assert layers == {"data", "options", "parts", "plugin"}
     (tmp_path / "test_it.py").write_text(PLAIN)
     result = sessions.result(tmp_path, *FAST)
     result.assert_outcomes(passed=1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.options.suite import plugin_name
 from tests.acceptance.inner import plain_environment
 from tests.conftest import slow
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.options.suite import plugin_name
 from tests.acceptance.inner import ROOT, commit, left_behind, new_repository, plain_environment
 from tests.interleaved.repositories import git
 

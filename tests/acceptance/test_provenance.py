@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.baselines.runs import soft_fields
-from pytest_hwqueue.baselines.store import Store
 from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.judge.baselines.runs import soft_fields
+from pytest_hwqueue.judge.baselines.store import Store
 from tests.acceptance.inner import records_in
 
 if TYPE_CHECKING:

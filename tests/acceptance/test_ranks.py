@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.options.suite import plugin_name
 from tests.acceptance.inner import plain_environment, records_in
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def meet():
 @pytest.mark.hwq_workload("grad_accum")
 @pytest.mark.parametrize("how", {hows})
 def test_ranks(hwq, how, monkeypatch, request):
-    from pytest_hwqueue.workloads.distributed.grad_accum import GradientAccumulation
+    from pytest_hwqueue.parts.workloads.distributed.grad_accum import GradientAccumulation
 
     plain, done = GradientAccumulation.iterate, []
 

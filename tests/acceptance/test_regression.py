@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.reports.judgement_file import json_schema
+from pytest_hwqueue.judge.baselines.store import Store
+from pytest_hwqueue.judge.file import json_schema
 from tests.acceptance.inner import records_in
 
 if TYPE_CHECKING:

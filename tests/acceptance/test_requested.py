@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.options.suite import plugin_name
 from tests.interleaved.repositories import git
 
 if TYPE_CHECKING:

@@ -21,21 +21,22 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.metrics.interference import priority_effect
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.metrics.interference import priority_effect
+from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.engine.scenarios.runs import ATTEMPTS
+from pytest_hwqueue.engine.tenants import colocation, tenant_processes
+from pytest_hwqueue.engine.tenants import colocation_run as tenancy_run
+from pytest_hwqueue.engine.tenants import simulated_tenants as simulated
+from pytest_hwqueue.engine.tenants import tenant as tenant_module
+from pytest_hwqueue.engine.tenants.plan import tenant_environment
+from pytest_hwqueue.options.suite import plugin_name
+from pytest_hwqueue.parts.processes.starting import ForkServer
+from pytest_hwqueue.parts.schedulers.declaration import NATIVE, SCHEDULERS
+from pytest_hwqueue.parts.workloads.registry import ahead
+from pytest_hwqueue.parts.workloads.tenants import shapes
+from pytest_hwqueue.parts.workloads.tenants.shapes import MISSING_TRANSFORMERS
 from pytest_hwqueue.plugin import scenario_items
-from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.scenarios.runs import ATTEMPTS
-from pytest_hwqueue.schedulers.declaration import NATIVE, SCHEDULERS
-from pytest_hwqueue.suite import plugin_name
-from pytest_hwqueue.tenancy import colocation, simulated, tenant_processes
-from pytest_hwqueue.tenancy import run as tenancy_run
-from pytest_hwqueue.tenancy import tenant as tenant_module
-from pytest_hwqueue.tenancy.spec import tenant_environment
-from pytest_hwqueue.workloads.registry import ahead
-from pytest_hwqueue.workloads.tenants import shapes
-from pytest_hwqueue.workloads.tenants.shapes import MISSING_TRANSFORMERS
 from tests.conftest import PYTEST, begun
 
 SUITE = Path(__file__).parents[2] / "benchmarks"
@@ -548,7 +549,7 @@ SLEEPS = "import time\ndef make(*, device, streams, seed): return lambda: time.s
 DIES = "import os\ndef make(**_): return os.abort\n"
 # The module is imported where the tenant runs, and makes its every sleep end late.
 LATE = """
-from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.host import HostDevice
 sleep_until_ns = HostDevice.sleep_until_ns
 HostDevice.sleep_until_ns = lambda self, when_ns: sleep_until_ns(self, when_ns + 25_000_000)
 def make(**_): return lambda: None

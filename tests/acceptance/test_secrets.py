@@ -14,8 +14,8 @@ from urllib.parse import quote
 import pytest
 from yarl import URL
 
-from pytest_hwqueue.scenarios.planned_runs import Case
-from pytest_hwqueue.scenarios.runs import ScenarioRuns
+from pytest_hwqueue.engine.scenarios.planned_runs import Case
+from pytest_hwqueue.engine.scenarios.runs import ScenarioRuns
 
 from .test_scenarios import HOST, Run, _own_leases, hwq, run, tenants_server
 

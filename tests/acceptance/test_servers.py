@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
+from pytest_hwqueue.engine.tenants.server_spec import MISSING_AIOHTTP
 from pytest_hwqueue.plugin import checks
-from pytest_hwqueue.servers.spec import MISSING_AIOHTTP
 
 from .test_scenarios import HOST, Run, _own_leases, run, tenants_server
 

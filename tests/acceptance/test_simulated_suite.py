@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from pytest_hwqueue.cli.report import report
+from pytest_hwqueue.answers.page.command import report
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions

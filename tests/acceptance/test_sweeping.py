@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.reports import drawing, scaling
+from pytest_hwqueue.data.document import drawing, scaling
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess

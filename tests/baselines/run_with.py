@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_hwqueue.baselines.runs import Run
-from pytest_hwqueue.metrics.contention import Contention
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.samples import encode_samples
+from pytest_hwqueue.data.metrics.contention import Contention
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.data.records.samples import encode_samples
+from pytest_hwqueue.judge.baselines.runs import Run
 
 _SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p95_ns": 0.95, "p99_ns": 0.99, "p999_ns": 0.999}
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.cell_file import read_cell, write_lines
-from pytest_hwqueue.baselines.runs import (
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.records.cell import RunRecord, SessionInfo, now, session_text, write_record
+from pytest_hwqueue.data.records.conditions import PRECISION, SETTING_FIELDS, VERSION_FIELDS
+from pytest_hwqueue.data.records.declared import PACE
+from pytest_hwqueue.data.records.fingerprint import Value
+from pytest_hwqueue.data.records.stored import SessionFiles
+from pytest_hwqueue.judge.baselines.cell_file import read_cell, write_lines
+from pytest_hwqueue.judge.baselines.runs import (
     CellBaseline,
     FieldDifference,
     condition_differences,
     soft_differences,
 )
-from pytest_hwqueue.baselines.sources import Source, Unmatched, load_source, source_of
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.records.cell import RunRecord, SessionInfo, now, session_text, write_record
-from pytest_hwqueue.records.conditions import PRECISION, SETTING_FIELDS, VERSION_FIELDS
-from pytest_hwqueue.records.declared import PACE
-from pytest_hwqueue.records.fingerprint import Value
-from pytest_hwqueue.records.stored import SessionFiles
+from pytest_hwqueue.judge.baselines.sources import Source, Unmatched, load_source, source_of
+from pytest_hwqueue.judge.baselines.store import Store
 from tests.baselines.run_with import contention, with_samples
 from tests.conftest import make_record
 

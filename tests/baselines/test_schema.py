@@ -15,10 +15,8 @@ from jsonschema import Draft202012Validator
 from pydantic import VERSION
 
 import pytest_hwqueue
-from pytest_hwqueue.baselines import cell_file
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
-from pytest_hwqueue.records.cell import (
+from pytest_hwqueue.data.metrics.scaling import ScalingPoint, scaling
+from pytest_hwqueue.data.records.cell import (
     RunRecord,
     SessionFile,
     SessionInfo,
@@ -26,8 +24,10 @@ from pytest_hwqueue.records.cell import (
     now,
     session_text,
 )
-from pytest_hwqueue.records.stored import SessionFiles
-from pytest_hwqueue.records.telemetry import Telemetry, TelemetrySample
+from pytest_hwqueue.data.records.stored import SessionFiles
+from pytest_hwqueue.data.records.telemetry import Telemetry, TelemetrySample
+from pytest_hwqueue.judge.baselines import cell_file
+from pytest_hwqueue.judge.baselines.store import Store
 from tests.baselines.run_with import contention, with_samples
 from tests.conftest import make_record
 

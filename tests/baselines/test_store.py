@@ -22,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pytest_hwqueue.baselines.cell_file import line_of, read_cell, write_cell, write_lines
-from pytest_hwqueue.baselines.folders import packaged_folder
-from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record, soft_fields
-from pytest_hwqueue.baselines.store import Store, keep_record
-from pytest_hwqueue.errors import BadInput, RecordError
-from pytest_hwqueue.records.cell import BackToBack, RunRecord, read_record
-from pytest_hwqueue.records.declared import PACE
-from pytest_hwqueue.records.files import cell_file_name
-from pytest_hwqueue.records.fingerprint import Value
+from pytest_hwqueue.data.errors import BadInput, RecordError
+from pytest_hwqueue.data.records.cell import BackToBack, RunRecord, read_record
+from pytest_hwqueue.data.records.declared import PACE
+from pytest_hwqueue.data.records.files import cell_file_name
+from pytest_hwqueue.data.records.fingerprint import Value
+from pytest_hwqueue.judge.baselines.cell_file import line_of, read_cell, write_cell, write_lines
+from pytest_hwqueue.judge.baselines.folders import packaged_folder
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, cell_of_record, soft_fields
+from pytest_hwqueue.judge.baselines.store import Store, keep_record
 from tests.baselines.run_with import with_samples
 from tests.conftest import make_record
 

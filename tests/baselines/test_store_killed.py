@@ -15,8 +15,8 @@ from subprocess import DEVNULL, PIPE
 
 import pytest
 
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.records.cell import write_record
+from pytest_hwqueue.data.records.cell import write_record
+from pytest_hwqueue.judge.baselines.store import Store
 from tests.conftest import make_record, slow
 
 H200 = "nvidia-h200"
@@ -26,8 +26,8 @@ H200 = "nvidia-h200"
 WRITER = """
 import os, sys, tempfile
 from pathlib import Path
-from pytest_hwqueue.records.cell import read_record
-from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.data.records.cell import read_record
+from pytest_hwqueue.judge.baselines.store import Store
 
 root, *records = sys.argv[1:]
 records = [read_record(Path(path)) for path in records]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.cell import RunRecord, write_record
-from pytest_hwqueue.records.timelines import Kept, write_kept
-from pytest_hwqueue.reports.document import Chart
-from pytest_hwqueue.reports.page.cells import find_records
-from pytest_hwqueue.reports.page.render import page_of, write_page
+from pytest_hwqueue.answers.page.cells import find_records
+from pytest_hwqueue.answers.page.render import page_of, write_page
+from pytest_hwqueue.data.document.document import Chart
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.records.cell import RunRecord, write_record
+from pytest_hwqueue.data.records.timelines import Kept, write_kept
 from tests.browser.conftest import Open
 from tests.reports.conftest import make
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, front
-from pytest_hwqueue.capacity.search import RateRuns
-from pytest_hwqueue.cli import which
+from pytest_hwqueue.answers.which import command as which
+from pytest_hwqueue.answers.which.capacity_file import CapacityCase, CapacityFile, front
+from pytest_hwqueue.answers.which.file import WhichFile
+from pytest_hwqueue.answers.which.search import RateRuns
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.scenarios.planned_runs import PlannedRun
-from pytest_hwqueue.scenarios.runs import ATTEMPTS
-from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.which.file import WhichFile
-from pytest_hwqueue.which.session import Measurer
+from pytest_hwqueue.engine.scenarios.measurer import Measurer
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun
+from pytest_hwqueue.engine.scenarios.runs import ATTEMPTS
+from pytest_hwqueue.options.options import OPTIONS
 from tests.conftest import slow
 
 SCENARIO = """\

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.capacity.rates import (
+from pytest_hwqueue.answers.which.rates import (
     RateVerdict,
     bracket,
     first_index,
     make_grid,
     next_index,
 )
-from pytest_hwqueue.errors import BadOption
+from pytest_hwqueue.data.errors import BadOption
 
 GRID = make_grid(20.0, 0.1, 20 / 16, 20 * 64)
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pytest_hwqueue.capacity.budget import MOST_WINDOWS, SearchBudget
-from pytest_hwqueue.capacity.rates import RateVerdict
-from pytest_hwqueue.capacity.result import CapacityCase, CapacityFile, CapacityRate
-from pytest_hwqueue.capacity.search import RateRuns, _starts_alone
+from pytest_hwqueue.answers.which.budget import MOST_WINDOWS, SearchBudget
+from pytest_hwqueue.answers.which.capacity_file import CapacityCase, CapacityFile, CapacityRate
+from pytest_hwqueue.answers.which.rates import RateVerdict
+from pytest_hwqueue.answers.which.search import RateRuns, _starts_alone
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.tenancy.served import served
+from pytest_hwqueue.data.figures.served import served
+from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 from tests.capacity.test_command import SCENARIO
 from tests.tenancy.test_colocation import FAULTY
 

@@ -7,13 +7,13 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from pytest_hwqueue.capacity.budget import CONFIRMING_STARTS
-from pytest_hwqueue.capacity.search import ERROR, Looks, verdict_on
-from pytest_hwqueue.scenarios.deciding import agrees_in_blocks
-from pytest_hwqueue.scenarios.goals import GoalResult, evaluate, parse_goal
-from pytest_hwqueue.tenancy import figures
-from pytest_hwqueue.tenancy.figures import Served, worth_at
-from pytest_hwqueue.tenancy.looks import planned_looks
+from pytest_hwqueue.answers.which.budget import CONFIRMING_STARTS
+from pytest_hwqueue.answers.which.search import ERROR, Looks, verdict_on
+from pytest_hwqueue.data.figures import of_requests as figures
+from pytest_hwqueue.data.figures.of_requests import Served, worth_at
+from pytest_hwqueue.engine.scenarios.deciding import agrees_in_blocks
+from pytest_hwqueue.engine.scenarios.goals import GoalResult, evaluate, parse_goal
+from pytest_hwqueue.engine.tenants.looks import planned_looks
 from tools.capacity_rates import DESIGNS, load_with_p99, row, search
 
 MS = 1e6

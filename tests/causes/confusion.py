@@ -23,17 +23,17 @@ from dataclasses import dataclass, field
 from typing import cast
 from unittest.mock import patch
 
-from pytest_hwqueue.causes import traced_pass as traced_pass_module
-from pytest_hwqueue.causes.traced_cell import causes_of_pass
-from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
-from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.metrics.attribution import RequestCause
-from pytest_hwqueue.metrics.latency import share_of
-from pytest_hwqueue.metrics.timeline import Span, length, union, within
-from pytest_hwqueue.tracing.perf_events import RING_BYTES, PerfTracer, Tracing, open_tracing
+from pytest_hwqueue.data.metrics.attribution import RequestCause
+from pytest_hwqueue.data.metrics.latency import share_of
+from pytest_hwqueue.data.metrics.timeline import Span, length, union, within
+from pytest_hwqueue.engine.causes import traced_pass as traced_pass_module
+from pytest_hwqueue.engine.causes.perf_events import RING_BYTES, PerfTracer, Tracing, open_tracing
+from pytest_hwqueue.engine.causes.traced_cell import causes_of_pass
+from pytest_hwqueue.engine.causes.traced_pass import TracedPass, TracePlan, traced_pass
+from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.telemetry import TelemetryLog, Unavailable
 
 from ..tracing.victims import mounting
 from .planted_causes import KINDS, CannotPlant, Kind, Outside, Plant

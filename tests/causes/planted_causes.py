@@ -23,8 +23,8 @@ from typing import Literal
 
 import torch
 
-from pytest_hwqueue.metrics.attribution import Cause
-from pytest_hwqueue.metrics.timeline import Span
+from pytest_hwqueue.data.metrics.attribution import Cause
+from pytest_hwqueue.data.metrics.timeline import Span
 
 DELAY_NS = 40_000_000
 _DELAY_S = DELAY_NS / 1e9

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from pytest_hwqueue.causes.explain import Others, Trace, explain
-from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
-from pytest_hwqueue.devices.simulated.costs import KernelWork
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.metrics.attribution import Cause, DeviceWork, Request, RequestCause
+from pytest_hwqueue.data.metrics.attribution import Cause, DeviceWork, Request, RequestCause
+from pytest_hwqueue.engine.causes.explain import Others, Trace, explain
+from pytest_hwqueue.parts.devices.simulated.colocation import ModelledTenant, run_tenants
+from pytest_hwqueue.parts.devices.simulated.costs import KernelWork
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 
 _MS = 1_000_000
 _HIGH, _LOW = "high", "low"

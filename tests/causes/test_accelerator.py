@@ -8,18 +8,18 @@ from typing import cast
 
 import pytest
 
-from pytest_hwqueue.causes.traced_cell import causes_of_pass
-from pytest_hwqueue.causes.traced_pass import Chunk, TracedPass
-from pytest_hwqueue.devices.clocks import ClockOffset, ClockPair
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.metrics.attribution import Cause, Request
-from pytest_hwqueue.metrics.cpu_events import OffCpu
-from pytest_hwqueue.metrics.timeline import HostCall, Kernel, Timeline
-from pytest_hwqueue.records.kinds import KINDS
-from pytest_hwqueue.records.noise import Causes
-from pytest_hwqueue.records.telemetry import Telemetry, TelemetrySample, ThrottledSpan
-from pytest_hwqueue.tracing.perf_events import Tracing
-from pytest_hwqueue.tracing.perf_records import CpuTrace
+from pytest_hwqueue.data.metrics.attribution import Cause, Request
+from pytest_hwqueue.data.metrics.cpu_events import OffCpu
+from pytest_hwqueue.data.metrics.timeline import HostCall, Kernel, Timeline
+from pytest_hwqueue.data.records.kinds import KINDS
+from pytest_hwqueue.data.records.noise import Causes
+from pytest_hwqueue.data.records.telemetry import Telemetry, TelemetrySample, ThrottledSpan
+from pytest_hwqueue.engine.causes.perf_events import Tracing
+from pytest_hwqueue.engine.causes.perf_records import CpuTrace
+from pytest_hwqueue.engine.causes.traced_cell import causes_of_pass
+from pytest_hwqueue.engine.causes.traced_pass import Chunk, TracedPass
+from pytest_hwqueue.parts.devices.clocks import ClockOffset, ClockPair
+from pytest_hwqueue.parts.devices.protocol import Device
 
 GPU = cast(Device, SimpleNamespace(kind="cuda", capabilities=KINDS["cuda"]))
 MAIN = 41

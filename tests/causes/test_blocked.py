@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch._dynamo
 
-from pytest_hwqueue.causes.explain import HostWork, Trace, explain
-from pytest_hwqueue.causes.traced_pass import noted_collections, noted_compilations
-from pytest_hwqueue.metrics.attribution import DeviceWork, Request, RequestCause
-from pytest_hwqueue.metrics.cpu_events import OffCpu, OffCpuReason, Wait
-from pytest_hwqueue.records.noise import Causes
+from pytest_hwqueue.data.metrics.attribution import DeviceWork, Request, RequestCause
+from pytest_hwqueue.data.metrics.cpu_events import OffCpu, OffCpuReason, Wait
+from pytest_hwqueue.data.records.noise import Causes
+from pytest_hwqueue.engine.causes.explain import HostWork, Trace, explain
+from pytest_hwqueue.engine.causes.traced_pass import noted_collections, noted_compilations
 
 MS = 1_000_000
 _MAIN, _STREAM = 21, 22

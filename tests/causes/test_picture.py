@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.causes.traced_cell import find_causes
-from pytest_hwqueue.causes.traced_pass import TracePlan
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.workloads.registry import workload_class
-from pytest_hwqueue.workloads.workload import parameters_for
+from pytest_hwqueue.engine.causes.traced_cell import find_causes
+from pytest_hwqueue.engine.causes.traced_pass import TracePlan
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Device
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.registry import workload_class
+from pytest_hwqueue.parts.workloads.workload import parameters_for
 
 from .traced import measured
 

@@ -10,24 +10,24 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_hwqueue.causes import traced_cell
-from pytest_hwqueue.causes.seen import kernel_label
-from pytest_hwqueue.causes.traced_pass import TracePlan, _enough
-from pytest_hwqueue.devices.launches import PICTURES
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness.cell import FoundOfCell
-from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.metrics.timeline import Kernel, KernelShape
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.metrics.timeline import Kernel, KernelShape
+from pytest_hwqueue.data.records.cell import RunRecord, Samples
+from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.noise import Causes, causes_line
+from pytest_hwqueue.data.records.tracing import Refusal
+from pytest_hwqueue.engine.causes import traced_cell
+from pytest_hwqueue.engine.causes.seen import kernel_label
+from pytest_hwqueue.engine.causes.traced_pass import TracePlan, _enough
+from pytest_hwqueue.engine.cell.cell import FoundOfCell
+from pytest_hwqueue.engine.cell.program import Program
+from pytest_hwqueue.options.options import Settings
+from pytest_hwqueue.parts.devices.launches import PICTURES
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.own_function import FunctionWorkload, on_every_stream
 from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
 from pytest_hwqueue.plugin.session_reports import lines_of
-from pytest_hwqueue.records.cell import RunRecord, Samples
-from pytest_hwqueue.records.kinds import capabilities_of
-from pytest_hwqueue.records.noise import Causes, causes_line
-from pytest_hwqueue.records.tracing import Refusal
-from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.workloads.own_function import FunctionWorkload, on_every_stream
 
 from ..conftest import MakeRecord
 from .traced import measured

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from pytest_hwqueue.causes import traced_pass as traced_pass_module
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.harness.open_loop import Window, serve
-from pytest_hwqueue.metrics.attribution import Request, attribute
-from pytest_hwqueue.records.tracing import Level, Refusal
-from pytest_hwqueue.tracing.cpu_counters import RunDelays
-from pytest_hwqueue.tracing.perf_events import RING_BYTES, PerfTracer, Tracing
+from pytest_hwqueue.data.metrics.attribution import Request, attribute
+from pytest_hwqueue.data.records.tracing import Level, Refusal
+from pytest_hwqueue.engine.causes import traced_pass as traced_pass_module
+from pytest_hwqueue.engine.causes.perf_events import RING_BYTES, PerfTracer, Tracing
+from pytest_hwqueue.engine.tenants.open_loop import Window, serve
+from pytest_hwqueue.parts.devices.cpu_counters import RunDelays
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
 
 from ..tracing.victims import need
 from .traced import Traced, trace

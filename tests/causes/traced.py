@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_hwqueue.causes.traced_cell import causes_of_pass
-from pytest_hwqueue.causes.traced_pass import TracedPass, TracePlan, traced_pass
-from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.devices.telemetry import TelemetryLog, Unavailable
-from pytest_hwqueue.harness.attempt import Failure
-from pytest_hwqueue.harness.cell import CellRequest
-from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.metrics.attribution import Attribution, RequestCause
-from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.noise import Causes
-from pytest_hwqueue.records.provenance import Provenance
-from pytest_hwqueue.schedulers.syntax import open_scheduler
+from pytest_hwqueue.data.metrics.attribution import Attribution, RequestCause
+from pytest_hwqueue.data.records.cell import Cell, RunRecord
+from pytest_hwqueue.data.records.noise import Causes
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.engine.causes.traced_cell import causes_of_pass
+from pytest_hwqueue.engine.causes.traced_pass import TracedPass, TracePlan, traced_pass
+from pytest_hwqueue.engine.cell.attempt import Failure
+from pytest_hwqueue.engine.cell.cell import CellRequest
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.engine.cell.runner import CellRunner
+from pytest_hwqueue.parts.devices.protocol import Device, Stream
+from pytest_hwqueue.parts.devices.telemetry import TelemetryLog, Unavailable
+from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 
 
 @dataclass

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from pydantic import VERSION
 
-from pytest_hwqueue import suite
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.options import suite
+from pytest_hwqueue.options.options import OPTIONS
 
-ROOT = Path(suite.__file__).parents[1]
+ROOT = Path(suite.__file__).parents[2]
 # One that needs no import before the command's own.
 STARTED = "from pytest_hwqueue.cli.main import main; main(prog_name='hwq')"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_hwqueue.baselines.cell_file import write_cell
-from pytest_hwqueue.baselines.runs import CellBaseline, cell_of_record
-from pytest_hwqueue.records.cell import RunRecord, SessionInfo, session_text
-from pytest_hwqueue.records.files import cell_file_name
+from pytest_hwqueue.data.records.cell import RunRecord, SessionInfo, session_text
+from pytest_hwqueue.data.records.files import cell_file_name
+from pytest_hwqueue.judge.baselines.cell_file import write_cell
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, cell_of_record
 from tests.baselines.run_with import with_p99
 from tests.conftest import make_record
 

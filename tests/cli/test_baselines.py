@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pytest_hwqueue.baselines.store import Store
+from pytest_hwqueue.judge.baselines.store import Store
 from tests.cli.conftest import Launched, hwq
 from tests.cli.stored import DEVICE, cell_id, noisy, put, session_file
 from tests.conftest import make_record

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from pytest_hwqueue.cli.options import comparison_status
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.records.cell import write_record
-from pytest_hwqueue.reports.judgement_file import json_schema
-from pytest_hwqueue.verdicts import judging
-from pytest_hwqueue.verdicts.judging import Judgement
+from pytest_hwqueue.data.records.cell import write_record
+from pytest_hwqueue.judge import judging
+from pytest_hwqueue.judge.file import json_schema
+from pytest_hwqueue.judge.judging import Judgement
+from pytest_hwqueue.judge.verdict import GateSettings
+from pytest_hwqueue.options.of_commands import comparison_status
 from tests.cli.conftest import ROOT, assert_schema_is_the_codes, finished, hwq, real
 from tests.cli.stored import DEVICE, cell_id, noisy, put, session_file
 from tests.conftest import make_record

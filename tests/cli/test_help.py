@@ -7,10 +7,10 @@ import re
 import pytest
 from click.testing import Result
 
-from pytest_hwqueue.noise.names import describe_noises
-from pytest_hwqueue.schedulers.declaration import describe_modes
-from pytest_hwqueue.settings.options import OPTIONS, TOPICS
-from pytest_hwqueue.shipped import shipped
+from pytest_hwqueue.data.noise_names import describe_noises
+from pytest_hwqueue.data.shipped import shipped
+from pytest_hwqueue.options.options import OPTIONS, TOPICS
+from pytest_hwqueue.parts.schedulers.declaration import describe_modes
 from tests.cli.conftest import finished, hwq, real
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from pytest_hwqueue.history.series import HistoryFile
-from pytest_hwqueue.reports.history import sparkline
+from pytest_hwqueue.answers.history.report import sparkline
+from pytest_hwqueue.answers.history.series import HistoryFile
 from tests.cli.conftest import ROOT, assert_schema_is_the_codes, hwq
 from tests.cli.stored import put
 
@@ -95,7 +95,7 @@ def test_sparkline(values: list[float], shown: str) -> None:
 def test_bisect_ends_in_one_sentence_and_goes_on_with_its_state(
     monkeypatch: pytest.MonkeyPatch, ending: Any, status: int
 ) -> None:
-    from pytest_hwqueue.interleaved import bisection
+    from pytest_hwqueue.answers.versions import bisection
 
     subprocess.run(["git", "init", "-q", "-b", "main"], check=True)
     Path("test_mine.py").write_text("")

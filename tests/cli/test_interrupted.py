@@ -36,7 +36,7 @@ run()
 
 @pytest.mark.parametrize(("given", "status", "output", "errors"), [
     (["importing", "click"], 2, "", "hwq: interrupted\n"),
-    (["importing", "pytest_hwqueue.suite", "run", "moe"], 2, "", "hwq: interrupted\n"),
+    (["importing", "pytest_hwqueue.options.suite", "run", "moe"], 2, "", "hwq: interrupted\n"),
     (["leaving"], -2, "hwq, version ", ""),
 ])  # fmt: skip
 def test_ctrl_c_ends_it_in_one_line(
@@ -61,7 +61,7 @@ def test_an_interrupted_fleet_says_what_can_be_done_and_no_signals_number(
     def interrupted(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"pytest_hwqueue.fleet.{module}.{name}", interrupted)
+    monkeypatch.setattr(f"pytest_hwqueue.answers.fleet.{module}.{name}", interrupted)
     done = hwq("fleet", command, "--out", tmp_path / "out", "--device", "sim:h200")
     assert done.exit_code == 2
     assert done.stderr.startswith(said)

@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 import pytest
 
-from pytest_hwqueue import suite
+from pytest_hwqueue.answers.doctor import limits
 from pytest_hwqueue.cli.main import COMMANDS, main
-from pytest_hwqueue.cli.scenario_options import ScenarioFile
-from pytest_hwqueue.doctor import limits
-from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.options import suite
+from pytest_hwqueue.options.of_scenarios import ScenarioFile
+from pytest_hwqueue.options.options import OPTIONS
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, workload_class
 from tests.cli.conftest import ROOT, Launched, finished, hwq, real
 
 STANDS_AS_ARGUMENT = {
@@ -56,7 +56,8 @@ def test_every_common_option_is_there_with_its_line_and_default(command: str) ->
 
 def test_help_and_a_commands_own_options_need_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom pytest_hwqueue import suite\nfrom pytest_hwqueue.cli.main import main\n"
+        "import sys\nfrom pytest_hwqueue.options import suite\n"
+        "from pytest_hwqueue.cli.main import main\n"
         "suite.run_pytest = lambda *_: 0\n"
         "for given in (['--help'], ['run', 'hetero_kernels', '--streams', '2', '--profile']):\n"
         "    try:\n        main(given)\n"
@@ -229,7 +230,7 @@ def test_the_table_of_commands_has_each_ones_own_line_and_imports_none() -> None
     script = (
         "import sys\nfrom pytest_hwqueue.cli.main import COMMANDS, main\n"
         "main(['--help'], standalone_mode=False)\n"
-        "print([e.module for e in COMMANDS.values() if f'pytest_hwqueue.cli.{e.module}' in "
+        "print([e.module for e in COMMANDS.values() if f'pytest_hwqueue.{e.module}' in "
         "sys.modules])"
     )
     status, output, errors = finished(real(script=script))
@@ -281,7 +282,7 @@ def test_a_signal_reaches_the_command_once(
         "sys.exit(40 + len(times))\n"
     )
     script = (
-        "import os, sys\nfrom pytest_hwqueue.suite import run_pytest\n"
+        "import os, sys\nfrom pytest_hwqueue.options.suite import run_pytest\n"
         f"sys.exit(run_pytest([sys.executable, '-c', {command!r}], os.environ))"
     )
     process = real(script=script)
@@ -327,8 +328,8 @@ def _wait_for(path: Path, limit_s: float = 30) -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("reports.page.render", "torch"),  # `hwq report`
-        ("reports.listing", "scipy"),  # `hwq list`
+        ("answers.page.render", "torch"),  # `hwq report`
+        ("options.listing", "scipy"),  # `hwq list`
         ("plugin.scenario_items", "rich"),  # scenario files that pytest collects
     ],
 )

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from pytest_hwqueue.cli.measuring import plugin_arguments
-from pytest_hwqueue.cli.options import given_options
-from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
-from pytest_hwqueue.workloads.registry import workload_class
-from pytest_hwqueue.workloads.workload import Parameters
+from pytest_hwqueue.options.measuring import plugin_arguments
+from pytest_hwqueue.options.of_commands import given_options
+from pytest_hwqueue.parts.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
+from pytest_hwqueue.parts.workloads.registry import workload_class
+from pytest_hwqueue.parts.workloads.workload import Parameters
 from tests.cli.conftest import Launched, hwq
 
 COMMANDS = ("run", "sweep", "profile")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.records.cell import Metrics, write_record
-from pytest_hwqueue.workloads.registry import WORKLOADS
+from pytest_hwqueue.data.records.cell import Metrics, write_record
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS
 from tests.cli.conftest import Launched, hwq
 from tests.cli.stored import DEVICE, noisy, put, session_file
 from tests.conftest import make_record
@@ -95,7 +95,7 @@ def test_servers_need_a_client_before_anything_starts(
         "goals: [api.p99 < 100 ms]\n"
     )
     lacking = "servers need aiohttp: install it"
-    monkeypatch.setattr("pytest_hwqueue.servers.spec.missing_client", lambda: lacking)
+    monkeypatch.setattr("pytest_hwqueue.engine.tenants.server_spec.missing_client", lambda: lacking)
     result = hwq(*command.split(), str(file), "--device=cpu", f"--dir={tmp_path / 'records'}")
     assert lacking in result.output
     assert result.exit_code == 4

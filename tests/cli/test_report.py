@@ -13,8 +13,8 @@ import vl_convert  # noqa: F401
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.records.cell import write_record
-from pytest_hwqueue.reports import drawing as needed
+from pytest_hwqueue.data.document import drawing as needed
+from pytest_hwqueue.data.records.cell import write_record
 from tests.conftest import RunInProcess
 from tests.reports.conftest import make
 

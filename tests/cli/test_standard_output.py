@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.document import Paragraph
-from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.standard_output import readable
+from pytest_hwqueue.data.document.document import Paragraph
+from pytest_hwqueue.data.document.standard_output import readable
+from pytest_hwqueue.data.document.terminal import rendered
 from tests.acceptance.inner import plain_environment
 
 

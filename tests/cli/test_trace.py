@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pytest_hwqueue import suite
-from pytest_hwqueue.cli.trace import words_of_cell
-from pytest_hwqueue.devices.launches import PICTURES
-from pytest_hwqueue.records.cell import Cell
+from pytest_hwqueue.answers.trace.command import words_of_cell
+from pytest_hwqueue.data.records.cell import Cell
+from pytest_hwqueue.options import suite
+from pytest_hwqueue.parts.devices.launches import PICTURES
 from tests.cli.conftest import Launched, hwq
 
 

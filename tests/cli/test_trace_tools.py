@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_hwqueue import suite
-from pytest_hwqueue.devices.accelerator import AcceleratorStream, RangedStream
+from pytest_hwqueue.options import suite
+from pytest_hwqueue.parts.devices.accelerator import AcceleratorStream, RangedStream
 from tests.cli.conftest import Launched, finished, hwq, real
 
 # Notes its arguments and the variable that asks for ranges, writes the file that the tool would,

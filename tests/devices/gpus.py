@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices import accelerator, kinds
-from pytest_hwqueue.devices.accelerator import Accelerator
+from pytest_hwqueue.parts.devices import accelerator, kinds
+from pytest_hwqueue.parts.devices.accelerator import Accelerator
 
 
 class Gpus(threading.local):
@@ -49,7 +49,9 @@ class Gpus(threading.local):
         # It launches kernels; what is of interest here is on which streams of which device.
         monkeypatch.setattr(Accelerator, "_settle", lambda _: None)
         monkeypatch.setattr(kinds, "loaded_library", lambda stem: stem)
-        monkeypatch.setattr("pytest_hwqueue.devices.kinds.ctypes.CDLL", lambda _: Library(self))
+        monkeypatch.setattr(
+            "pytest_hwqueue.parts.devices.kinds.ctypes.CDLL", lambda _: Library(self)
+        )
 
     def set_device(self, device: Any) -> None:
         self.current = getattr(device, "index", device)

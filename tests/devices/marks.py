@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.protocol import Event
+from pytest_hwqueue.parts.devices.protocol import Event
 
 # Only how long a broken device may hold a test up; what holds never waits as long.
 PATIENCE_S = 30.0

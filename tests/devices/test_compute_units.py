@@ -13,16 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices import accelerator
-from pytest_hwqueue.devices.accelerator import Accelerator, AcceleratorPool
-from pytest_hwqueue.devices.compute_units import (
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.parts.devices import accelerator
+from pytest_hwqueue.parts.devices.accelerator import Accelerator, AcceleratorPool
+from pytest_hwqueue.parts.devices.compute_units import (
     IdleStreams,
     Partition,
     create_masked_stream,
     group_of,
 )
-from pytest_hwqueue.devices.kinds import Runtime
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.parts.devices.kinds import Runtime
 
 from .gpus import Gpus
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_hwqueue.devices import conditions
-from pytest_hwqueue.devices.conditions import Preloads, named_precision, sorted_preloads
-from pytest_hwqueue.devices.fingerprint import fingerprint
-from pytest_hwqueue.records.conditions import PRECISION, fields_of_variable
+from pytest_hwqueue.data.records.conditions import PRECISION, fields_of_variable
+from pytest_hwqueue.parts.devices import conditions
+from pytest_hwqueue.parts.devices.conditions import Preloads, named_precision, sorted_preloads
+from pytest_hwqueue.parts.devices.fingerprint import fingerprint
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 
@@ -29,7 +29,7 @@ def compiled(library: Path, source: str = "int tiny_library(void) { return 1; }"
 
 def printed(code: str, **variables: str) -> str:
     """What a fresh process prints that has imported the module as ``conditions``."""
-    command = [sys.executable, "-c", f"from pytest_hwqueue.devices import conditions\n{code}"]
+    command = [sys.executable, "-c", f"from pytest_hwqueue.parts.devices import conditions\n{code}"]
     ran = subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )

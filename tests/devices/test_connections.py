@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.accelerator import Accelerator
-from pytest_hwqueue.devices.connections import CONNECTIONS
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.accelerator import Accelerator
+from pytest_hwqueue.parts.devices.connections import CONNECTIONS
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 
 CUDA, HIP = CONNECTIONS["cuda"], CONNECTIONS["hip"]
 

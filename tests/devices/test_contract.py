@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.metrics.timeline import Timeline
-from pytest_hwqueue.records.kinds import KINDS, capabilities_of
+from pytest_hwqueue.data.metrics.timeline import Timeline
+from pytest_hwqueue.data.records.kinds import KINDS, capabilities_of
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Device
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 
 from .marks import PROGRAMS, Numbered, Program, play, within_patience
 

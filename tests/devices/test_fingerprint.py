@@ -16,16 +16,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices import conditions
-from pytest_hwqueue.devices.fingerprint import (
+from pytest_hwqueue.data.records.conditions import SETTING_FIELDS, is_of_process
+from pytest_hwqueue.data.records.fingerprint import Fingerprint, FingerprintDifference, differences
+from pytest_hwqueue.data.records.kinds import DeviceKind
+from pytest_hwqueue.parts.devices import conditions
+from pytest_hwqueue.parts.devices.fingerprint import (
     CUDA_QUEUE_SETTINGS,
     HIP_QUEUE_SETTINGS,
     fingerprint,
     of_processes,
 )
-from pytest_hwqueue.records.conditions import SETTING_FIELDS, is_of_process
-from pytest_hwqueue.records.fingerprint import Fingerprint, FingerprintDifference, differences
-from pytest_hwqueue.records.kinds import DeviceKind
 from tests.reports.stored_texts import assert_as_stored
 
 from .vendors import NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, raising

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_hwqueue.devices import green_contexts
-from pytest_hwqueue.devices.compute_units import GroupEvidence
-from pytest_hwqueue.devices.green_contexts import GreenContexts, group_of, why_not
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.parts.devices import green_contexts
+from pytest_hwqueue.parts.devices.compute_units import GroupEvidence
+from pytest_hwqueue.parts.devices.green_contexts import GreenContexts, group_of, why_not
 
 from .cuda_driver import TOTAL, CUresult, Driver
 from .vendors import raising

@@ -13,13 +13,13 @@ import psutil
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice, HostEvent, HostPool, host_event
-from pytest_hwqueue.devices.kinds import open_device
-from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Event
-from pytest_hwqueue.doctor import checks
-from pytest_hwqueue.doctor.checks import describe_machine
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.answers.doctor import checks
+from pytest_hwqueue.answers.doctor.checks import describe_machine
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.parts.devices.host import HostDevice, HostEvent, HostPool, host_event
+from pytest_hwqueue.parts.devices.kinds import open_device
+from pytest_hwqueue.parts.devices.launches import TagLog
+from pytest_hwqueue.parts.devices.protocol import Event
 
 from .marks import PATIENCE_S, within_patience
 

@@ -19,17 +19,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices import kernel_trace
-from pytest_hwqueue.devices.accelerator import AcceleratorPool
-from pytest_hwqueue.devices.clocks import ClockOffset, ClockPair
-from pytest_hwqueue.devices.launches import (
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
+from pytest_hwqueue.parts.devices import kernel_trace
+from pytest_hwqueue.parts.devices.accelerator import AcceleratorPool
+from pytest_hwqueue.parts.devices.clocks import ClockOffset, ClockPair
+from pytest_hwqueue.parts.devices.launches import (
     LaunchTrace,
     rank_of_process,
     trace_path,
     write_trace,
 )
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.metrics.timeline import HostCall, Kernel, KernelShape, Timeline
 from tests.reports.stored_texts import assert_as_stored
 
 from .marks import Numbered, complete
@@ -374,7 +374,7 @@ def test_a_profiler_notes_ranges_and_operations_only_if_asked(
 def test_tracing_imports_no_compiler() -> None:
     script = (
         "import sys, warnings; warnings.simplefilter('ignore'); "
-        "from pytest_hwqueue.devices.kernel_trace import Profiler; "
+        "from pytest_hwqueue.parts.devices.kernel_trace import Profiler; "
         "Profiler().start().stop(); "
         "assert not {'torch._inductor', 'torch._dynamo'} & {*sys.modules}"
     )

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import pytest_hwqueue
-from pytest_hwqueue.devices import kinds
-from pytest_hwqueue.devices.kinds import CPU, DeviceChoice, choose_devices, open_device
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.records.kinds import (
+from pytest_hwqueue.data.errors import BadOption
+from pytest_hwqueue.data.records.kinds import (
     KINDS,
     Capabilities,
     can_name_devices,
     capabilities_of,
     kind_of,
 )
+from pytest_hwqueue.parts.devices import kinds
+from pytest_hwqueue.parts.devices.kinds import CPU, DeviceChoice, choose_devices, open_device
 
 
 def test_labels_begin_with_the_kind_and_an_unknown_one_is_a_real_accelerators() -> None:
@@ -59,8 +59,8 @@ def test_nothing_but_devices_and_kinds_asks_whether_one_is_simulated() -> None:
     asking = [
         f"{path.relative_to(package)}:{getattr(node, 'lineno', 0)}"
         for path, source in sources.items()
-        if package / "devices" not in path.parents
-        and path != package / "records/kinds.py"
+        if package / "parts" / "devices" not in path.parents
+        and path != package / "data/records/kinds.py"
         and any(word in source for word in ("'sim", '"sim', "SimulatedDevice"))
         for node in ast.walk(ast.parse(source))
         if asks_for_the_kind(node)
@@ -167,7 +167,7 @@ def test_others_need_no_look_at_accelerators(monkeypatch: pytest.MonkeyPatch) ->
         assert open_device(label).label == label
     opened: list[object] = []
     monkeypatch.setattr(
-        "pytest_hwqueue.devices.accelerator.Accelerator", lambda *given: opened.append(given)
+        "pytest_hwqueue.parts.devices.accelerator.Accelerator", lambda *given: opened.append(given)
     )
     open_device.__wrapped__("cuda:3")
     open_device.__wrapped__("hip", "hip:5")

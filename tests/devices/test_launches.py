@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.launches import LaunchTrace, TagLog
+from pytest_hwqueue.parts.devices.launches import LaunchTrace, TagLog
 
 from .marks import Numbered, distance
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_hwqueue.devices.lease import keep, lease, lock_path, session_leases
-from pytest_hwqueue.errors import LeaseError
+from pytest_hwqueue.data.errors import LeaseError
+from pytest_hwqueue.parts.devices.lease import keep, lease, lock_path, session_leases
 
 KEY = "GPU-00000000-1111-2222-3333-444444444444"
 NOBODY = 65534
@@ -30,7 +30,7 @@ HOLDER = textwrap.dedent(
     """
     import os, pwd, sys
     os.umask(0o077)
-    from pytest_hwqueue.devices.lease import lease
+    from pytest_hwqueue.parts.devices.lease import lease
     if sys.argv[2:]:  # after the imports, which that user may not be allowed to read
         os.setgroups([])
         os.setgid(int(sys.argv[2]))
@@ -156,7 +156,7 @@ def test_a_note_that_says_nothing_readable_reaches_nobody(start: Callable[..., S
 def test_who_waits_long_is_told_again_and_in_the_end_what_to_do(
     start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pytest_hwqueue.devices.lease._SAY_AGAIN_S", 0.15)
+    monkeypatch.setattr("pytest_hwqueue.parts.devices.lease._SAY_AGAIN_S", 0.15)
     holder = start().holds()
     said: list[str] = []
     began = time.monotonic()
@@ -282,7 +282,7 @@ def test_one_device_has_one_file_and_two_devices_have_two() -> None:
 CONTAINED = textwrap.dedent(
     """
     import os, sys
-    from pytest_hwqueue.devices.lease import keep, session_leases
+    from pytest_hwqueue.parts.devices.lease import keep, session_leases
     with session_leases(lambda text: print("waits", text, flush=True), 20):
         keep(sys.argv[1])
         print("held by process", os.getpid(), flush=True)

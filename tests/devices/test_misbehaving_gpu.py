@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_hwqueue.suite import plugin_name
+from pytest_hwqueue.options.suite import plugin_name
 
 ROOT = Path(__file__).parents[2]
 

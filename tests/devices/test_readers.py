@@ -13,14 +13,19 @@ import psutil
 import pynvml
 import pytest
 
-from pytest_hwqueue.devices.telemetry import (
+from pytest_hwqueue.data.records.telemetry import (
+    HostSample,
+    OtherProcess,
+    Telemetry,
+    TelemetrySample,
+)
+from pytest_hwqueue.parts.devices.telemetry import (
     AmdSmiReader,
     HostReader,
     NvmlReader,
     Unavailable,
     open_reader,
 )
-from pytest_hwqueue.records.telemetry import HostSample, OtherProcess, Telemetry, TelemetrySample
 
 from .vendors import GONE, NOT_SUPPORTED, SLICE, UUID, AmdSmi, Nvml, process, raising
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from pytest_hwqueue.devices.accelerator import Accelerator, AcceleratorPool
-from pytest_hwqueue.devices.kinds import Runtime
-from pytest_hwqueue.errors import DeviceError
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.parts.devices.accelerator import Accelerator, AcceleratorPool
+from pytest_hwqueue.parts.devices.kinds import Runtime
 
 from .gpus import Gpus
 from .marks import within_patience
@@ -111,8 +111,8 @@ def test_cuda_in_a_test_is_the_device_that_it_measures(
     pytester.makepyfile(
         """
         import torch
-        from pytest_hwqueue.devices import kinds
-        from pytest_hwqueue.devices.host import HostDevice
+        from pytest_hwqueue.parts.devices import kinds
+        from pytest_hwqueue.parts.devices.host import HostDevice
 
         class Gpu(HostDevice):
             torch_device = torch.device("cuda", 1)
@@ -121,6 +121,6 @@ def test_cuda_in_a_test_is_the_device_that_it_measures(
         def test_mine(hwq_device): pass
         """
     )
-    monkeypatch.setattr("pytest_hwqueue.devices.kinds.open_device", None)
+    monkeypatch.setattr("pytest_hwqueue.parts.devices.kinds.open_device", None)
     run_in_process("--hwq-device=cpu").assert_outcomes(passed=1)
     assert chosen == [torch.device("cuda", 1)]

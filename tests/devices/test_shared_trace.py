@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices import shared_trace
-from pytest_hwqueue.devices.shared_trace import SharedTrace
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.metrics.timeline import Timeline
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.metrics.timeline import Timeline
+from pytest_hwqueue.parts.devices import shared_trace
+from pytest_hwqueue.parts.devices.shared_trace import SharedTrace
 
 from .marks import complete
 

@@ -10,13 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.telemetry import (
+from pytest_hwqueue.data.records.telemetry import (
+    HostSample,
+    Telemetry,
+    TelemetrySample,
+    ThrottledSpan,
+)
+from pytest_hwqueue.parts.devices.telemetry import (
     TelemetryLog,
     TelemetryReader,
     Unavailable,
     throttled_spans,
 )
-from pytest_hwqueue.records.telemetry import HostSample, Telemetry, TelemetrySample, ThrottledSpan
 
 
 class Scripted(TelemetryReader):

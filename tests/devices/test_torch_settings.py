@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.torch_settings import (
+from pytest_hwqueue.parts.devices.torch_settings import (
     Float32Precision,
     changed_settings,
     changes_in_words,

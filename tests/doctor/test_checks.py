@@ -10,17 +10,17 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from pytest_hwqueue.devices.fingerprint import fingerprint
-from pytest_hwqueue.devices.kinds import CPU, DeviceChoice, open_device
-from pytest_hwqueue.devices.telemetry import Unavailable
-from pytest_hwqueue.doctor import checks
-from pytest_hwqueue.doctor.checks import Check, CheckedMachine, CheckStatus, ask, run_checks
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.kinds import KINDS
-from pytest_hwqueue.records.telemetry import OtherProcess, TelemetrySample
-from pytest_hwqueue.schedulers import mps_daemons
-from pytest_hwqueue.schedulers.mps_daemons import Daemon
+from pytest_hwqueue.answers.doctor import checks
+from pytest_hwqueue.answers.doctor.checks import Check, CheckedMachine, CheckStatus, ask, run_checks
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.kinds import KINDS
+from pytest_hwqueue.data.records.telemetry import OtherProcess, TelemetrySample
+from pytest_hwqueue.parts.devices.fingerprint import fingerprint
+from pytest_hwqueue.parts.devices.kinds import CPU, DeviceChoice, open_device
+from pytest_hwqueue.parts.devices.telemetry import Unavailable
+from pytest_hwqueue.parts.schedulers import mps_daemons
+from pytest_hwqueue.parts.schedulers.mps_daemons import Daemon
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
 HIP = DeviceChoice("hip", "hip", 0)

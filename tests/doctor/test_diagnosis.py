@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pytest_hwqueue import doctor
-from pytest_hwqueue.doctor import Diagnosis, as_json, diagnose, limits
-from pytest_hwqueue.doctor.checks import Check
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.reports.doctor import diagnosis_document
-from pytest_hwqueue.reports.grid import print_document
+from pytest_hwqueue.answers import doctor
+from pytest_hwqueue.answers.doctor import Diagnosis, as_json, diagnose, limits
+from pytest_hwqueue.answers.doctor.checks import Check
+from pytest_hwqueue.answers.doctor.report import diagnosis_document
+from pytest_hwqueue.data.document.terminal import print_document
+from pytest_hwqueue.data.errors import BadOption
 
 
 def test_a_whole_diagnosis_prints_and_is_json(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.kinds import open_device
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.doctor import limits
-from pytest_hwqueue.doctor.limits import DeviceLimits, DispatchDelay, QueuesAtOnce
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.metrics.estimate import Estimate
+from pytest_hwqueue.answers.doctor import limits
+from pytest_hwqueue.answers.doctor.limits import DeviceLimits, DispatchDelay, QueuesAtOnce
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.parts.devices.kinds import open_device
+from pytest_hwqueue.parts.devices.protocol import Device
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.fleet import cluster as fleet_cluster
-from pytest_hwqueue.fleet.check import AGAIN, read_check
-from pytest_hwqueue.fleet.cluster import Cluster, run_fleet
-from pytest_hwqueue.fleet.collected import checked_gpus, collect
-from pytest_hwqueue.fleet.verdicts import confirmed, judge_fleet
-from pytest_hwqueue.safe_files import write_bytes
+from pytest_hwqueue.answers.fleet import cluster as fleet_cluster
+from pytest_hwqueue.answers.fleet.check import AGAIN, read_check
+from pytest_hwqueue.answers.fleet.cluster import Cluster, run_fleet
+from pytest_hwqueue.answers.fleet.collected import checked_gpus, collect
+from pytest_hwqueue.answers.fleet.verdicts import confirmed, judge_fleet
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.safe_files import write_bytes
 
 pytestmark = [
     # Ray's own: sockets that it leaves to the garbage collector.

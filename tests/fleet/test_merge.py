@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
+from pytest_hwqueue.answers.fleet import check
+from pytest_hwqueue.answers.fleet.check import Place, write_check
+from pytest_hwqueue.answers.fleet.collected import checked_gpus, collect, set_damaged_aside
+from pytest_hwqueue.answers.fleet.verdicts import judge_fleet
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.fleet import check
-from pytest_hwqueue.fleet.check import Place, write_check
-from pytest_hwqueue.fleet.collected import checked_gpus, collect, set_damaged_aside
-from pytest_hwqueue.fleet.verdicts import judge_fleet
-from pytest_hwqueue.reports import drawing
+from pytest_hwqueue.data.document import drawing
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from pytest_hwqueue.answers.fleet import check, cluster
+from pytest_hwqueue.answers.fleet.check import AGAIN, Place, write_check
+from pytest_hwqueue.answers.fleet.cluster import is_loopback, node_names
+from pytest_hwqueue.answers.fleet.collected import collect
+from pytest_hwqueue.answers.fleet.report import (
+    drain_commands,
+    fleet_document,
+    fleet_json,
+    prometheus_text,
+)
+from pytest_hwqueue.answers.fleet.verdicts import judge_fleet
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.fleet import check, cluster
-from pytest_hwqueue.fleet.check import AGAIN, Place, write_check
-from pytest_hwqueue.fleet.cluster import is_loopback, node_names
-from pytest_hwqueue.fleet.collected import collect
-from pytest_hwqueue.fleet.verdicts import judge_fleet
-from pytest_hwqueue.reports.document import markdown
-from pytest_hwqueue.reports.fleet import drain_commands, fleet_document, fleet_json, prometheus_text
+from pytest_hwqueue.data.document.document import markdown
+from pytest_hwqueue.data.errors import HwqError
 from tests.fleet.test_merge import change, fleet_of, measured
 
 if TYPE_CHECKING:

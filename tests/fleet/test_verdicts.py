@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.fleet.outliers import compare, distances, scores, spreads, unsteady
-from pytest_hwqueue.fleet.verdicts import Gpu, confirmed, judge_fleet, to_measure_again
-from pytest_hwqueue.reports.document import markdown
-from pytest_hwqueue.reports.fleet import drain_commands, fleet_document, fleet_json, prometheus_text
+from pytest_hwqueue.answers.fleet.outliers import compare, distances, scores, spreads, unsteady
+from pytest_hwqueue.answers.fleet.report import (
+    drain_commands,
+    fleet_document,
+    fleet_json,
+    prometheus_text,
+)
+from pytest_hwqueue.answers.fleet.verdicts import Gpu, confirmed, judge_fleet, to_measure_again
+from pytest_hwqueue.data.document.document import markdown
 from tools.fleet_rates import RUNS, SPEEDS
 from tools.fleet_rates import fleet as varying
 

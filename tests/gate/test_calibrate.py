@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.calibrate import (
+from pytest_hwqueue.judge.calibrate import (
     CellCalibration,
     calibrate,
     can_convict,
@@ -20,8 +20,8 @@ from pytest_hwqueue.gate.calibrate import (
     runs_needed,
     runs_to_convict,
 )
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.verdict import GateSettings
 
 SETTINGS = GateSettings()
 

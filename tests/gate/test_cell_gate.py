@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.calibrate import can_convict
-from pytest_hwqueue.gate.cell_gate import CellGate, can_be_convicted
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.suite_gate import conclude
-from pytest_hwqueue.gate.verdict import (
+from pytest_hwqueue.judge.calibrate import can_convict
+from pytest_hwqueue.judge.cell_gate import CellGate, can_be_convicted
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.suite_gate import conclude
+from pytest_hwqueue.judge.verdict import (
     ITERATION_TIME,
     P90,
     P95,

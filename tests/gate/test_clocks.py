@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.clocks import Clocks, clocks_of
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.suite_gate import SuiteGate
-from pytest_hwqueue.gate.verdict import P99, THROUGHPUT, GateSettings, Quantity, Verdict
+from pytest_hwqueue.judge.clocks import Clocks, clocks_of
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.suite_gate import SuiteGate
+from pytest_hwqueue.judge.verdict import P99, THROUGHPUT, GateSettings, Quantity, Verdict
 
 SETTINGS = GateSettings(tau=0.005, session_effect=0.0)
 NOMINAL, LOWER = 1980.0, 1782.0

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.calibrate import detectable_effect, least_effect
-from pytest_hwqueue.gate.effects import LEAST_EFFECT, cell_settings, limit_of, of_pairs
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.sessions import LEAST_TAU
-from pytest_hwqueue.gate.suite_gate import SuiteGate
-from pytest_hwqueue.gate.verdict import P99, THROUGHPUT, GateSettings, Quantity
-from pytest_hwqueue.interleaved.sides import by_pairs
+from pytest_hwqueue.answers.versions.sides import by_pairs
+from pytest_hwqueue.judge.calibrate import detectable_effect, least_effect
+from pytest_hwqueue.judge.effects import LEAST_EFFECT, cell_settings, limit_of, of_pairs
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.sessions import LEAST_TAU
+from pytest_hwqueue.judge.suite_gate import SuiteGate
+from pytest_hwqueue.judge.verdict import P99, THROUGHPUT, GateSettings, Quantity
 from tools.gate_robust import judged
 
 AUTO = GateSettings.of_options(min_effect=None)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.look import FigureEvidence, weigh
-from pytest_hwqueue.gate.runs import (
+from pytest_hwqueue.judge.look import FigureEvidence, weigh
+from pytest_hwqueue.judge.runs import (
     isolated,
     least_spread,
     most_set_aside,
     pairs_separation,
     separation,
 )
-from pytest_hwqueue.gate.verdict import GateSettings
+from pytest_hwqueue.judge.verdict import GateSettings
 
 QUIET = [0.00, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10]
 WIDE = [0.3 * value for value in range(12)]

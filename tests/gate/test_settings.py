@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.gate.runs import ProcessRun, figure_of
-from pytest_hwqueue.gate.verdict import (
+from pytest_hwqueue.judge.runs import ProcessRun, figure_of
+from pytest_hwqueue.judge.verdict import (
     P50,
     P90,
     P95,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control, t, ttest_ind, ttest_rel
 
-from pytest_hwqueue.gate.statistics import (
+from pytest_hwqueue.judge.statistics import (
     GRID,
     compare,
     compare_pairs,

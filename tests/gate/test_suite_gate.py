@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.sessions import with_session_effect
-from pytest_hwqueue.gate.suite_gate import SuiteGate
-from pytest_hwqueue.gate.verdict import P99, THROUGHPUT, GateSettings, Verdict
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.sessions import with_session_effect
+from pytest_hwqueue.judge.suite_gate import SuiteGate
+from pytest_hwqueue.judge.verdict import P99, THROUGHPUT, GateSettings, Verdict
 from tests.conftest import slow
 
 Runs = dict[str, list[ProcessRun]]

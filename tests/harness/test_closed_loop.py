@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.harness import closed_loop
-from pytest_hwqueue.harness.closed_loop import LoopPlan, LoopResult, measure, warm_up
-from pytest_hwqueue.harness.program import Program
-from pytest_hwqueue.records.cell import WarmUp
-from pytest_hwqueue.records.kinds import KINDS
-from pytest_hwqueue.tracing.cpu_counters import CpuCounting
+from pytest_hwqueue.data.records.cell import WarmUp
+from pytest_hwqueue.data.records.kinds import KINDS
+from pytest_hwqueue.engine.cell import closed_loop
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, LoopResult, measure, warm_up
+from pytest_hwqueue.engine.cell.program import Program
+from pytest_hwqueue.parts.devices.cpu_counters import CpuCounting
+from pytest_hwqueue.parts.devices.launches import TagLog
+from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 
 LAUNCH_NS = 7
 LEAD_IN = 3  # iterations that are run before the first sample

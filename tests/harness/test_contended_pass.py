@@ -11,23 +11,23 @@ from typing import cast
 import numpy as np
 import pytest
 
-from pytest_hwqueue.devices.held import NotHeld
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device, Marks, Stream, StreamPool
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import InvalidMeasurement
-from pytest_hwqueue.harness.contended_pass import (
+from pytest_hwqueue.data.errors import InvalidMeasurement
+from pytest_hwqueue.data.metrics.contention import HeldWindow
+from pytest_hwqueue.engine.cell.contended_pass import (
     Contended,
     ContendedPlan,
     Judged,
     contended_pass,
     contended_program,
 )
-from pytest_hwqueue.harness.program import Enqueue, taped
-from pytest_hwqueue.harness.sample_plan import SamplePlan
-from pytest_hwqueue.metrics.contention import HeldWindow
-from pytest_hwqueue.workloads.registry import workload_class
-from pytest_hwqueue.workloads.workload import PrimaryLatency, Setup, parameters_for
+from pytest_hwqueue.engine.cell.program import Enqueue, taped
+from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
+from pytest_hwqueue.parts.devices.held import NotHeld
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Device, Marks, Stream, StreamPool
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.registry import workload_class
+from pytest_hwqueue.parts.workloads.workload import PrimaryLatency, Setup, parameters_for
 
 # Of some windows alone: a window of 32 streams takes a simulated millisecond, and a real 0.1 s.
 BRIEF = ContendedPlan(SamplePlan(1), time_ns=8_000_000, wall_ns=10**12)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_hwqueue.errors import CheckFailed, DeviceError, InvalidMeasurement, OwnCodeFailed
-from pytest_hwqueue.harness.attempt import Failure, Found, RunEnded, attempt, describe_failure
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.data.errors import CheckFailed, DeviceError, InvalidMeasurement, OwnCodeFailed
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.engine.cell.attempt import Failure, Found, RunEnded, attempt, describe_failure
 
 # Younger than the oldest torch supported.
 _ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", None)

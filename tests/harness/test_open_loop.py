@@ -18,12 +18,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.errors import InvalidMeasurement
-from pytest_hwqueue.harness import open_loop
-from pytest_hwqueue.harness.closed_loop import garbage_collection_held
-from pytest_hwqueue.harness.open_loop import (
+from pytest_hwqueue.data.errors import InvalidMeasurement
+from pytest_hwqueue.data.records.kinds import KINDS
+from pytest_hwqueue.data.records.tenants import GeneratorLateness, RequestFailure
+from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
+from pytest_hwqueue.engine.tenants import open_loop
+from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
     ClosedLoop,
     RequestLog,
@@ -34,8 +34,8 @@ from pytest_hwqueue.harness.open_loop import (
     lateness_note,
     serve,
 )
-from pytest_hwqueue.records.kinds import KINDS
-from pytest_hwqueue.records.tenants import GeneratorLateness, RequestFailure
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Device
 
 MS = 1_000_000
 SECOND = 1_000 * MS

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.harness.cell import FoundOfCell, OpenCell
-from pytest_hwqueue.harness.planted_fault import Planted, weighed
-from pytest_hwqueue.metrics.latency import summarise_latency
-from pytest_hwqueue.records.kinds import KINDS
-from pytest_hwqueue.workloads.registry import workload_class
-from pytest_hwqueue.workloads.workload import parameters_for
+from pytest_hwqueue.data.metrics.latency import summarise_latency
+from pytest_hwqueue.data.records.kinds import KINDS
+from pytest_hwqueue.engine.cell.cell import FoundOfCell, OpenCell
+from pytest_hwqueue.engine.cell.planted_fault import Planted, weighed
+from pytest_hwqueue.parts.workloads.registry import workload_class
+from pytest_hwqueue.parts.workloads.workload import parameters_for
 
 
 @given(

@@ -10,11 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.kinds import open_device
-from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness.program import (
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.engine.cell.program import (
     Enqueue,
     Program,
     SlowedLaunches,
@@ -23,6 +20,9 @@ from pytest_hwqueue.harness.program import (
     launch_times,
     slowed_request,
 )
+from pytest_hwqueue.parts.devices.kinds import open_device
+from pytest_hwqueue.parts.devices.launches import TagLog
+from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
 
 # What was enqueued, on which stream, and the event or the launch's number.
 Step = tuple[str, int, Any]

@@ -12,16 +12,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_hwqueue.baselines.runs import cell_of_record, condition_differences
-from pytest_hwqueue.devices.cache import BufferFlush
-from pytest_hwqueue.devices.host import HostDevice, HostPool
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.telemetry import HostReader
-from pytest_hwqueue.errors import CheckFailed, DeviceError, NotProven, RefusedFigure
-from pytest_hwqueue.harness.attempt import Failure
-from pytest_hwqueue.harness.cell import CellRequest
-from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.runner import (
+from pytest_hwqueue.data.errors import CheckFailed, DeviceError, NotProven, RefusedFigure
+from pytest_hwqueue.data.metrics.timeline import Timeline
+from pytest_hwqueue.data.records.cell import Cell, RunRecord
+from pytest_hwqueue.data.records.declared import PACE
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.engine.cell.attempt import Failure
+from pytest_hwqueue.engine.cell.cell import CellRequest
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.ranks import measure_alone
+from pytest_hwqueue.engine.cell.runner import (
     COLD,
     PROFILED,
     CellRunner,
@@ -30,23 +31,22 @@ from pytest_hwqueue.harness.runner import (
     time_shortfall,
     traced_iterations,
 )
-from pytest_hwqueue.metrics.timeline import Timeline
-from pytest_hwqueue.ranks.cell import measure_alone
-from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.declared import PACE
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.provenance import Provenance
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.judge.baselines.runs import cell_of_record, condition_differences
+from pytest_hwqueue.parts.devices.cache import BufferFlush
+from pytest_hwqueue.parts.devices.host import HostDevice, HostPool
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.telemetry import HostReader
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.native import Native
+from pytest_hwqueue.parts.schedulers.syntax import (
     Scheduler,
     SchedulerPaths,
     open_scheduler,
     parse_scheduler,
 )
-from pytest_hwqueue.workloads.own_function import FunctionWorkload
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
-from pytest_hwqueue.workloads.workload import (
+from pytest_hwqueue.parts.workloads.own_function import FunctionWorkload
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.parts.workloads.workload import (
     Parameters,
     PrimaryLatency,
     Setup,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.harness.sample_plan import FEW, USUAL, SamplePlan
-from pytest_hwqueue.metrics.interference import latency_ratio
+from pytest_hwqueue.data.metrics.interference import latency_ratio
+from pytest_hwqueue.engine.cell.sample_plan import FEW, USUAL, SamplePlan
 
 MS = 1_000_000
 ONLY = SamplePlan(only_run=True)

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.harness.timeline_pass import (
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.data.metrics.switching import THREADS
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.records.kinds import KINDS
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.engine.cell.timeline_pass import (
     PROBE_KERNEL_NS,
     events_disturb,
     probe_queue_switch,
@@ -25,14 +26,13 @@ from pytest_hwqueue.harness.timeline_pass import (
     timeline_pass,
     traced_latencies,
 )
-from pytest_hwqueue.metrics.switching import THREADS
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.kinds import KINDS
-from pytest_hwqueue.workloads.latency_sensitive.hetero_kernels import (
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
+from pytest_hwqueue.parts.workloads.latency_sensitive.hetero_kernels import (
     HeteroKernels,
     HeteroParameters,
 )
-from pytest_hwqueue.workloads.workload import Setup
+from pytest_hwqueue.parts.workloads.workload import Setup
 
 MOST_HELD = 850
 MOST_REPEATS = 20

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.history.analysis import LEAST_SESSIONS, find_change_points, levels
+from pytest_hwqueue.answers.history.analysis import LEAST_SESSIONS, find_change_points, levels
+from pytest_hwqueue.data.errors import HwqError
 
 RATE = 0.01
 pytest.importorskip("otava", reason="the extra history is not installed")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.history.analysis import drift, find_change_points
-from pytest_hwqueue.history.resemblance import (
+from pytest_hwqueue.answers.history.analysis import drift, find_change_points
+from pytest_hwqueue.answers.history.resemblance import (
     coloured,
     greatest_correlation,
     innovations_of,

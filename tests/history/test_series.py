@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.history.analysis import analyse
-from pytest_hwqueue.history.series import Series, SeriesHistory, arrange
-from pytest_hwqueue.processes.git import CommitLine
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.answers.history.analysis import analyse
+from pytest_hwqueue.answers.history.series import Series, SeriesHistory, arrange
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.judge.baselines.sources import Source
+from pytest_hwqueue.judge.verdict import GateSettings
+from pytest_hwqueue.parts.processes.git import CommitLine
 
 MakeRecord = Callable[..., RunRecord]
 Make = Callable[..., CellBaseline]

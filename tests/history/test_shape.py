@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pytest_hwqueue.history.analysis import ChangePoint, drift, modes, resemblance, spread
+from pytest_hwqueue.answers.history.analysis import ChangePoint, drift, modes, resemblance, spread
 
 SESSIONS = np.arange(60)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_hwqueue.interleaved.sides import Side
-from pytest_hwqueue.interleaved.variants import SideVariant
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.answers.versions.sides import Side
+from pytest_hwqueue.answers.versions.variants import SideVariant
+from pytest_hwqueue.data.records.cell import RunRecord
 from tests.conftest import make_record
 
 # Measures `product.DELAY_S`.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.gate.verdict import P99, GateSettings, State, Verdict
+from pytest_hwqueue.judge.judging import CellVerdict, Judgement
+from pytest_hwqueue.judge.verdict import P99, GateSettings, State, Verdict
+from pytest_hwqueue.options.suite import plugin_name
+from pytest_hwqueue.parts.processes.git import commit_of, shallow
 from pytest_hwqueue.plugin.against import Against, confirmed
-from pytest_hwqueue.processes.git import commit_of, shallow
-from pytest_hwqueue.settings.reading import read_settings
-from pytest_hwqueue.suite import plugin_name
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from pytest_hwqueue.plugin.reading import read_settings
 from tests.interleaved.repositories import git
 
 

@@ -16,9 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import HwqError, RecordError, SideFailed
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.bisection import (
+from pytest_hwqueue.answers.versions.bisection import (
     SCHEMA,
     BisectState,
     Finding,
@@ -30,11 +28,13 @@ from pytest_hwqueue.interleaved.bisection import (
     read_state,
     write_state,
 )
-from pytest_hwqueue.interleaved.session import CommitComparison, Measured
-from pytest_hwqueue.interleaved.sides import Side, SideRequest
-from pytest_hwqueue.interleaved.variants import SideVariant
-from pytest_hwqueue.processes.git import commit_of, commits_between, is_ancestor
-from pytest_hwqueue.records.cell import RunRecord
+from pytest_hwqueue.answers.versions.session import CommitComparison, Measured
+from pytest_hwqueue.answers.versions.sides import Side, SideRequest
+from pytest_hwqueue.answers.versions.variants import SideVariant
+from pytest_hwqueue.data.errors import HwqError, RecordError, SideFailed
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.judge.verdict import GateSettings
+from pytest_hwqueue.parts.processes.git import commit_of, commits_between, is_ancestor
 from tests.interleaved.repositories import make_side, quick_record
 
 COMMITS = 64

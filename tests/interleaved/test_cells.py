@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.interleaved.sides import match
-from pytest_hwqueue.records.cell import Cell
+from pytest_hwqueue.answers.versions.sides import match
+from pytest_hwqueue.data.records.cell import Cell
 
 
 def cells(*schedulers: str, name: str = "gemm", streams: tuple[int, ...] = (8,)) -> dict[str, Cell]:

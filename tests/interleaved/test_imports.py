@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_hwqueue.interleaved.imports import (
+from pytest_hwqueue.answers.versions.imports import (
     REPORTS,
     OtherCode,
     SideImports,
@@ -21,7 +21,7 @@ from pytest_hwqueue.interleaved.imports import (
     read_reports,
     setup_for,
 )
-from pytest_hwqueue.interleaved.variants import SideVariant, side_environment
+from pytest_hwqueue.answers.versions.variants import SideVariant, side_environment
 
 # Of each layout: the folder that holds the package, and the one where the comparison is started.
 LAYOUTS = {
@@ -319,8 +319,9 @@ def test_a_sitecustomize_of_the_user_runs_too_and_stays_the_only_one(trees: Tree
 
 def test_the_repository_of_this_package_is_compared_like_any_other(trees: Trees) -> None:
     # What runs first is then the working folder's, and none of the code that is compared.
-    package = Path(sys.modules[SideImports.__module__].__file__ or "").parents[1]
-    shutil.copytree(package / "interleaved", trees.side / "pytest_hwqueue" / "interleaved")
+    package = Path(sys.modules[SideImports.__module__].__file__ or "").parents[2]
+    place = Path("answers", "versions")
+    shutil.copytree(package / place, trees.side / "pytest_hwqueue" / place)
     tree = trees.tree(working=str(package.parent), others=(str(package.parent),))
     assert trees.run("import sitecustomize, colorsys", tree=tree) == ("", [])
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadInput, HwqError, SideFailed
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.session import Measured, interleave
-from pytest_hwqueue.interleaved.sides import Side, detectable_by_pairs, looks, with_median
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.judgement_file import judgement_file, judgement_text
-from pytest_hwqueue.reports.verdicts import render_judgement
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from pytest_hwqueue.answers.versions.judge import InterleavedJudging
+from pytest_hwqueue.answers.versions.session import Measured, interleave
+from pytest_hwqueue.answers.versions.sides import Side, detectable_by_pairs, looks, with_median
+from pytest_hwqueue.data.errors import BadInput, HwqError, SideFailed
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.judge.file import judgement_file, judgement_text
+from pytest_hwqueue.judge.judging import CellVerdict, Judgement
+from pytest_hwqueue.judge.verdict import GateSettings
+from pytest_hwqueue.judge.words import render_judgement
 from tests.conftest import make_record
 from tests.interleaved.repositories import make_side, quick_record
 

@@ -9,17 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.cli.options import REFUSED, comparison_status
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.gate.verdict import OTHER_CODE, P99, GateSettings, Verdict
-from pytest_hwqueue.interleaved.imports import OtherCode, Tree
-from pytest_hwqueue.interleaved.judge import InterleavedJudging
-from pytest_hwqueue.interleaved.session import CommitComparison, Measured, ProcessRuns, interleave
-from pytest_hwqueue.interleaved.sides import Side
-from pytest_hwqueue.interleaved.variants import SideVariant, side_environment
+from pytest_hwqueue.answers.versions.imports import OtherCode, Tree
+from pytest_hwqueue.answers.versions.judge import InterleavedJudging
+from pytest_hwqueue.answers.versions.session import (
+    CommitComparison,
+    Measured,
+    ProcessRuns,
+    interleave,
+)
+from pytest_hwqueue.answers.versions.sides import Side
+from pytest_hwqueue.answers.versions.variants import SideVariant, side_environment
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.judge.judging import Judgement
+from pytest_hwqueue.judge.verdict import OTHER_CODE, P99, GateSettings, Verdict
+from pytest_hwqueue.options.of_commands import REFUSED, comparison_status
+from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.plugin.regression import Regression
-from pytest_hwqueue.settings.options import Settings
-from pytest_hwqueue.verdicts.judging import Judgement
 from tests.interleaved.repositories import make_side, quick_record
 
 

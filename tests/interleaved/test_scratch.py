@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.interleaved.scratch import scratch_folder
+from pytest_hwqueue.answers.versions.scratch import scratch_folder
 from tests.interleaved.repositories import git
 
 # Says where its folder is, and waits to be killed or told to end.
 COMPARISON = """
 import sys
 from pathlib import Path
-from pytest_hwqueue.interleaved.scratch import scratch_folder
-from pytest_hwqueue.processes.git import worktree
+from pytest_hwqueue.answers.versions.scratch import scratch_folder
+from pytest_hwqueue.parts.processes.git import worktree
 
 with scratch_folder(print) as folder, worktree(Path.cwd(), "HEAD", folder / "A"):
     print(folder, flush=True)

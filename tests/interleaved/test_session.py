@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.interleaved.session import ProcessRuns, session_folder
-from pytest_hwqueue.interleaved.sides import Side, SideRequest
-from pytest_hwqueue.interleaved.variants import SideVariant
-from pytest_hwqueue.records.cell import write_record
+from pytest_hwqueue.answers.versions.session import ProcessRuns, session_folder
+from pytest_hwqueue.answers.versions.sides import Side, SideRequest
+from pytest_hwqueue.answers.versions.variants import SideVariant
+from pytest_hwqueue.data.records.cell import write_record
 from tests.conftest import make_record
 from tests.interleaved.repositories import make_side
 
@@ -150,7 +150,7 @@ def test_what_interrupts_ends_the_command_and_its_children(
     )
     script = (
         "import os, pathlib, sys\n"
-        "from pytest_hwqueue.processes import reaper as processes\n"
+        "from pytest_hwqueue.parts.processes import reaper as processes\n"
         "processes._GRACE_S = 0.5\n"
         "here = pathlib.Path()\n"
         "try:\n"

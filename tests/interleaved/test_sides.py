@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue import suite
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.interleaved import sides as module
-from pytest_hwqueue.interleaved.sides import Side, SideRequest, is_same, open_sides
-from pytest_hwqueue.interleaved.variants import SideVariant, set_up, side_environment
-from pytest_hwqueue.processes.git import commit_of, is_changed, worktree
+from pytest_hwqueue.answers.versions import sides as module
+from pytest_hwqueue.answers.versions.sides import Side, SideRequest, is_same, open_sides
+from pytest_hwqueue.answers.versions.variants import SideVariant, set_up, side_environment
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.options import suite
+from pytest_hwqueue.parts.processes.git import commit_of, is_changed, worktree
 from tests.interleaved.repositories import git, make_side
 
 

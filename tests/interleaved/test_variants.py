@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.interleaved.variants import (
+from pytest_hwqueue.answers.versions.variants import (
     OF_THE_COMPARISON,
     SideVariant,
     read_variant,
     refuse_unmodelled,
     varied_fields,
 )
-from pytest_hwqueue.records.conditions import PRECISION
-from pytest_hwqueue.settings.options import OPTIONS
+from pytest_hwqueue.data.errors import BadOption
+from pytest_hwqueue.data.records.conditions import PRECISION
+from pytest_hwqueue.options.options import OPTIONS
 
 
 def test_words_are_read_as_in_a_shell_and_win_over_what_both_have_in_common() -> None:

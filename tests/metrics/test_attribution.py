@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.attribution import (
+from pytest_hwqueue.data.metrics.attribution import (
     CAUSES,
     EARLIER_REQUESTS,
     UNEXPLAINED,
@@ -20,9 +20,9 @@ from pytest_hwqueue.metrics.attribution import (
     attribute,
     device_evidence,
 )
-from pytest_hwqueue.metrics.critical_path import critical_paths, in_words
-from pytest_hwqueue.metrics.latency import share_of
-from pytest_hwqueue.metrics.timeline import Span
+from pytest_hwqueue.data.metrics.critical_path import critical_paths, in_words
+from pytest_hwqueue.data.metrics.latency import share_of
+from pytest_hwqueue.data.metrics.timeline import Span
 
 US, MS = 1_000, 1_000_000
 # Seen as evidence: its cause, in how many parts, and what share of the delay each lasts.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.between_runs import RunSpread, median_run, spread_within
+from pytest_hwqueue.data.metrics.between_runs import RunSpread, median_run, spread_within
 
 FIGURES = st.floats(1e-3, 1e6)
 

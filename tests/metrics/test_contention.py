@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.contention import (
+from pytest_hwqueue.data.metrics.contention import (
     HeldLaunch,
     HeldWindow,
     MarkCost,
@@ -18,7 +18,7 @@ from pytest_hwqueue.metrics.contention import (
     mark_cost,
     window_of,
 )
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 
 bursts = st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=8), min_size=1, max_size=8)
 

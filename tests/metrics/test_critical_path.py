@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.attribution import DeviceWork, Request, attribute
-from pytest_hwqueue.metrics.critical_path import (
+from pytest_hwqueue.data.metrics.attribution import DeviceWork, Request, attribute
+from pytest_hwqueue.data.metrics.critical_path import (
     critical_paths,
     take_turns,
     time_slice_evidence,
 )
-from pytest_hwqueue.metrics.timeline import Span, intersection, length, union
+from pytest_hwqueue.data.metrics.timeline import Span, intersection, length, union
 
 REQUEST = Request(3, 100, 100, 100, 200)
 

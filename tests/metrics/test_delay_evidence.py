@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics import attribution, cpu_events
-from pytest_hwqueue.metrics.attribution import DeviceWork, Evidence
-from pytest_hwqueue.metrics.cpu_events import LEAST_PAIRS, Interrupt, InterruptKind, OffCpu
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.metrics import attribution, cpu_events
+from pytest_hwqueue.data.metrics.attribution import DeviceWork, Evidence
+from pytest_hwqueue.data.metrics.cpu_events import LEAST_PAIRS, Interrupt, InterruptKind, OffCpu
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 
 US = 1_000
 STOPPED, WOKEN = "stopped by a signal", "had no CPU when it was woken"

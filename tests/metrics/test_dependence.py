@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from pytest_hwqueue.metrics import dependence
-from pytest_hwqueue.metrics.dependence import (
+from pytest_hwqueue.data.metrics import dependence
+from pytest_hwqueue.data.metrics.dependence import (
     independent_samples,
     long_run,
     worth_of_share,
 )
-from pytest_hwqueue.metrics.drift import mean_interval
-from pytest_hwqueue.metrics.latency import summarise_latency
+from pytest_hwqueue.data.metrics.drift import mean_interval
+from pytest_hwqueue.data.metrics.latency import summarise_latency
 from tools.coverage import autoregressive, queue
 
 Values = NDArray[np.float64]

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pytest_hwqueue.metrics.drift import MeanInterval, mean_interval
-from pytest_hwqueue.metrics.latency import throughput
-from pytest_hwqueue.tenancy import figures
-from pytest_hwqueue.tenancy.figures import Served
+from pytest_hwqueue.data.figures import of_requests as figures
+from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.metrics.drift import MeanInterval, mean_interval
+from pytest_hwqueue.data.metrics.latency import throughput
 from tools.coverage import autoregressive
 
 Values = NDArray[np.float64]

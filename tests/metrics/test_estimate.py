@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import RefusedFigure
-from pytest_hwqueue.metrics.estimate import Estimate, Interval, PlainData, named
-from pytest_hwqueue.metrics.interference import LatencyRatioResult
-from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
-from pytest_hwqueue.metrics.scaling import ScaledPoint
-from pytest_hwqueue.metrics.switching import MedianDifference
+from pytest_hwqueue.data.errors import RefusedFigure
+from pytest_hwqueue.data.metrics.estimate import Estimate, Interval, PlainData, named
+from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
+from pytest_hwqueue.data.metrics.latency import LatencySummary, summarise_latency
+from pytest_hwqueue.data.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
+from pytest_hwqueue.data.metrics.scaling import ScaledPoint
+from pytest_hwqueue.data.metrics.switching import MedianDifference
 
 ANY = (-math.inf, math.inf)
 AT_MOST_3 = (-math.inf, 3.0)

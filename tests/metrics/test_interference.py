@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from pytest_hwqueue.metrics.interference import (
+from pytest_hwqueue.data.metrics.interference import (
     LEAST_ROUNDS,
     PROVING,
     PriorityEffect,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from scipy.stats import t as student_t
 
-from pytest_hwqueue.metrics.latency import (
+from pytest_hwqueue.data.metrics.latency import (
     LatencySummary,
     block_count,
     contiguous_blocks,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics import numbers
+from pytest_hwqueue.data.metrics import numbers
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 TIME_UNITS = {"µs": 1e3, "ms": 1e6, "s": 1e9}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics import overlap
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.latency import block_count
-from pytest_hwqueue.metrics.overlap import bandwidth, overlap_efficiency
+from pytest_hwqueue.data.metrics import overlap
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.latency import block_count
+from pytest_hwqueue.data.metrics.overlap import bandwidth, overlap_efficiency
 from tools.coverage import autoregressive
 
 TIMES = st.integers(1, 10**10)

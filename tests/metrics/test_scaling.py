@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_hwqueue.metrics.latency import contiguous_blocks
-from pytest_hwqueue.metrics.scaling import RESAMPLES, Scaling, ScalingPoint, scaling
+from pytest_hwqueue.data.metrics.latency import contiguous_blocks
+from pytest_hwqueue.data.metrics.scaling import RESAMPLES, Scaling, ScalingPoint, scaling
 
 COUNTS = (1, 2, 4, 8, 16)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.latency import quantile_interval
-from pytest_hwqueue.metrics.overlap import summarise_timeline
-from pytest_hwqueue.metrics.switching import (
+from pytest_hwqueue.data.metrics.latency import quantile_interval
+from pytest_hwqueue.data.metrics.overlap import summarise_timeline
+from pytest_hwqueue.data.metrics.switching import (
     THREADS,
     QueueSwitch,
     median_difference,
@@ -20,7 +20,7 @@ from pytest_hwqueue.metrics.switching import (
     ready_delays,
     without_switch,
 )
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 
 RELEASED = 1_000_000
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=7, max_size=200)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics import timeline as timelines
-from pytest_hwqueue.metrics.overlap import TimelineSummary, summarise_timeline
-from pytest_hwqueue.metrics.timeline import Kernel, Span, Timeline
+from pytest_hwqueue.data.metrics import timeline as timelines
+from pytest_hwqueue.data.metrics.overlap import TimelineSummary, summarise_timeline
+from pytest_hwqueue.data.metrics.timeline import Kernel, Span, Timeline
 
 Intervals = list[tuple[int, int, int]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.noise import neighbours
-from pytest_hwqueue.noise.neighbours import LEAST_SIZE_BYTES, NoisePlaces, open_noise
+from pytest_hwqueue.engine.noise import neighbours
+from pytest_hwqueue.engine.noise.neighbours import LEAST_SIZE_BYTES, NoisePlaces, open_noise
 
 from .programs import write_stand_ins
 

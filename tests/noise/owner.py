@@ -12,15 +12,15 @@ from pathlib import Path
 
 import psutil
 
-from pytest_hwqueue.noise.neighbours import NoisePlaces
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces
 
 from ..schedulers.processes import has_ended, wait_for
 
 _OWNER = """
 import os, sys, time
 from pathlib import Path
-from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
-from pytest_hwqueue.noise.running import running
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.engine.noise.running import running
 name, folder, size, logs, settled = sys.argv[1:]
 noise = open_noise(name, NoisePlaces(Path(folder), int(size)))
 with running(noise, os.getpid(), Path(logs), 60, settle_s=0.1):

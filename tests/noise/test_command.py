@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.noise.evidence import autogroup_enabled
-from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
-from pytest_hwqueue.noise.neighbours import described as load
-from pytest_hwqueue.noise.running import running
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.engine.noise.evidence import autogroup_enabled
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.engine.noise.neighbours import described as load
+from pytest_hwqueue.engine.noise.running import running
 
 from ..schedulers.processes import program, wait_for
 from .programs import alive

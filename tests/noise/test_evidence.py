@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.noise import evidence
-from pytest_hwqueue.noise.evidence import (
+from pytest_hwqueue.data.records.noise import Done, Placement
+from pytest_hwqueue.engine.noise import evidence
+from pytest_hwqueue.engine.noise.evidence import (
     MachineReading,
     core_speed,
     counts,
@@ -26,7 +27,6 @@ from pytest_hwqueue.noise.evidence import (
     read_machine,
     read_processes,
 )
-from pytest_hwqueue.records.noise import Done, Placement
 
 _INTERRUPTS = """\
            CPU0       CPU1

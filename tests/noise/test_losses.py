@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.noise.losses import paired_losses, won_back
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.judge.losses import paired_losses, won_back
 
 Figures = list[float | None]
 FIGURES = st.floats(1e-6, 1e9)

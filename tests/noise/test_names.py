@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.noise.names import NOISES, describe_noises, parse_noises
-from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.noise_names import NOISES, describe_noises, parse_noises
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
 
 
 def test_names_are_read_each_once_and_the_quiet_one_comes_first() -> None:

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.noise import pinning
-from pytest_hwqueue.noise.pinning import (
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.engine.noise import pinning
+from pytest_hwqueue.engine.noise.pinning import (
     chosen_cores,
     isolated_cores,
     isolation,
@@ -51,7 +51,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
 _TRIES = """
 import os
-from pytest_hwqueue.noise import pinning
+from pytest_hwqueue.engine.noise import pinning
 before = os.sched_getaffinity(0)
 print(pinning.unavailable())
 try:

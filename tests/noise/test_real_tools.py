@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.noise.neighbours import NoisePlaces, open_noise
-from pytest_hwqueue.noise.running import running
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.engine.noise.running import running
 
 from ..schedulers.processes import has_ended, wait_for
 from .owner import end_owner, owning

@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.noise import neighbours, pinning
-from pytest_hwqueue.noise.neighbours import (
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.noise import NoiseRound
+from pytest_hwqueue.engine.noise import neighbours, pinning
+from pytest_hwqueue.engine.noise.neighbours import (
     Neighbour,
     NeighbourOrder,
     NeighbourProgram,
@@ -25,10 +26,9 @@ from pytest_hwqueue.noise.neighbours import (
     open_noise,
     started,
 )
-from pytest_hwqueue.noise.running import RunningNoise, running
-from pytest_hwqueue.processes.guardian import Contending, Stop
-from pytest_hwqueue.processes.services import ServiceFailed, free_port, run_service
-from pytest_hwqueue.records.noise import NoiseRound
+from pytest_hwqueue.engine.noise.running import RunningNoise, running
+from pytest_hwqueue.parts.processes.guardian import Contending, Stop
+from pytest_hwqueue.parts.processes.services import ServiceFailed, free_port, run_service
 from tests.conftest import slow
 
 from ..schedulers.processes import has_ended, program, wait_for

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_hwqueue.options.options import Settings
+from pytest_hwqueue.parts.processes.launched import LaunchedRank
 from pytest_hwqueue.plugin import ranks
 from pytest_hwqueue.plugin.ranks import RankedSession
 from pytest_hwqueue.plugin.state import SETTINGS
-from pytest_hwqueue.ranks.launched import LaunchedRank
-from pytest_hwqueue.settings.options import Settings
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.processes.channel import Channel, ProcessEnded
-from pytest_hwqueue.processes.reaper import innermost_frames
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.parts.processes.channel import Channel, ProcessEnded
+from pytest_hwqueue.parts.processes.reaper import innermost_frames
 
 PAST = 0.0  # a deadline on a monotonic clock that has passed
 JSON_VALUES = st.recursive(

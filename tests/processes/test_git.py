@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.processes.git import (
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.parts.processes.git import (
     commit_of,
     commits_between,
     is_ancestor,

@@ -28,18 +28,18 @@ def make_step(**_): ...
 _OWNERS = {
     # A side of `hwq ab`, `hwq bisect` and `--hwq-against`.
     "side": """
-        from pytest_hwqueue.processes.reaper import run
+        from pytest_hwqueue.parts.processes.reaper import run
         run([sys.executable, "stays.py"], here, os.environ, here / "log")
     """,
     "fleet check": """
-        from pytest_hwqueue.fleet import check
+        from pytest_hwqueue.answers.fleet import check
         check.pytest_command = lambda *_: [sys.executable, "stays.py"]
         place = check.Place("node", "d", "cpu")
         with check._session(place, here / "check", []) as session: session.process.wait()
     """,
     # Of a scenario's tenant, before anything runs.
     "own function": """
-        from pytest_hwqueue.scenarios.own_functions import _problem
+        from pytest_hwqueue.engine.scenarios.own_functions import _problem
         _problem("stays:make_step", here, "{}")
     """,
 }

@@ -15,14 +15,14 @@ from typing import cast
 import psutil
 import pytest
 
-from pytest_hwqueue.processes import measured_process
-from pytest_hwqueue.processes.channel import Message, ProcessEnded
-from pytest_hwqueue.processes.measured_process import MeasuredProcess
-from pytest_hwqueue.processes.starting import Main
+from pytest_hwqueue.parts.processes import measured_process
+from pytest_hwqueue.parts.processes.channel import Message, ProcessEnded
+from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
+from pytest_hwqueue.parts.processes.starting import Main
 
 PROGRAM = """
 import ctypes, faulthandler, os, signal, subprocess, sys, time
-from pytest_hwqueue.processes.channel import Channel
+from pytest_hwqueue.parts.processes.channel import Channel
 
 def sleep_for_ever(said=lambda: None):
     said()
@@ -158,7 +158,7 @@ SESSION = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from pytest_hwqueue.processes.measured_process import MeasuredProcess
+from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
 folder = Path(sys.argv[1])
 process = MeasuredProcess.start(None, "does_as_told", dict(os.environ), folder / "held.log")
 process.send("spawn", apart=True)
@@ -172,7 +172,7 @@ time.sleep(600)
 
 @pytest.mark.usefixtures("start")
 def test_a_killed_session_leaves_no_process_that_holds_its_interpreter(tmp_path: Path) -> None:
-    root = str(Path(measured_process.__file__).parents[2])
+    root = str(Path(measured_process.__file__).parents[3])
     with subprocess.Popen(
         [sys.executable, "-c", SESSION, str(tmp_path)],
         stdout=subprocess.PIPE,

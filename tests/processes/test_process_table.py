@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.processes import process_table
-from pytest_hwqueue.processes.process_table import is_contained, listeners, processes_under
-from pytest_hwqueue.processes.services import free_port
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.parts.processes import process_table
+from pytest_hwqueue.parts.processes.process_table import is_contained, listeners, processes_under
+from pytest_hwqueue.parts.processes.services import free_port
 
 from ..schedulers.processes import wait_for
 

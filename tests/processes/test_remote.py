@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadInput, BadOption, HwqError, LeaseError, NotProven
+from pytest_hwqueue.data.errors import BadInput, BadOption, HwqError, LeaseError, NotProven
+from pytest_hwqueue.data.records.cell import WarmUp
+from pytest_hwqueue.parts.processes.channel import Channel, Message, ProcessEnded
+from pytest_hwqueue.parts.processes.remote import answer_to, one_way, remote
 from pytest_hwqueue.plugin.worker.test_run import packed, unpacked
-from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded
-from pytest_hwqueue.processes.remote import answer_to, one_way, remote
-from pytest_hwqueue.records.cell import WarmUp
 
 
 class Calls:

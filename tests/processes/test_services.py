@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.processes.guardian import Contending, Stop
-from pytest_hwqueue.processes.services import (
+from pytest_hwqueue.parts.processes.guardian import Contending, Stop
+from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
     run_service,
@@ -49,8 +49,8 @@ while True:
 _OWNER = """
 import signal, sys, time
 from pathlib import Path
-from pytest_hwqueue.processes.guardian import Stop
-from pytest_hwqueue.processes.services import run_service, service_environment
+from pytest_hwqueue.parts.processes.guardian import Stop
+from pytest_hwqueue.parts.processes.services import run_service, service_environment
 command, folder = sys.argv[1], Path(sys.argv[2])
 stop = Stop(signal.SIGINT)
 with run_service("s", [command, str(folder / "left")], folder / "log", stop, {}) as service:

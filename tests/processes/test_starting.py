@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.processes.starting import (
+from pytest_hwqueue.parts.processes.starting import (
     ForkServer,
     Main,
     start_process,

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.ranks import cell
-from pytest_hwqueue.ranks.cell import RankGroup, clock_in_use
-from pytest_hwqueue.ranks.launched import LaunchedRank
+from pytest_hwqueue.engine.cell import ranks as cell
+from pytest_hwqueue.engine.cell.ranks import RankGroup, clock_in_use
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.processes.launched import LaunchedRank
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank, place_on_this_host
+from pytest_hwqueue.data.errors import BadOption
+from pytest_hwqueue.parts.processes.launched import LaunchedRank, launched_rank, place_on_this_host
 
 BY_TORCHRUN = {
     "RANK": "5",

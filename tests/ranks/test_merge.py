@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.ranks.cell import merge
-from pytest_hwqueue.records.cell import BackToBack, Cell, Metrics, RunRecord, Samples, now
-from pytest_hwqueue.records.declared import PACE, Primary
-from pytest_hwqueue.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.records.cell import BackToBack, Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.data.records.declared import PACE, Primary
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.engine.cell.ranks import merge
 from tests.baselines.run_with import contention
 
 CELL = Cell(

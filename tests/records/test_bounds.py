@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadInput, BoundMissed, BoundUndecided, RefusedFigure
-from pytest_hwqueue.metrics.latency import summarise_latency
-from pytest_hwqueue.records.bounds import parse_bound
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord
+from pytest_hwqueue.data.errors import BadInput, BoundMissed, BoundUndecided, RefusedFigure
+from pytest_hwqueue.data.metrics.latency import summarise_latency
+from pytest_hwqueue.data.records.bounds import parse_bound
+from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord
 from tests.reports.test_tables import waited
 
 CELL = Cell(

@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.metrics.latency import summarise_latency
-from pytest_hwqueue.metrics.scaling import ScalingPoint, scaling
-from pytest_hwqueue.plugin.session import command_line
-from pytest_hwqueue.records.cell import (
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.metrics.latency import summarise_latency
+from pytest_hwqueue.data.metrics.scaling import ScalingPoint, scaling
+from pytest_hwqueue.data.records.cell import (
     Cell,
     RunRecord,
     SessionFile,
@@ -32,7 +31,8 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.files import file_name
+from pytest_hwqueue.data.records.files import file_name
+from pytest_hwqueue.plugin.session import command_line
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

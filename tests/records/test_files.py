@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadInput, RecordError
-from pytest_hwqueue.records.files import (
+from pytest_hwqueue.data.errors import BadInput, RecordError
+from pytest_hwqueue.data.records.files import (
     RECORDS_FOLDER,
     cell_file_name,
     check_case,
@@ -26,7 +26,7 @@ from pytest_hwqueue.records.files import (
     make_session_folder,
     session_name,
 )
-from pytest_hwqueue.safe_files import write_text
+from pytest_hwqueue.data.safe_files import write_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=70)
 BAD_NAMES = ["", ".", "..", "a..b", "../x", "a/b", "a\\b", "/etc", ".hidden", "-x", "a.", "a b",

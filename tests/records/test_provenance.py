@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.processes.git import git as asked_git
-from pytest_hwqueue.processes.git import is_commit, provenance_of
-from pytest_hwqueue.records.fingerprint import Fingerprint, differences
-from pytest_hwqueue.records.provenance import Provenance
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.records.fingerprint import Fingerprint, differences
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.parts.processes.git import git as asked_git
+from pytest_hwqueue.parts.processes.git import is_commit, provenance_of
 from tests.interleaved.repositories import git
 
 SHA = "0" * 40

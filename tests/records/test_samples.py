@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.records import samples as columns
-from pytest_hwqueue.records.samples import GRID, decode_samples, encode_samples, pack, unpack
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.records import samples as columns
+from pytest_hwqueue.data.records.samples import GRID, decode_samples, encode_samples, pack, unpack
 
 LATENCIES = st.one_of(
     st.integers(0, 2**63 - 1), st.integers(0, 2000), st.integers(10**6, 10**8), st.just(0)

@@ -15,18 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.sources import read_session_file
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.harness.open_loop import RequestLog, lateness
-from pytest_hwqueue.records.cell import (
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.records.cell import (
     RunRecord,
     SessionInfo,
     read_record,
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.sealed import sealed
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.records.sealed import sealed
+from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
     ServerLoad,
@@ -35,7 +33,9 @@ from pytest_hwqueue.records.tenants import (
     read_colocation,
     write_colocation,
 )
-from pytest_hwqueue.tenancy.cells import delivered
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog, lateness
+from pytest_hwqueue.engine.tenants.tenant_cells import delivered
+from pytest_hwqueue.judge.baselines.sources import read_session_file
 from tests.conftest import make_record
 
 RECORD = make_record(n=400)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.sources import read_session_file, read_session_id
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.records.cell import (
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.records.cell import (
     RunRecord,
     SessionFile,
     SessionInfo,
@@ -19,7 +18,8 @@ from pytest_hwqueue.records.cell import (
     session_text,
     write_record,
 )
-from pytest_hwqueue.records.stored import SessionFiles, StoredRecords
+from pytest_hwqueue.data.records.stored import SessionFiles, StoredRecords
+from pytest_hwqueue.judge.baselines.sources import read_session_file, read_session_id
 
 MakeRecord = Callable[..., RunRecord]
 INFO = SessionInfo(id="the-session", started=now(), command="pytest", version="0", settings={})

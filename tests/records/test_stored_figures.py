@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.cell_file import read_cell
-from pytest_hwqueue.baselines.sources import read_session_file
-from pytest_hwqueue.causes.explain import Trace, rows_of, with_causes
-from pytest_hwqueue.harness.open_loop import RequestLog, lateness
-from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.records.cell import RunRecord, read_record
-from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
-from pytest_hwqueue.records.timelines import read_kept
-from pytest_hwqueue.tenancy.cells import WorkDone, delivered
+from pytest_hwqueue.data.figures.of_cell import summarise
+from pytest_hwqueue.data.records.cell import RunRecord, read_record
+from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
+from pytest_hwqueue.data.records.timelines import read_kept
+from pytest_hwqueue.engine.causes.explain import Trace, rows_of, with_causes
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog, lateness
+from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
+from pytest_hwqueue.judge.baselines.cell_file import read_cell
+from pytest_hwqueue.judge.baselines.sources import read_session_file
 
 ROOT = Path(__file__).parents[2]
 if (ROOT / "PKG-INFO").exists():

@@ -13,15 +13,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.harness.timeline_pass import timeline_pass
-from pytest_hwqueue.metrics.attribution import DeviceWork
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records import timelines
-from pytest_hwqueue.records.samples import pack, unpack
-from pytest_hwqueue.records.timelines import Kept, TimelineFile, copy_kept, read_kept, write_kept
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.records import timelines
+from pytest_hwqueue.data.records.samples import pack, unpack
+from pytest_hwqueue.data.records.timelines import (
+    Kept,
+    TimelineFile,
+    copy_kept,
+    read_kept,
+    write_kept,
+)
+from pytest_hwqueue.engine.cell.timeline_pass import timeline_pass
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 
 TIMES = st.integers(-(2**60), 2**60)
 NAMES = st.sampled_from(["gemm", "add", "µ", ""])

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from pytest_hwqueue.baselines.runs import FieldDifference
-from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.suite_gate import SuiteGate, SuiteShift
-from pytest_hwqueue.gate.verdict import P95, P99, THROUGHPUT, GateSettings, Quantity, Verdict
-from pytest_hwqueue.metrics.interference import latency_ratio
-from pytest_hwqueue.metrics.latency import summarise_latency, throughput
-from pytest_hwqueue.metrics.overlap import summarise_timeline
-from pytest_hwqueue.metrics.switching import queue_switch
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
-from pytest_hwqueue.records.declared import PACE
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.reports.document import Document
-from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from pytest_hwqueue.data.document.document import Document
+from pytest_hwqueue.data.document.terminal import rendered
+from pytest_hwqueue.data.metrics.interference import latency_ratio
+from pytest_hwqueue.data.metrics.latency import summarise_latency, throughput
+from pytest_hwqueue.data.metrics.overlap import summarise_timeline
+from pytest_hwqueue.data.metrics.switching import queue_switch
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples, WarmUp
+from pytest_hwqueue.data.records.declared import PACE
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.judge.baselines.runs import FieldDifference
+from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.judging import CellVerdict, Judgement
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.suite_gate import SuiteGate, SuiteShift
+from pytest_hwqueue.judge.verdict import P95, P99, THROUGHPUT, GateSettings, Quantity, Verdict
 
 
 def printed(document: Document, width: int) -> str:

@@ -10,14 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_hwqueue.baselines.folders import Move, MovedCell
-from pytest_hwqueue.baselines.runs import CellBaseline, FieldDifference, cell_of_record
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.gate.calibrate import calibrate
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.metrics.numbers import REFUSED
-from pytest_hwqueue.reports.baselines import (
+from pytest_hwqueue.answers.baselines.report import (
     calibration_document,
     cells_document,
     move_document,
@@ -26,7 +19,14 @@ from pytest_hwqueue.reports.baselines import (
     runs_document,
     too_few_runs,
 )
-from pytest_hwqueue.reports.document import Row, Table
+from pytest_hwqueue.data.document.document import Row, Table
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.metrics.numbers import REFUSED
+from pytest_hwqueue.judge.baselines.folders import Move, MovedCell
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, FieldDifference, cell_of_record
+from pytest_hwqueue.judge.calibrate import calibrate
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.verdict import GateSettings
 from tests.conftest import make_record
 from tests.reports.conftest import printed
 from tests.reports.stored_texts import assert_as_stored

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.metrics.numbers import TimeUnit
-from pytest_hwqueue.metrics.scaling import Scaling, ScalingPoint, scaling
-from pytest_hwqueue.reports import drawing
-from pytest_hwqueue.reports.charts import (
+from pytest_hwqueue.data.document import drawing
+from pytest_hwqueue.data.document.charts import (
     Curve,
     pareto_chart,
     rates_chart,
@@ -19,7 +17,9 @@ from pytest_hwqueue.reports.charts import (
     survival_chart,
     tone,
 )
-from pytest_hwqueue.reports.drawing import Spec, stacked_svg
+from pytest_hwqueue.data.document.drawing import Spec, stacked_svg
+from pytest_hwqueue.data.metrics.numbers import TimeUnit
+from pytest_hwqueue.data.metrics.scaling import Scaling, ScalingPoint, scaling
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000

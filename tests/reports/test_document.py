@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from pytest_hwqueue.metrics.numbers import PrintedFigure
-from pytest_hwqueue.reports.document import (
+from pytest_hwqueue.answers.page.render import Page, render_page
+from pytest_hwqueue.data.document.document import (
     Bullets,
     Chart,
     Column,
@@ -25,8 +25,8 @@ from pytest_hwqueue.reports.document import (
     Verbatim,
     markdown,
 )
-from pytest_hwqueue.reports.grid import rendered
-from pytest_hwqueue.reports.page.render import Page, render_page
+from pytest_hwqueue.data.document.terminal import rendered
+from pytest_hwqueue.data.metrics.numbers import PrintedFigure
 from tests.reports.conftest import printed
 from tests.reports.page.test_page import Parsed
 

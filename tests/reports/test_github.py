@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.outcome import annotation
+from pytest_hwqueue.answers.session.outcome import annotation
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import Field
 
-from pytest_hwqueue.reports.listing import facts_of, parameters_of
-from pytest_hwqueue.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
-from pytest_hwqueue.workloads.workload import Parameters
+from pytest_hwqueue.options.listing import facts_of, parameters_of
+from pytest_hwqueue.parts.workloads.latency_sensitive.large_gemm_only import LargeGemmOnly
+from pytest_hwqueue.parts.workloads.workload import Parameters
 
 
 class Declared(Parameters):

@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.reports.document import code, plain
-from pytest_hwqueue.reports.outcome import render_markdown
-from pytest_hwqueue.verdicts.judging import Judgement
+from pytest_hwqueue.answers.session.outcome import render_markdown
+from pytest_hwqueue.data.document.document import code, plain
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.judging import Judgement
 from tests.reports.conftest import make
 from tests.reports.stored_texts import assert_as_stored
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports import mirror as mirror_module
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.plugin import mirror as mirror_module
 from tests.reports.conftest import changed, make, paced
 
 # Inner sessions run in this process and take over its filters: what pytest-benchmark says on its
@@ -29,8 +29,8 @@ CONFTEST = """
 from pathlib import Path
 
 import pytest
-from pytest_hwqueue.records.cell import read_record
-from pytest_hwqueue.reports.mirror import claims_benchmark, mirror
+from pytest_hwqueue.data.records.cell import read_record
+from pytest_hwqueue.plugin.mirror import claims_benchmark, mirror
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_hwqueue.harness.summary import summarise
-from pytest_hwqueue.noise.losses import device_interrupts, higher_in_every_run, tail_figure
-from pytest_hwqueue.noise.names import noise_id
-from pytest_hwqueue.records.cell import Cell, RunRecord, Samples, now
-from pytest_hwqueue.records.noise import Machine, NoiseRound, RemedyRecord
-from pytest_hwqueue.reports.noise_losses import noise_lines, remedy_lines
-from pytest_hwqueue.reports.outcome import render_markdown
+from pytest_hwqueue.answers.session.noise import noise_lines, remedy_lines
+from pytest_hwqueue.answers.session.outcome import render_markdown
+from pytest_hwqueue.data.figures.of_cell import summarise
+from pytest_hwqueue.data.noise_names import noise_id
+from pytest_hwqueue.data.records.cell import Cell, RunRecord, Samples, now
+from pytest_hwqueue.data.records.noise import Machine, NoiseRound, RemedyRecord
+from pytest_hwqueue.judge.losses import device_interrupts, higher_in_every_run, tail_figure
 from tests.reports.stored_texts import assert_as_stored
 
 PINNED = RemedyRecord(cores_before=[0, 1, 2, 3], cores=[2, 3], nice_before=0, nice=-10, threads=4)

@@ -8,8 +8,9 @@ from typing import cast
 
 import pytest
 
-from pytest_hwqueue.harness.open_loop import RequestLog
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.document.servers import request_lines
+from pytest_hwqueue.data.figures.served import served
+from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
     ServerLoad,
@@ -17,10 +18,9 @@ from pytest_hwqueue.records.tenants import (
     TenantResult,
     TokenTimes,
 )
-from pytest_hwqueue.reports.servers import request_lines
-from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.tenancy.cells import WorkDone, delivered
-from pytest_hwqueue.tenancy.served import served
+from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog
+from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 
 MS, S = 1_000_000, 1_000_000_000
 

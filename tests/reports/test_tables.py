@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from pytest_hwqueue.metrics.between_runs import RunSpread
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import PrintedFigure, rate, rate_in_short, work_unit
-from pytest_hwqueue.records.cell import BackToBack, RunRecord
-from pytest_hwqueue.records.counters import CpuCounters, ThreadCounts
-from pytest_hwqueue.records.declared import Primary
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.stored import CellRuns, gather
-from pytest_hwqueue.records.telemetry import Telemetry, ThrottledSpan
-from pytest_hwqueue.reports.grid import fold
-from pytest_hwqueue.reports.notes import Notes
-from pytest_hwqueue.reports.terminal import render, render_details, render_lines
+from pytest_hwqueue.answers.session.tables import render, render_details, render_lines
+from pytest_hwqueue.data.document.notes import Notes
+from pytest_hwqueue.data.document.terminal import fold
+from pytest_hwqueue.data.metrics.between_runs import RunSpread
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.numbers import PrintedFigure, rate, rate_in_short, work_unit
+from pytest_hwqueue.data.records.cell import BackToBack, RunRecord
+from pytest_hwqueue.data.records.counters import CpuCounters, ThreadCounts
+from pytest_hwqueue.data.records.declared import Primary
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.stored import CellRuns, gather
+from pytest_hwqueue.data.records.telemetry import Telemetry, ThrottledSpan
 from tests.reports.conftest import changed, joined, make, paced
 from tests.reports.stored_texts import assert_as_stored
 

@@ -13,16 +13,16 @@ import pytest
 from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
-from pytest_hwqueue.baselines.runs import FieldDifference
-from pytest_hwqueue.baselines.sources import Unmatched
-from pytest_hwqueue.gate.runs import ProcessRun
-from pytest_hwqueue.gate.suite_gate import SuiteShift
-from pytest_hwqueue.gate.verdict import P95, P99, State
-from pytest_hwqueue.reports import verdicts
-from pytest_hwqueue.reports.judgement_file import json_schema, judgement_file, judgement_text
-from pytest_hwqueue.reports.judgement_file import judgement_of as stored_judgement
-from pytest_hwqueue.reports.outcome import render_markdown
-from pytest_hwqueue.verdicts.judging import CellVerdict, Judgement
+from pytest_hwqueue.answers.session.outcome import render_markdown
+from pytest_hwqueue.judge import words as verdicts
+from pytest_hwqueue.judge.baselines.runs import FieldDifference
+from pytest_hwqueue.judge.baselines.sources import Unmatched
+from pytest_hwqueue.judge.file import json_schema, judgement_file, judgement_text
+from pytest_hwqueue.judge.file import judgement_of as stored_judgement
+from pytest_hwqueue.judge.judging import CellVerdict, Judgement
+from pytest_hwqueue.judge.runs import ProcessRun
+from pytest_hwqueue.judge.suite_gate import SuiteShift
+from pytest_hwqueue.judge.verdict import P95, P99, State
 from tests.reports.conftest import cell_id, judgement_of, verdict_of
 from tests.reports.stored_texts import assert_as_stored
 

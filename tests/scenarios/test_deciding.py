@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.metrics.latency import minimum_samples, sufficient_samples
-from pytest_hwqueue.scenarios.deciding import (
+from pytest_hwqueue.data.figures.of_requests import Served, Session
+from pytest_hwqueue.data.metrics.latency import minimum_samples, sufficient_samples
+from pytest_hwqueue.engine.scenarios.deciding import (
     ASSURANCE,
     chances,
     least_requests,
@@ -23,8 +24,7 @@ from pytest_hwqueue.scenarios.deciding import (
     requests_if,
     requests_to_decide,
 )
-from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.tenancy.figures import Served, Session
+from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 
 RATE, MS, S = 20, 1_000_000, 1_000_000_000
 Make = Callable[[float, float, np.random.Generator], Served]

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import pytest_hwqueue
-from pytest_hwqueue.errors import BadScenario, printable
-from pytest_hwqueue.scenarios.file import Scenario, json_schema, parse_scenario, read_scenario
-from pytest_hwqueue.scenarios.planned_runs import (
+from pytest_hwqueue.data.errors import BadScenario, printable
+from pytest_hwqueue.engine.scenarios.file import (
+    Scenario,
+    json_schema,
+    parse_scenario,
+    read_scenario,
+)
+from pytest_hwqueue.engine.scenarios.planned_runs import (
     cases,
     colocation,
     late_start,
@@ -25,7 +30,7 @@ from pytest_hwqueue.scenarios.planned_runs import (
     planned_windows,
     solo_run,
 )
-from pytest_hwqueue.tenancy.arrivals import parse_arrival
+from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = sorted((ROOT / "benchmarks" / "scenarios").glob("*.hwq.yaml"))
@@ -116,7 +121,9 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
 def test_published_schema_is_that_of_the_code() -> None:
     Draft202012Validator.check_schema(PUBLISHED)
     if json_schema() != PUBLISHED:
-        code = "from pytest_hwqueue.scenarios.file import json_schema as s; import json; print("
+        code = (
+            "from pytest_hwqueue.engine.scenarios.file import json_schema as s; import json; print("
+        )
         pytest.fail(f"if it is meant: python -c '{code}json.dumps(s(), indent=2, "
                     f"ensure_ascii=False))' > {SCHEMA}", pytrace=False)  # fmt: skip
 

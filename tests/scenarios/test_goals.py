@@ -12,20 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.scenarios.file import parse_scenario
-from pytest_hwqueue.scenarios.goals import (
-    FIGURES,
-    Goal,
-    GoalResult,
-    evaluate,
-    latency_bound_ns,
-    parse_goal,
-)
-from pytest_hwqueue.scenarios.planned_runs import cases, colocation, own_run
-from pytest_hwqueue.tenancy import DEVICE
-from pytest_hwqueue.tenancy.figures import (
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.figures.of_requests import (
     Served,
     attainment,
     busy,
@@ -36,6 +24,18 @@ from pytest_hwqueue.tenancy.figures import (
     throughput,
     variation,
 )
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.engine.scenarios.file import parse_scenario
+from pytest_hwqueue.engine.scenarios.goals import (
+    FIGURES,
+    Goal,
+    GoalResult,
+    evaluate,
+    latency_bound_ns,
+    parse_goal,
+)
+from pytest_hwqueue.engine.scenarios.planned_runs import cases, colocation, own_run
+from pytest_hwqueue.engine.tenants import DEVICE
 
 names = st.from_regex("[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
 numbers = st.floats(0, 1e300, allow_nan=False, allow_infinity=False)

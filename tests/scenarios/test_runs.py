@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.records.cell import Status
-from pytest_hwqueue.records.noise import Machine, NoiseRound
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.records.cell import Status
+from pytest_hwqueue.data.records.noise import Machine, NoiseRound
+from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestTimes,
     TenantResult,
     TenantThroughput,
 )
-from pytest_hwqueue.scenarios.file import parse_scenario
-from pytest_hwqueue.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
-from pytest_hwqueue.scenarios.runs import Decided, PeakUnknown, ScenarioRuns, Stored
+from pytest_hwqueue.engine.scenarios.file import parse_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
+from pytest_hwqueue.engine.scenarios.runs import Decided, PeakUnknown, ScenarioRuns, Stored
 
 SUITE = Path(__file__).parents[2] / "benchmarks" / "scenarios"
 TEXT = """\

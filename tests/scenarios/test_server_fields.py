@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pytest_hwqueue.scenarios.file import parse_scenario
-from pytest_hwqueue.scenarios.planned_runs import cases, colocation, own_run
-from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.engine.scenarios.file import parse_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import cases, colocation, own_run
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 
 
 def spec(server: str, more: str = "") -> ServerSpec:

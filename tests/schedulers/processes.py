@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.processes.services import ServiceFailed
+from pytest_hwqueue.parts.processes.services import ServiceFailed
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None, reason="there is no C compiler (cc) to build the library with"

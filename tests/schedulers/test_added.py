@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue import extensions
-from pytest_hwqueue.errors import BadInput, NotProven
-from pytest_hwqueue.schedulers.declaration import BUILT_IN, SCHEDULERS, SimulatedSharing
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data import extensions
+from pytest_hwqueue.data.errors import BadInput, NotProven
+from pytest_hwqueue.parts.schedulers.declaration import BUILT_IN, SCHEDULERS, SimulatedSharing
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.syntax import (
     needs_environment,
     open_scheduler,
     parse_scheduler,

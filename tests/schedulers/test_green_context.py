@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices import green_contexts
-from pytest_hwqueue.devices.compute_units import Partition, open_pool
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import StreamPool
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import DeviceError, NotProven
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.errors import DeviceError, NotProven
+from pytest_hwqueue.parts.devices import green_contexts
+from pytest_hwqueue.parts.devices.compute_units import Partition, open_pool
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import StreamPool
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.syntax import (
     cell_partitions,
     open_scheduler,
     prove_cell,

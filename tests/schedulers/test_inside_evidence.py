@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence, gather, why_not_loaded
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, gather, why_not_loaded
 
 
 def test_mapped_files_are_named_once_with_links_resolved(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.processes.services import ServiceFailed
-from pytest_hwqueue.schedulers import mps_daemons
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.parts.processes.services import ServiceFailed
+from pytest_hwqueue.parts.schedulers import mps_daemons
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
     Scheduler,
     TenantRequest,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_hwqueue.errors import BadInput, NotProven
-from pytest_hwqueue.processes.services import ServiceFailed
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.errors import BadInput, NotProven
+from pytest_hwqueue.parts.processes.services import ServiceFailed
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
     Scheduler,
     SchedulerPaths,

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.protocol import StreamPool
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.metrics.numbers import counted
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.schedulers.declaration import BUILT_IN
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.metrics.numbers import counted
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.parts.devices.protocol import StreamPool
+from pytest_hwqueue.parts.schedulers.declaration import BUILT_IN
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
     MPS_CLIENT,
     Scheduler,

@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.schedulers.declaration import (
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.parts.schedulers.declaration import (
     BUILT_IN,
     POLICIES,
     declaration,
     describe_modes,
     in_flight,
 )
-from pytest_hwqueue.schedulers.syntax import needs_environment, parse_scheduler, parse_schedulers
+from pytest_hwqueue.parts.schedulers.syntax import (
+    needs_environment,
+    parse_scheduler,
+    parse_schedulers,
+)
 
 _NAMES = st.text("abcdefghijklmnopqrstuvwxyz_-0123456789", min_size=1, max_size=8)
 _XSCHED = st.tuples(
@@ -135,7 +139,7 @@ def test_every_mode_is_declared_whole_and_described() -> None:
 
 def test_reading_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from pytest_hwqueue.schedulers.syntax import parse_schedulers;"
+        "import sys; from pytest_hwqueue.parts.schedulers.syntax import parse_schedulers;"
         "parse_schedulers('native,xsched:level=1,mps');"
         "print({'torch', 'numpy', 'pydantic', 'yaml', 'psutil', 'http.client'} & {*sys.modules})"
     )

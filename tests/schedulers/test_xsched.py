@@ -19,21 +19,20 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.plugin.worker.services import SchedulerServices
-from pytest_hwqueue.processes import services
-from pytest_hwqueue.processes.services import ServiceFailed
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.schedulers import inside_evidence, xsched, xsched_server
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.parts.processes import services
+from pytest_hwqueue.parts.processes.services import ServiceFailed
+from pytest_hwqueue.parts.schedulers import inside_evidence, xsched, xsched_server
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
     Scheduler,
     SchedulerPaths,
     open_scheduler,
     tenant_requests,
 )
-from pytest_hwqueue.schedulers.xsched_server import (
+from pytest_hwqueue.parts.schedulers.xsched_server import (
     XQueue,
     XQueueSettings,
     parse_queues,
@@ -41,6 +40,7 @@ from pytest_hwqueue.schedulers.xsched_server import (
     refuse_other,
     serve,
 )
+from pytest_hwqueue.plugin.worker.services import SchedulerServices
 
 from .processes import has_ended, needs_compiler, program, wait_for
 from .xserver import XSERVER, queue

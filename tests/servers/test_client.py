@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.redaction import REDACTED
-from pytest_hwqueue.servers.generator import Client, Reply
-from pytest_hwqueue.servers.spec import ServerSpec
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.redaction import REDACTED
+from pytest_hwqueue.engine.tenants.server_load import Client, Reply
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

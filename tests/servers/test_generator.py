@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pytest_hwqueue.errors import HwqError, InvalidMeasurement
-from pytest_hwqueue.harness.open_loop import (
+from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement
+from pytest_hwqueue.engine.tenants import server_load as generator
+from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
     ClosedLoop,
     StoppedServing,
     Window,
     lateness,
 )
-from pytest_hwqueue.servers import generator
-from pytest_hwqueue.servers.generator import Load, Reply, generate
+from pytest_hwqueue.engine.tenants.server_load import Load, Reply, generate
 
 MS = 1_000_000
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
-from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.figures import Served, percentile
-from pytest_hwqueue.tenancy.served import served
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.data.figures.of_requests import Served, percentile
+from pytest_hwqueue.data.figures.served import served
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tools.capacity_rates import waits_at_most
 
 from ..capacity.test_truth import window

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from pytest_hwqueue.errors import HwqError
-from pytest_hwqueue.redaction import REDACTED, redacted
-from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.servers.variables import expand, expand_url
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.redaction import REDACTED, redacted
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
+from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
 
 SPEC = ServerSpec("http://h/")
 

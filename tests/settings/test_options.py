@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.errors import BadOption
-from pytest_hwqueue.schedulers.declaration import BUILT_IN
-from pytest_hwqueue.settings import options
-from pytest_hwqueue.settings.options import BY_NAME, OPTIONS, TOPICS, Option, Settings
-from pytest_hwqueue.settings.reading import add_options, read_settings
-from pytest_hwqueue.workloads import MAXIMUM_STREAMS
+from pytest_hwqueue.data.errors import BadOption
+from pytest_hwqueue.options import options
+from pytest_hwqueue.options.options import BY_NAME, OPTIONS, TOPICS, Option, Settings
+from pytest_hwqueue.parts.schedulers.declaration import BUILT_IN
+from pytest_hwqueue.parts.workloads import MAXIMUM_STREAMS
+from pytest_hwqueue.plugin.reading import add_options, read_settings
 
 
 def registered() -> tuple[pytest.Parser, dict[str, str]]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_hwqueue.processes.starting import ForkServer
-from pytest_hwqueue.tenancy.tenant_processes import tenant_server
+from pytest_hwqueue.engine.tenants.tenant_processes import tenant_server
+from pytest_hwqueue.parts.processes.starting import ForkServer
 from tests.conftest import begun
 
 _SERVERS: list[ForkServer] = []

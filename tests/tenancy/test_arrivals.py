@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kstest, norm
 
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.tenancy.arrivals import Arrival, parse_arrival, schedule
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.engine.tenants.arrivals import Arrival, parse_arrival, schedule
 
 SECOND = 1_000_000_000
 NOWHERE = Path("nowhere")
@@ -125,7 +125,7 @@ def test_schedules_are_equal_in_every_process_and_on_every_machine() -> None:
     program = (
         "import json, sys\n"
         "from pathlib import Path\n"
-        "from pytest_hwqueue.tenancy.arrivals import parse_arrival, schedule\n"
+        "from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule\n"
         "arrivals = {text: parse_arrival(text, Path()) for text in sys.argv[1:]}\n"
         "print(json.dumps({t: schedule(a, 7, 500_000_000) for t, a in arrivals.items()}))\n"
     )

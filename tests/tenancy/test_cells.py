@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.baselines.runs import cell_of_record
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
     RequestTimes,
     TenantResult,
     TenantThroughput,
 )
-from pytest_hwqueue.tenancy.cells import tenant_records
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.verdicts.figures import figure
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
+from pytest_hwqueue.judge.baselines.runs import cell_of_record
+from pytest_hwqueue.judge.figures import figure
 
 MS = 1_000_000
 PLAN = Colocation(

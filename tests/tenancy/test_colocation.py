@@ -19,27 +19,27 @@ import numpy as np
 import psutil
 import pytest
 
-from pytest_hwqueue.devices.accelerator import Accelerator
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.lease import lease
-from pytest_hwqueue.errors import InvalidMeasurement, LeaseError, NotProven
-from pytest_hwqueue.harness.open_loop import invalid_reason
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.safe_files import write_text
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.errors import InvalidMeasurement, LeaseError, NotProven
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.data.safe_files import write_text
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.open_loop import invalid_reason
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.engine.tenants.tenant_window import refuse_endless
+from pytest_hwqueue.parts.devices.accelerator import Accelerator
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.lease import lease
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.native import Native
+from pytest_hwqueue.parts.schedulers.syntax import (
     Scheduler,
     SchedulerPaths,
     TenantRequest,
     open_scheduler,
     parse_scheduler,
 )
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
-from pytest_hwqueue.tenancy.window import refuse_endless
 from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 
@@ -204,7 +204,7 @@ def test_two_processes_are_measured_together(tmp_path: Path) -> None:
 
 # Waits 25 ms too long for each request, which takes no time itself.
 LATE = """
-from pytest_hwqueue.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.host import HostDevice
 sleep_until_ns = HostDevice.sleep_until_ns
 HostDevice.sleep_until_ns = lambda self, when_ns: sleep_until_ns(self, when_ns + 25_000_000)
 def make(**_): return lambda: None
@@ -342,9 +342,9 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 tempfile.tempdir = str(folder)
 import psutil
-from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 
 def progress(stage, done, planned):
     if stage == "measure" and not (folder / "pids").exists():

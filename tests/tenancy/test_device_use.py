@@ -12,10 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.causes.explain import Trace, rows_of
-from pytest_hwqueue.devices.simulated.profile import load_profile
-from pytest_hwqueue.metrics.attribution import DeviceWork
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.figures import of_requests as figures
+from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
     RequestTimes,
@@ -23,13 +22,15 @@ from pytest_hwqueue.records.tenants import (
     TenantUse,
     read_colocation,
 )
-from pytest_hwqueue.records.timelines import read_kept
-from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.tenancy import DEVICE, figures
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.device_use import TIME_SLICES, device_use, in_time_slices, used
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
+from pytest_hwqueue.data.records.timelines import read_kept
+from pytest_hwqueue.engine.causes.explain import Trace, rows_of
+from pytest_hwqueue.engine.tenants import DEVICE
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES, device_use, in_time_slices, used
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.parts.devices.simulated.profile import load_profile
+from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 
 BASELINES = Path(__file__).parents[2] / "baselines/nvidia-h200/co-location"
 HIGH = TenantSpec(

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_jsonable_python
 
-from pytest_hwqueue.devices.compute_units import open_pool
-from pytest_hwqueue.devices.kinds import open_device
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import DeviceError, NotProven
-from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult
-from pytest_hwqueue.schedulers.syntax import cell_partitions, open_scheduler, prove_cell
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
+from pytest_hwqueue.data.errors import DeviceError, NotProven
+from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.parts.devices.compute_units import open_pool
+from pytest_hwqueue.parts.devices.kinds import open_device
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.schedulers.syntax import cell_partitions, open_scheduler, prove_cell
 
 _HIGH = TenantSpec(
     "high", model="resnet18", batch=1, parameters={"dtype": "tf32"}, arrival="constant: 20/s",

@@ -13,15 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
-from pytest_hwqueue.tenancy.colocation import TenantSet
-from pytest_hwqueue.tenancy.looks import Look, Looks
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
+from pytest_hwqueue.engine.tenants.looks import Look, Looks
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.native import Native
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, parse_scheduler
 from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 from tests.tenancy.test_colocation import faulty

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.records.tenants import LOOK_ERROR, ColocationRecord
-from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
-from pytest_hwqueue.tenancy import looks
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.figures import Served
-from pytest_hwqueue.tenancy.looks import Look, Looks, ShownTimes, planned_looks, seen_times
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
+from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord
+from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
+from pytest_hwqueue.engine.tenants import looks
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.looks import Look, Looks, ShownTimes, planned_looks, seen_times
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 

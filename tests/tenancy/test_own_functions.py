@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
-from pytest_hwqueue.tenancy.window import open_work
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.records.tenants import ColocationRecord
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.engine.tenants.tenant_window import open_work
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.schedulers.native import Native
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, parse_scheduler
 from tests.tenancy.conftest import server_of_tests
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadInput, RecordError
-from pytest_hwqueue.metrics.latency import CONFIDENCE
-from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, require_own_figures
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
-from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.tenancy import simulated
-from pytest_hwqueue.tenancy.cells import tenant_records
-from pytest_hwqueue.tenancy.colocation import TenantSet, colocate
-from pytest_hwqueue.tenancy.figures import throughput
-from pytest_hwqueue.tenancy.looks import Look, Looks
-from pytest_hwqueue.tenancy.served import served
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
+from pytest_hwqueue.data.errors import BadInput, RecordError
+from pytest_hwqueue.data.figures.of_requests import throughput
+from pytest_hwqueue.data.figures.served import served
+from pytest_hwqueue.data.metrics.latency import CONFIDENCE
+from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, require_own_figures
+from pytest_hwqueue.engine.tenants import simulated_tenants as simulated
+from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
+from pytest_hwqueue.engine.tenants.looks import Look, Looks
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
+from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 

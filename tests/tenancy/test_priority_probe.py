@@ -13,16 +13,16 @@ import pytest
 import torch
 from pydantic_core import to_jsonable_python
 
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.harness.cell import Progress
-from pytest_hwqueue.metrics.interference import PriorityEffect, priority_effect
-from pytest_hwqueue.records.tenants import ColocationRecord
-from pytest_hwqueue.schedulers.priority_probe import ProbeClient, probe_priority
-from pytest_hwqueue.schedulers.syntax import Scheduler, open_scheduler
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.metrics.interference import PriorityEffect, priority_effect
+from pytest_hwqueue.data.records.tenants import ColocationRecord
+from pytest_hwqueue.engine.cell.cell import Progress
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient, probe_priority
+from pytest_hwqueue.parts.schedulers.syntax import Scheduler, open_scheduler
 from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 

@@ -22,25 +22,25 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from pytest_hwqueue.harness.open_loop import invalid_reason
-from pytest_hwqueue.processes.services import free_port
-from pytest_hwqueue.records.kinds import Capabilities
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.tenants import ColocationRecord, TenantResult, read_colocation
-from pytest_hwqueue.schedulers.inside_evidence import InsideEvidence
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.records.kinds import Capabilities
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
+from pytest_hwqueue.engine.tenants import server_processes
+from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
+from pytest_hwqueue.engine.tenants.open_loop import invalid_reason
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.parts.processes.services import free_port
+from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
+from pytest_hwqueue.parts.schedulers.native import Native
+from pytest_hwqueue.parts.schedulers.syntax import (
     Scheduler,
     SchedulerPaths,
     TenantRequest,
     open_scheduler,
     parse_scheduler,
 )
-from pytest_hwqueue.servers.spec import ServerSpec
-from pytest_hwqueue.tenancy import server_processes
-from pytest_hwqueue.tenancy.colocation import TenantSet, colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
 from tests.conftest import slow
 from tests.tenancy.conftest import server_of_tests
 

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.tenancy import sessions
-from pytest_hwqueue.tenancy.figures import Estimator, Served, Session, percentile, ratio, throughput
+from pytest_hwqueue.data.figures import over_sessions as sessions
+from pytest_hwqueue.data.figures.of_requests import (
+    Estimator,
+    Served,
+    Session,
+    percentile,
+    ratio,
+    throughput,
+)
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 
 P50, P99 = percentile(0.5), percentile(0.99)
 CONFIDENCE = 0.95

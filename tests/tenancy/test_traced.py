@@ -13,34 +13,40 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_hwqueue.causes import tenant_tracer as tracer_module
-from pytest_hwqueue.causes import traced_pass
-from pytest_hwqueue.causes.explain import Trace, requests_of, take_traces, with_causes, write_trace
-from pytest_hwqueue.causes.tenant_tracer import Traces
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.devices.simulated.profile import load_profile
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.harness.closed_loop import garbage_collection_held
-from pytest_hwqueue.harness.open_loop import RequestLog, Window, lateness, serve
-from pytest_hwqueue.metrics.attribution import UNEXPLAINED
-from pytest_hwqueue.records.noise import Causes, TailCauses
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.metrics.attribution import UNEXPLAINED
+from pytest_hwqueue.data.records.noise import Causes, TailCauses
+from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
     RequestTimes,
     TenantResult,
     read_colocation,
 )
-from pytest_hwqueue.records.tracing import Refusal
-from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.tenancy.cells import delivered
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantPlacement, TenantSpec
-from pytest_hwqueue.tenancy.tenant_processes import Limits
-from pytest_hwqueue.tenancy.window import WindowPlan
-from pytest_hwqueue.tracing.perf_events import Tracing
+from pytest_hwqueue.data.records.tracing import Refusal
+from pytest_hwqueue.engine.causes import tenant_tracer as tracer_module
+from pytest_hwqueue.engine.causes import traced_pass
+from pytest_hwqueue.engine.causes.explain import (
+    Trace,
+    requests_of,
+    take_traces,
+    with_causes,
+    write_trace,
+)
+from pytest_hwqueue.engine.causes.perf_events import Tracing
+from pytest_hwqueue.engine.causes.tenant_tracer import Traces
+from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog, Window, lateness, serve
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_cells import delivered
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits
+from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
+from pytest_hwqueue.parts.devices.simulated.profile import load_profile
+from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 
 MS = 1_000_000
 _LIMITS = Limits(ready_s=120, finish_s=60)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.errors import BadInput, DeviceError
-from pytest_hwqueue.tenancy.spec import TenantSpec, one_visible
+from pytest_hwqueue.data.errors import BadInput, DeviceError
+from pytest_hwqueue.engine.tenants.plan import TenantSpec, one_visible
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.metrics.latency import LatencySummary, summarise_latency
+from pytest_hwqueue.data.metrics.latency import LatencySummary, summarise_latency
 from tools.bare_loop import table
 
 MS = 1_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import accumulate
 from pathlib import Path
 
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu, interrupt_times, launch_pairs
-from pytest_hwqueue.records.cell import RunRecord, read_record
-from pytest_hwqueue.records.noise import Causes
-from pytest_hwqueue.reports.notes import Notes
+from pytest_hwqueue.data.document.notes import Notes
+from pytest_hwqueue.data.metrics.cpu_events import Interrupt, OffCpu, interrupt_times, launch_pairs
+from pytest_hwqueue.data.records.cell import RunRecord, read_record
+from pytest_hwqueue.data.records.noise import Causes
 from tools.noise_table import _interrupt_rows, _traced_rows
 
 STORED = Path(__file__).parents[2] / "baselines" / "nvidia-h200" / "noise" / "causes"

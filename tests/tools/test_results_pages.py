@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pytest_hwqueue.gate.runs import ProcessRun
+from pytest_hwqueue.judge.runs import ProcessRun
 
 ROOT = Path(__file__).parents[2]
 BLOCK = """\

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.profile import load_profile
-from pytest_hwqueue.reports.document import markdown
-from pytest_hwqueue.reports.listing import workloads_document
+from pytest_hwqueue.data.document.document import markdown
+from pytest_hwqueue.options.listing import workloads_document
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.profile import load_profile
 from tools.simulated_table import off, pairs
 
 BASELINES = Path(__file__).parents[2] / "baselines"

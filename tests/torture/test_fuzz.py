@@ -19,13 +19,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.cell_file import write_lines
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import BadInput, BadScenario, HwqError, RecordError
-from pytest_hwqueue.records.cell import read_record
-from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, open_scheduler
-from pytest_hwqueue.tenancy.arrivals import parse_arrival
+from pytest_hwqueue.data.errors import BadInput, BadScenario, HwqError, RecordError
+from pytest_hwqueue.data.records.cell import read_record
+from pytest_hwqueue.engine.scenarios.file import read_scenario
+from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
+from pytest_hwqueue.judge.baselines.cell_file import write_lines
+from pytest_hwqueue.judge.baselines.store import Store
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.conftest import make_record
 
 SCALARS = (

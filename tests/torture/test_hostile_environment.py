@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.records.cell import read_record
+from pytest_hwqueue.data.records.cell import read_record
+from pytest_hwqueue.judge.baselines.store import Store
 
 ROOT = Path(__file__).parents[2]
 TESTS = """

@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.baselines.sources import read_session_file
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.capacity.result import CapacityFile
-from pytest_hwqueue.fleet.check import read_check
-from pytest_hwqueue.fleet.collected import checked_gpus
-from pytest_hwqueue.records.cell import read_record
-from pytest_hwqueue.records.tenants import read_colocation
+from pytest_hwqueue.answers.fleet.check import read_check
+from pytest_hwqueue.answers.fleet.collected import checked_gpus
+from pytest_hwqueue.answers.which.capacity_file import CapacityFile
+from pytest_hwqueue.data.records.cell import read_record
+from pytest_hwqueue.data.records.tenants import read_colocation
+from pytest_hwqueue.judge.baselines.sources import read_session_file
+from pytest_hwqueue.judge.baselines.store import Store
 from tests.conftest import slow
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.records.counters import CpuCounters
-from pytest_hwqueue.tracing.cpu_counters import (
+from pytest_hwqueue.data.records.counters import CpuCounters
+from pytest_hwqueue.parts.devices.cpu_counters import (
     ENQUEUING,
     CounterReading,
     CpuCounting,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.clocks import ClockOffset, ClockPair, measure_offset
+from pytest_hwqueue.parts.devices.clocks import ClockOffset, ClockPair, measure_offset
 
 from .victims import need, victim
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.tracing.cpu_counters import read_counters, threads_between
-from pytest_hwqueue.tracing.perf_events import OWN_THREAD, PerfTracer, with_culprits
+from pytest_hwqueue.data.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.engine.causes.perf_events import OWN_THREAD, PerfTracer, with_culprits
+from pytest_hwqueue.parts.devices.cpu_counters import read_counters, threads_between
 from tests.conftest import slow
 
 from .victims import need, victim

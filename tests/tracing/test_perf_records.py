@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.metrics.attribution import off_cpu_evidence
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.tracing import perf_records
-from pytest_hwqueue.tracing.perf_records import CpuTrace, decode, parse, read_tracepoints
+from pytest_hwqueue.data.metrics.attribution import off_cpu_evidence
+from pytest_hwqueue.data.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.engine.causes import perf_records
+from pytest_hwqueue.engine.causes.perf_records import CpuTrace, decode, parse, read_tracepoints
 
 PID, TID, FIO = 40, 41, 77
 END = 10**6

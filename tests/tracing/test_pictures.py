@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.tracing.pictures import Picture, Slice, write_csv
+from pytest_hwqueue.engine.causes.pictures import Picture, Slice, write_csv
 
 from ..reports.stored_texts import assert_as_stored
 

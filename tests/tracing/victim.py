@@ -17,8 +17,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
-from pytest_hwqueue.tracing.cpu_counters import read_counters, threads_between
-from pytest_hwqueue.tracing.perf_events import PerfTracer, Tracing, open_tracing
+from pytest_hwqueue.engine.causes.perf_events import PerfTracer, Tracing, open_tracing
+from pytest_hwqueue.parts.devices.cpu_counters import read_counters, threads_between
 
 
 def spin(seconds: float) -> None:

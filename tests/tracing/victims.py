@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import pytest_hwqueue
-from pytest_hwqueue.metrics.cpu_events import Interrupt, OffCpu
-from pytest_hwqueue.tracing.perf_records import PLACES
+from pytest_hwqueue.data.metrics.cpu_events import Interrupt, OffCpu
+from pytest_hwqueue.engine.causes.perf_records import PLACES
 
 _VICTIM = Path(__file__).parent / "victim.py"
 _SOURCES = Path(pytest_hwqueue.__file__).parents[1]

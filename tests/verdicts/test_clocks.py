@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.baselines.cell_file import read_cell, write_cell
-from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.devices.telemetry import TelemetryLog
-from pytest_hwqueue.gate.verdict import GateSettings, Verdict
-from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
-from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples, now
-from pytest_hwqueue.records.files import cell_file_name
-from pytest_hwqueue.records.telemetry import Telemetry, TelemetrySample
-from pytest_hwqueue.verdicts.judging import Judging
+from pytest_hwqueue.data.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples, now
+from pytest_hwqueue.data.records.files import cell_file_name
+from pytest_hwqueue.data.records.telemetry import Telemetry, TelemetrySample
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, measure
+from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.judge.baselines.cell_file import read_cell, write_cell
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.judge.baselines.sources import Source
+from pytest_hwqueue.judge.judging import Judging
+from pytest_hwqueue.judge.verdict import GateSettings, Verdict
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
+from pytest_hwqueue.parts.devices.telemetry import TelemetryLog
 from tests.conftest import make_record
 
 _PLAN = LoopPlan(iterations=320, warmup=0, max_time_ns=2_000_000_000, sync_mode="per_iteration")

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.baselines.runs import CellBaseline, Run, add_runs, cell_of_record
-from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.judgement_file import judgement_file, judgement_of
-from pytest_hwqueue.reports.outcome import render_markdown
-from pytest_hwqueue.reports.verdicts import properties_of, render_judgement
-from pytest_hwqueue.verdicts.figures import iteration_ns, prepare, set_aside_short, usual_length
-from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources, planned_samples
+from pytest_hwqueue.answers.session.outcome import render_markdown
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, Run, add_runs, cell_of_record
+from pytest_hwqueue.judge.baselines.sources import Source
+from pytest_hwqueue.judge.figures import iteration_ns, prepare, set_aside_short, usual_length
+from pytest_hwqueue.judge.file import judgement_file, judgement_of
+from pytest_hwqueue.judge.judging import Judgement, Judging, compare_sources, planned_samples
+from pytest_hwqueue.judge.verdict import GateSettings
+from pytest_hwqueue.judge.words import properties_of, render_judgement
 
 MakeRecord = Callable[..., RunRecord]
 MakeRuns = Callable[..., CellBaseline]

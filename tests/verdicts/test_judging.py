@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.baselines.sources import Source, Unmatched
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.gate.verdict import GateSettings
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.reports.outcome import stored_lines
-from pytest_hwqueue.reports.verdicts import render_judgement
-from pytest_hwqueue.verdicts.figures import figure, known_names
-from pytest_hwqueue.verdicts.judging import Judgement, Judging, compare_sources
-from pytest_hwqueue.verdicts.stored import describe_stored
+from pytest_hwqueue.answers.session.outcome import stored_lines
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.judge.baselines.sources import Source, Unmatched
+from pytest_hwqueue.judge.figures import figure, known_names
+from pytest_hwqueue.judge.judging import Judgement, Judging, compare_sources
+from pytest_hwqueue.judge.stored import describe_stored
+from pytest_hwqueue.judge.verdict import GateSettings
+from pytest_hwqueue.judge.words import render_judgement
 from tests.baselines.run_with import contention, with_samples
 
 MakeRecord = Callable[..., RunRecord]

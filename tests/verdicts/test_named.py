@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.baselines.runs import cell_of_record
-from pytest_hwqueue.baselines.sources import Source, load_source
-from pytest_hwqueue.baselines.store import Store
-from pytest_hwqueue.errors import RecordError
-from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.verdicts.stored import (
+from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.records.cell import Cell, RunRecord
+from pytest_hwqueue.judge.baselines.runs import cell_of_record
+from pytest_hwqueue.judge.baselines.sources import Source, load_source
+from pytest_hwqueue.judge.baselines.store import Store
+from pytest_hwqueue.judge.stored import (
     load_named,
     may_be,
     nothing_in_common,

@@ -7,16 +7,16 @@ from functools import reduce
 
 import pytest
 
-from pytest_hwqueue.baselines.runs import CellBaseline, add_runs, cell_of_record
-from pytest_hwqueue.baselines.sources import Source
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.gate.verdict import LEAST_FIRST_RUNS, GateSettings
-from pytest_hwqueue.harness.closed_loop import LoopPlan, measure
-from pytest_hwqueue.harness.program import eager
-from pytest_hwqueue.records.cell import Cell, Metrics, RunRecord, Samples, now
-from pytest_hwqueue.verdicts.judging import Judging
+from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples, now
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, measure
+from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
+from pytest_hwqueue.judge.baselines.sources import Source
+from pytest_hwqueue.judge.judging import Judging
+from pytest_hwqueue.judge.verdict import LEAST_FIRST_RUNS, GateSettings
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
 
 _BASELINE_RUNS = 10
 _PLAN = LoopPlan(iterations=1000, warmup=0, max_time_ns=2_000_000_000, sync_mode="per_iteration")

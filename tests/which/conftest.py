@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from pytest_hwqueue.answers.which.file import WhichCase, WhichFile
+from pytest_hwqueue.answers.which.runs import all_runs
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.harness.open_loop import RequestLog
-from pytest_hwqueue.records.files import record_path
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.records.files import record_path
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
     TenantResult,
     write_colocation,
 )
-from pytest_hwqueue.scenarios.file import Scenario, read_scenario
-from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases, colocation
-from pytest_hwqueue.settings.options import OPTIONS
-from pytest_hwqueue.tenancy.cells import WorkDone, delivered
-from pytest_hwqueue.which.file import WhichCase, WhichFile
-from pytest_hwqueue.which.runs import all_runs
+from pytest_hwqueue.engine.scenarios.file import Scenario, read_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases, colocation
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog
+from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
+from pytest_hwqueue.options.options import OPTIONS
 
 SCENARIO = """\
 name: mix

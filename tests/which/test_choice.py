@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.numbers import in_unit
-from pytest_hwqueue.reports.which import words
-from pytest_hwqueue.scenarios.goals import GoalResult, GoalVerdict
-from pytest_hwqueue.which.file import WhichCase, WhichFile, WhichTenant, choices
+from pytest_hwqueue.answers.which import words
+from pytest_hwqueue.answers.which.file import WhichCase, WhichFile, WhichTenant, choices
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.numbers import in_unit
+from pytest_hwqueue.engine.scenarios.goals import GoalResult, GoalVerdict
 
 
 def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:

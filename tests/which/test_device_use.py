@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation, write_colocation
-from pytest_hwqueue.tenancy.device_use import TIME_SLICES
-from pytest_hwqueue.which.file import WhichFile
+from pytest_hwqueue.answers.which.file import WhichFile
+from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation, write_colocation
+from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES
 from tests.which.conftest import case, hwq
 
 SCENARIO = """\

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.records.tenants import LOOK_ERROR, ColocationRecord
-from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.scenarios.planned_runs import PlannedRun, cases
-from pytest_hwqueue.scenarios.runs import Decided, Stored
-from pytest_hwqueue.tenancy.looks import Look, planned_looks
-from pytest_hwqueue.which.runs import WhichRuns, all_runs, entries
-from pytest_hwqueue.which.table import table
+from pytest_hwqueue.answers.which.runs import WhichRuns, all_runs, entries
+from pytest_hwqueue.answers.which.table import table
+from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord
+from pytest_hwqueue.engine.scenarios.file import read_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases
+from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
+from pytest_hwqueue.engine.tenants.looks import Look, planned_looks
 from tests.which.conftest import SCENARIO, TRUTH, WINDOW_S, case, hwq, record, served
 
 ROUNDS = 2

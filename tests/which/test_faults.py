@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_hwqueue.records.provenance import Provenance
-from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.scenarios.planned_runs import cases, own_run
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths
-from pytest_hwqueue.suite import suite_path
-from pytest_hwqueue.which.session import Measurer, WhichSettings
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.engine.scenarios.file import read_scenario
+from pytest_hwqueue.engine.scenarios.measurer import Measurer, WhichSettings
+from pytest_hwqueue.engine.scenarios.planned_runs import cases, own_run
+from pytest_hwqueue.options.suite import suite_path
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths
 
 
 def test_the_first_tenant_has_the_fault(tmp_path: Path) -> None:

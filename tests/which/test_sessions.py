@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pytest_hwqueue.records.tenants import ColocationRecord, write_colocation
-from pytest_hwqueue.which.file import WhichFile
-from pytest_hwqueue.which.session import Measurer
+from pytest_hwqueue.answers.which.file import WhichFile
+from pytest_hwqueue.data.records.tenants import ColocationRecord, write_colocation
+from pytest_hwqueue.engine.scenarios.measurer import Measurer
 from tests.conftest import slow
 from tests.which.conftest import SCENARIO, case, hwq
 

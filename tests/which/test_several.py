@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.tenants import read_colocation, write_colocation
-from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.scenarios.planned_runs import cases
-from pytest_hwqueue.which.file import WhichFile, trends
-from pytest_hwqueue.which.runs import all_runs
+from pytest_hwqueue.answers.which.file import WhichFile, trends
+from pytest_hwqueue.answers.which.runs import all_runs
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.tenants import read_colocation, write_colocation
+from pytest_hwqueue.engine.scenarios.file import read_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import cases
 from tests.which.conftest import (
     SCENARIO,
     TRUTH,

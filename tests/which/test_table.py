@@ -15,23 +15,23 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from pytest_hwqueue.answers.which.report import which_document
+from pytest_hwqueue.answers.which.runs import all_runs, entries
+from pytest_hwqueue.answers.which.words import effective, proof_line
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.errors import INTERRUPTED
-from pytest_hwqueue.metrics.estimate import Estimate
-from pytest_hwqueue.metrics.interference import priority_effect
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.tenants import (
+from pytest_hwqueue.data.document.terminal import print_document
+from pytest_hwqueue.data.errors import INTERRUPTED
+from pytest_hwqueue.data.metrics.estimate import Estimate
+from pytest_hwqueue.data.metrics.interference import priority_effect
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.tenants import (
     TenantResult,
     read_colocation,
     write_colocation,
 )
-from pytest_hwqueue.reports.grid import print_document
-from pytest_hwqueue.reports.which.document import which_document
-from pytest_hwqueue.reports.which.words import effective, proof_line
-from pytest_hwqueue.scenarios.file import read_scenario
-from pytest_hwqueue.scenarios.planned_runs import cases
-from pytest_hwqueue.which.runs import all_runs, entries
+from pytest_hwqueue.engine.scenarios.file import read_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import cases
 from tests.reports.stored_texts import assert_as_stored
 from tests.which.conftest import (
     MPS,

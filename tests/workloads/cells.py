@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device, Event, Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.harness.cell import CellRequest
-from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.harness.runner import CellRunner
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline, split_tag
-from pytest_hwqueue.ranks.cell import measure_alone
-from pytest_hwqueue.records.cell import Cell, RunRecord
-from pytest_hwqueue.records.provenance import Provenance
-from pytest_hwqueue.schedulers.syntax import open_scheduler
-from pytest_hwqueue.workloads.workload import Setup, Workload, parameters_for
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline, split_tag
+from pytest_hwqueue.data.records.cell import Cell, RunRecord
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.engine.cell.cell import CellRequest
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.ranks import measure_alone
+from pytest_hwqueue.engine.cell.runner import CellRunner
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
+from pytest_hwqueue.parts.workloads.workload import Setup, Workload, parameters_for
 
 from .perturbed import StreamBeside, group_for
 

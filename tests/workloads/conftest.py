@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pytest_hwqueue.devices.torch_settings import changed_settings, torch_settings
-from pytest_hwqueue.workloads.numerics import restore_precision
+from pytest_hwqueue.parts.devices.torch_settings import changed_settings, torch_settings
+from pytest_hwqueue.parts.workloads.numerics import restore_precision
 
 from .two_ranks import Printed, printed_of
 

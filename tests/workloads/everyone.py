@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from pytest_hwqueue.workloads.pipeline.stages import thirds
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
-from pytest_hwqueue.workloads.workload import Workload
+from pytest_hwqueue.parts.workloads.pipeline.stages import thirds
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.parts.workloads.workload import Workload
 from tests.conftest import slow
 
 from .cells import make

@@ -19,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Event, Stream
-from pytest_hwqueue.workloads.workload import Setup, Workload
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Event, Stream
+from pytest_hwqueue.parts.workloads.workload import Setup, Workload
 
 from .perturbed import StreamBeside, group_for
 

@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
-from pytest_hwqueue.devices.protocol import Device, Event, Stream
-from pytest_hwqueue.ranks.cell import group_of_one
-from pytest_hwqueue.workloads.workload import Setup, Workload
+from pytest_hwqueue.engine.cell.ranks import group_of_one
+from pytest_hwqueue.parts.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.parts.workloads.workload import Setup, Workload
 
 # Iterations enqueued back to back, so that one may run into the next.
 ITERATIONS = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.workloads.pipeline.stages import grouped, thirds
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.workloads.pipeline.stages import grouped, thirds
 
 from .cells import Counts, Run, kernels_of, simulated_timeline
 from .everyone import small

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_hwqueue.workloads.distributed.collectives import (
+from pytest_hwqueue.parts.workloads.distributed.collectives import (
     Collective,
     all_gather,
     all_reduce,

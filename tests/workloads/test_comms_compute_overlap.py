@@ -12,15 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.records.declared import Traffic
-from pytest_hwqueue.workloads.distributed.comms_compute_overlap import (
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.data.records.declared import Traffic
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.workloads.distributed.comms_compute_overlap import (
     CommsComputeOverlap,
     OverlapParameters,
 )
-from pytest_hwqueue.workloads.workload import Ranks, Setup, parameters_for
+from pytest_hwqueue.parts.workloads.workload import Ranks, Setup, parameters_for
 
 from .cells import Counts, LeftOut, Run, kernels_of, measured, simulated_timeline
 from .everyone import CASES, small

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.launches import TagLog
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.inference.continuous_batch import ContinuousBatch
-from pytest_hwqueue.workloads.inference.decoder import (
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.launches import TagLog
+from pytest_hwqueue.parts.workloads.inference.continuous_batch import ContinuousBatch
+from pytest_hwqueue.parts.workloads.inference.decoder import (
     Moment,
     PlannedRequest,
     Step,
@@ -21,7 +21,7 @@ from pytest_hwqueue.workloads.inference.decoder import (
     fewest_steps,
     plan,
 )
-from pytest_hwqueue.workloads.workload import Setup
+from pytest_hwqueue.parts.workloads.workload import Setup
 
 from .cells import WAIT, Counts, Run, make
 from .test_llm_decode import generated

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.harness.program import graph
-from pytest_hwqueue.workloads.workload import Setup, Workload
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.engine.cell.program import graph
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.workload import Setup, Workload
 from tests.conftest import slow
 
 from .cells import Counts, LeftOut, Run, measured

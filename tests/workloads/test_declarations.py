@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.errors import BadInput
-from pytest_hwqueue.workloads.registry import OF_CLASS, WORKLOADS, ahead, workload_class
-from pytest_hwqueue.workloads.workload import Where, Workload, as_given, parameters_for
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.parts.workloads.registry import OF_CLASS, WORKLOADS, ahead, workload_class
+from pytest_hwqueue.parts.workloads.workload import Where, Workload, as_given, parameters_for
 
 from .everyone import EVERYONE
 
@@ -47,7 +47,7 @@ def test_registry_lists_its_names_when_asked_for_another() -> None:
     [
         ("cuda:1", set()),
         ("auto", set()),
-        ("sim:h200", {"pytest_hwqueue.devices.simulated.device:prepare"}),
+        ("sim:h200", {"pytest_hwqueue.parts.devices.simulated.device:prepare"}),
         ("cpu", set()),
         ("", set()),
     ],
@@ -56,7 +56,7 @@ def test_a_fork_server_prepares_fake_tensors_where_each_process_would(
     device: str, imported: set[str]
 ) -> None:
     places = {place for place, _ in ahead(marks=("P0",), device=device)}
-    assert places == {"pytest_hwqueue.workloads.registry:workload_class", *imported}
+    assert places == {"pytest_hwqueue.parts.workloads.registry:workload_class", *imported}
 
 
 @everyone

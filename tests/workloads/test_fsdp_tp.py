@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.workloads.workload import Ranks, Setup
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.workloads.workload import Ranks, Setup
 
 from .cells import Run, kernels_of, simulated_timeline
 from .everyone import small

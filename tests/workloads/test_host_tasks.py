@@ -10,9 +10,9 @@ from types import MethodType
 
 import pytest
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.workloads.pipeline.stages import HostTask, Meeting
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.pipeline.stages import HostTask, Meeting
 
 LONG_S = 60
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.workload import Setup
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.workloads.workload import Setup
 
 from .cells import Counts, Run, make, simulated_timeline
 from .everyone import EVERYONE, small

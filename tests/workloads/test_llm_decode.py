@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.inference.decoder import Decoder, DecoderParameters
-from pytest_hwqueue.workloads.inference.llm_decode import DecodeParameters, LlmDecode
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.inference.decoder import Decoder, DecoderParameters
+from pytest_hwqueue.parts.workloads.inference.llm_decode import DecodeParameters, LlmDecode
 
 from .cells import Run, make, simulated_timeline
 

@@ -18,13 +18,18 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import BadInput, CheckFailed, HwqError
-from pytest_hwqueue.workloads.numerics import require_close
-from pytest_hwqueue.workloads.tenants.families import DecodeStep, TransformersFamily
-from pytest_hwqueue.workloads.tenants.models import OpenModel, open_models, seeded_model
-from pytest_hwqueue.workloads.tenants.shapes import MODEL_SIZES, MODELS, model_family, model_shape
+from pytest_hwqueue.data.errors import BadInput, CheckFailed, HwqError
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.numerics import require_close
+from pytest_hwqueue.parts.workloads.tenants.families import DecodeStep, TransformersFamily
+from pytest_hwqueue.parts.workloads.tenants.models import OpenModel, open_models, seeded_model
+from pytest_hwqueue.parts.workloads.tenants.shapes import (
+    MODEL_SIZES,
+    MODELS,
+    model_family,
+    model_shape,
+)
 from tests.conftest import slow
 
 transformers: Any = pytest.importorskip("transformers")
@@ -419,8 +424,8 @@ def test_error_without_transformers_says_what_to_install(monkeypatch: pytest.Mon
 
 def test_importing_brings_in_nothing_heavy() -> None:
     code = (
-        "import sys, pytest_hwqueue.workloads.tenants.shapes; print('torch' in sys.modules); "
-        "import pytest_hwqueue.workloads.tenants.models; print('transformers' in sys.modules)"
+        "import sys, pytest_hwqueue.parts.workloads.tenants.shapes; print('torch' in sys.modules); "
+        "import pytest_hwqueue.parts.workloads.tenants.models; print('transformers' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False"]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.distributed import moe
-from pytest_hwqueue.workloads.distributed.moe import MixtureOfExperts, Router
-from pytest_hwqueue.workloads.workload import Ranks, Setup
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.distributed import moe
+from pytest_hwqueue.parts.workloads.distributed.moe import MixtureOfExperts, Router
+from pytest_hwqueue.parts.workloads.workload import Ranks, Setup
 
 from .cells import Counts, LeftOut, Run, measured
 from .everyone import small

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import StreamPool
-from pytest_hwqueue.errors import BadInput, OwnCodeFailed
-from pytest_hwqueue.harness.attempt import describe_failure
-from pytest_hwqueue.workloads.own_function import (
+from pytest_hwqueue.data.errors import BadInput, OwnCodeFailed
+from pytest_hwqueue.engine.cell.attempt import describe_failure
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import StreamPool
+from pytest_hwqueue.parts.workloads.own_function import (
     FunctionWorkload,
     PreparedFunction,
     find,
@@ -29,7 +29,7 @@ from pytest_hwqueue.workloads.own_function import (
     problem,
     workload_of,
 )
-from pytest_hwqueue.workloads.workload import Setup
+from pytest_hwqueue.parts.workloads.workload import Setup
 
 STEP = """\
 def make_step(*, device, streams, seed, **more):

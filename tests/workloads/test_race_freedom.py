@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
-from pytest_hwqueue.workloads.numerics import require_close
-from pytest_hwqueue.workloads.workload import (
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.latency_sensitive.graph_subgraphs import GraphSubgraphs
+from pytest_hwqueue.parts.workloads.numerics import require_close
+from pytest_hwqueue.parts.workloads.workload import (
     Parameters,
     Setup,
     StreamRange,

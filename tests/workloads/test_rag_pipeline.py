@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.workloads.inference.rag_pipeline import RagPipeline
+from pytest_hwqueue.parts.workloads.inference.rag_pipeline import RagPipeline
 
 from .cells import Run, make
 from .test_llm_decode import generated

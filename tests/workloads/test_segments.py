@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.metrics.timeline import Kernel
-from pytest_hwqueue.workloads.distributed import grad_accum
+from pytest_hwqueue.data.metrics.timeline import Kernel
+from pytest_hwqueue.parts.workloads.distributed import grad_accum
 
 from .cells import Run, kernels_of, simulated_timeline
 from .everyone import small

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.kinds import open_device
-from pytest_hwqueue.errors import CheckFailed, NotApplicable
-from pytest_hwqueue.workloads.pipeline import copy_engines
-from pytest_hwqueue.workloads.workload import Ranks, Setup, Where
+from pytest_hwqueue.data.errors import CheckFailed, NotApplicable
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.kinds import open_device
+from pytest_hwqueue.parts.workloads.pipeline import copy_engines
+from pytest_hwqueue.parts.workloads.workload import Ranks, Setup, Where
 
 from .cells import Counts, Run
 from .everyone import CASES, EVERYONE, small

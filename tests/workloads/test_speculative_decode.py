@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import CheckFailed
-from pytest_hwqueue.workloads.inference.speculative_decode import SpeculativeDecode
-from pytest_hwqueue.workloads.workload import Setup
+from pytest_hwqueue.data.errors import CheckFailed
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.inference.speculative_decode import SpeculativeDecode
+from pytest_hwqueue.parts.workloads.workload import Setup
 
 from .cells import WAIT, Counts, Run, make
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import HwqError, NotApplicable
-from pytest_hwqueue.workloads.pipeline import torch_compile
-from pytest_hwqueue.workloads.pipeline.torch_compile import TorchCompile
-from pytest_hwqueue.workloads.workload import Setup
+from pytest_hwqueue.data.errors import HwqError, NotApplicable
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.protocol import Device
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.pipeline import torch_compile
+from pytest_hwqueue.parts.workloads.pipeline.torch_compile import TorchCompile
+from pytest_hwqueue.parts.workloads.workload import Setup
 
 from .cells import Counts, Run, measured
 from .everyone import CASES, small

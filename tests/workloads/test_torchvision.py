@@ -12,22 +12,22 @@ import torch
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.devices import conditions
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.errors import BadInput, HwqError
-from pytest_hwqueue.records.conditions import VERSION_FIELDS
-from pytest_hwqueue.records.tenants import read_colocation
-from pytest_hwqueue.tenancy.cells import tenant_records
-from pytest_hwqueue.workloads.tenants import shapes
-from pytest_hwqueue.workloads.tenants.families import Torchvision
-from pytest_hwqueue.workloads.tenants.models import (
+from pytest_hwqueue.data.errors import BadInput, HwqError
+from pytest_hwqueue.data.records.conditions import VERSION_FIELDS
+from pytest_hwqueue.data.records.tenants import read_colocation
+from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
+from pytest_hwqueue.parts.devices import conditions
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.tenants import shapes
+from pytest_hwqueue.parts.workloads.tenants.families import Torchvision
+from pytest_hwqueue.parts.workloads.tenants.models import (
     OpenModel,
     import_model,
     open_models,
     seeded_model,
 )
-from pytest_hwqueue.workloads.tenants.shapes import find_model, missing_package, model_shape
+from pytest_hwqueue.parts.workloads.tenants.shapes import find_model, missing_package, model_shape
 from tests.conftest import slow
 from tests.workloads.torchvision_standin import put_on_path
 

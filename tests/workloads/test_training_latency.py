@@ -6,13 +6,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from pytest_hwqueue.devices.host import HostDevice
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.harness.program import Program, eager, graph
-from pytest_hwqueue.harness.runner import planned_iterations, samples_per_iteration
+from pytest_hwqueue.engine.cell.program import Program, eager, graph
+from pytest_hwqueue.engine.cell.runner import planned_iterations, samples_per_iteration
+from pytest_hwqueue.parts.devices.host import HostDevice
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS
+from pytest_hwqueue.parts.workloads.workload import Setup, parameters_for
 from pytest_hwqueue.plugin.cells import auto_dispatch
-from pytest_hwqueue.workloads.registry import WORKLOADS
-from pytest_hwqueue.workloads.workload import Setup, parameters_for
 
 from .cells import measured
 from .everyone import CASES, EVERYONE, small

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_hwqueue.workloads.pipeline import zero_offload
-from pytest_hwqueue.workloads.pipeline.zero_offload import ZeroOffload
+from pytest_hwqueue.parts.workloads.pipeline import zero_offload
+from pytest_hwqueue.parts.workloads.pipeline.zero_offload import ZeroOffload
 
 from .cells import Counts, Run, measured, simulated_timeline
 from .everyone import CASES, small

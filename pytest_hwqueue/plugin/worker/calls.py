@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_hwqueue.data.records.cell import Cell
+from pytest_hwqueue.data.records.noise import NoiseRound
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.parts.processes.remote import one_way
 from pytest_hwqueue.plugin.state import Assignment
-from pytest_hwqueue.processes.remote import one_way
-from pytest_hwqueue.records.cell import Cell
-from pytest_hwqueue.records.noise import NoiseRound
-from pytest_hwqueue.records.provenance import Provenance
 
 
 @dataclass(frozen=True)

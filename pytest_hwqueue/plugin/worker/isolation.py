@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.errors import INTERRUPTED, BadInput, NotProven, on_one_line
+from pytest_hwqueue.data.errors import INTERRUPTED, BadInput, NotProven, on_one_line
+from pytest_hwqueue.parts.processes.channel import ProcessEnded
+from pytest_hwqueue.parts.processes.launched import connect, launched_rank, tell_failure
+from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
+from pytest_hwqueue.parts.processes.starting import worker_environment
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.session import MeasuringSession, provenance
 from pytest_hwqueue.plugin.state import ASSIGNMENT, FORK_SERVER, SETTINGS, Assignment, item_key
@@ -24,14 +28,10 @@ from pytest_hwqueue.plugin.worker.local_ranks import (
 )
 from pytest_hwqueue.plugin.worker.services import SchedulerServices, mode_of_worker, worker_of
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker
-from pytest_hwqueue.processes.channel import ProcessEnded
-from pytest_hwqueue.processes.measured_process import MeasuredProcess
-from pytest_hwqueue.processes.starting import worker_environment
-from pytest_hwqueue.ranks.launched import connect, launched_rank, tell_failure
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.options.progress import Progress
     from pytest_hwqueue.plugin.worker.calls import WorkerStart
-    from pytest_hwqueue.reports.progress import Progress
 
 # The worker is this package before it is a pytest session, so its asserts are never rewritten;
 # where warnings are errors, pytest's word about it would end every worker.

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.processes.channel import ProcessEnded
-from pytest_hwqueue.processes.measured_process import MeasuredProcess
-from pytest_hwqueue.ranks.launched import place_on_this_host
+from pytest_hwqueue.parts.processes.channel import ProcessEnded
+from pytest_hwqueue.parts.processes.launched import place_on_this_host
+from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.parts.processes.channel import Message
+    from pytest_hwqueue.parts.processes.starting import ForkServer, Main
     from pytest_hwqueue.plugin.worker.calls import WorkerStart
-    from pytest_hwqueue.processes.channel import Message
-    from pytest_hwqueue.processes.starting import ForkServer, Main
 
 MAIN: Main = "pytest_hwqueue.plugin.worker.process"
 STARTING_S = 180.0

@@ -22,16 +22,16 @@ import pytest
 from _pytest.config import _prepareconfig
 from pydantic import TypeAdapter
 
-from pytest_hwqueue.interleaved.imports import report_now
+from pytest_hwqueue.answers.versions.imports import report_now
+from pytest_hwqueue.parts.processes.channel import Channel, Message, ProcessEnded, keep_output
+from pytest_hwqueue.parts.processes.launched import LOOPBACK, host_store
+from pytest_hwqueue.parts.processes.remote import remote
+from pytest_hwqueue.parts.processes.unwatched import stop_coverage
 from pytest_hwqueue.plugin import state
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.worker.calls import SessionCalls, WorkerStart
 from pytest_hwqueue.plugin.worker.services import Fitness
 from pytest_hwqueue.plugin.worker.test_run import LISTED, packed
-from pytest_hwqueue.processes.channel import Channel, Message, ProcessEnded, keep_output
-from pytest_hwqueue.processes.remote import remote
-from pytest_hwqueue.processes.unwatched import stop_coverage
-from pytest_hwqueue.ranks.launched import LOOPBACK, host_store
 
 if TYPE_CHECKING:
     import warnings

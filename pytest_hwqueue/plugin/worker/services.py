@@ -21,19 +21,19 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.devices.conditions import python_tracers
-from pytest_hwqueue.devices.torch_settings import Setting, changed_settings, torch_settings
-from pytest_hwqueue.errors import NotProven, on_one_line
-from pytest_hwqueue.metrics.numbers import grouped
-from pytest_hwqueue.plugin.ranks import ranks_needed
-from pytest_hwqueue.plugin.state import parameters_of
-from pytest_hwqueue.processes.channel import standard_streams
-from pytest_hwqueue.schedulers.syntax import (
+from pytest_hwqueue.data.errors import NotProven, on_one_line
+from pytest_hwqueue.data.metrics.numbers import grouped
+from pytest_hwqueue.parts.devices.conditions import python_tracers
+from pytest_hwqueue.parts.devices.torch_settings import Setting, changed_settings, torch_settings
+from pytest_hwqueue.parts.processes.channel import standard_streams
+from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
     SchedulerPaths,
     needs_environment,
     open_scheduler,
 )
+from pytest_hwqueue.plugin.ranks import ranks_needed
+from pytest_hwqueue.plugin.state import parameters_of
 
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns",
            "sleep")  # fmt: skip

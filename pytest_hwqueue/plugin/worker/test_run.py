@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue import errors
-from pytest_hwqueue.devices.lease import keep
-from pytest_hwqueue.errors import NotProven
-from pytest_hwqueue.noise.neighbours import open_noise
-from pytest_hwqueue.noise.running import RunningNoise, running
+from pytest_hwqueue.data import errors
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.cell import Cell, RunRecord, Status, now
+from pytest_hwqueue.engine.noise.neighbours import open_noise
+from pytest_hwqueue.engine.noise.running import RunningNoise, running
+from pytest_hwqueue.parts.devices.lease import keep
+from pytest_hwqueue.parts.processes.launched import LaunchedRank, launched_rank, measured_by_ranks
+from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
+from pytest_hwqueue.parts.processes.remote import answer_to
 from pytest_hwqueue.plugin.noise import noise_places
 from pytest_hwqueue.plugin.ranks import workload_of
 from pytest_hwqueue.plugin.session import MeasuringSession, attach_records, stored
 from pytest_hwqueue.plugin.worker.calls import SessionCalls
 from pytest_hwqueue.plugin.worker.local_ranks import LocalRanks
 from pytest_hwqueue.plugin.worker.services import SchedulerServices
-from pytest_hwqueue.processes.measured_process import MeasuredProcess
-from pytest_hwqueue.processes.remote import answer_to
-from pytest_hwqueue.ranks.launched import LaunchedRank, launched_rank, measured_by_ranks
-from pytest_hwqueue.records.cell import Cell, RunRecord, Status, now
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.records.noise import NoiseRound
-    from pytest_hwqueue.reports.progress import Progress
+    from pytest_hwqueue.data.records.noise import NoiseRound
+    from pytest_hwqueue.options.progress import Progress
 
 
 LISTED = "hwq_listed"

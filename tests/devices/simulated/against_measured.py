@@ -20,15 +20,15 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from pytest_hwqueue.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.scenarios.file import Scenario, read_scenario
-from pytest_hwqueue.scenarios.planned_runs import cases
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, opened_or_not
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation
-from pytest_hwqueue.which.file import WhichCase, WhichFile
-from pytest_hwqueue.which.runs import entries, read_runs
-from pytest_hwqueue.which.table import table
+from pytest_hwqueue.answers.which.file import WhichCase, WhichFile
+from pytest_hwqueue.answers.which.runs import entries, read_runs
+from pytest_hwqueue.answers.which.table import table
+from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.engine.scenarios.file import Scenario, read_scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import cases
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, opened_or_not
 
 from .calibration import printed
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_hwqueue.devices.simulated.colocation import ModelledTenant, run_tenants
-from pytest_hwqueue.devices.simulated.costs import KernelWork
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.pool import SimulatedPool
-from pytest_hwqueue.devices.simulated.profile import Profile, RequestHost
+from pytest_hwqueue.parts.devices.simulated.colocation import ModelledTenant, run_tenants
+from pytest_hwqueue.parts.devices.simulated.costs import KernelWork
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.pool import SimulatedPool
+from pytest_hwqueue.parts.devices.simulated.profile import Profile, RequestHost
 
 _NS_PER_S = 1_000_000_000
 _LAUNCHES, _NODES = 256, 1000

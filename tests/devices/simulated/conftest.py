@@ -14,14 +14,14 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.devices.simulated.costs import Work
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.harness.closed_loop import LoopPlan
-from pytest_hwqueue.records.cell import RunRecord
-from pytest_hwqueue.records.declared import LatencyRatio
-from pytest_hwqueue.workloads.own_function import FunctionWorkload
-from pytest_hwqueue.workloads.workload import Workload
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.data.records.declared import LatencyRatio
+from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.parts.devices.protocol import Device, Stream
+from pytest_hwqueue.parts.devices.simulated.costs import Work
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.workloads.own_function import FunctionWorkload
+from pytest_hwqueue.parts.workloads.workload import Workload
 from tests.workloads.cells import record_of
 
 Enqueue = Callable[[Sequence[Stream]], object]
@@ -91,7 +91,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "variant.yaml"
-        profiles = resources.files("pytest_hwqueue.devices.simulated") / "profiles"
+        profiles = resources.files("pytest_hwqueue.parts.devices.simulated") / "profiles"
         text = (profiles / "h200.yaml").read_text(encoding="utf-8")
         self._h200: dict[str, Any] = yaml.safe_load(text)
 

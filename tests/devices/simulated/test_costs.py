@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pytest_hwqueue.baselines.runs import ENVIRONMENT_FIELDS
-from pytest_hwqueue.devices.simulated import costs as module
-from pytest_hwqueue.devices.simulated.costs import CopyWork, Costs, KernelWork
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.judge.baselines.runs import ENVIRONMENT_FIELDS
+from pytest_hwqueue.parts.devices.simulated import costs as module
+from pytest_hwqueue.parts.devices.simulated.costs import CopyWork, Costs, KernelWork
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 
 _OF_PEAK, _BYTES_PER_S = 0.79, 4.8e12 * 0.85
 

@@ -11,12 +11,12 @@ from typing import cast
 
 import pytest
 
-from pytest_hwqueue.devices.protocol import Device, Stream
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.errors import DeviceError
-from pytest_hwqueue.harness import closed_loop
-from pytest_hwqueue.harness.program import graph
+from pytest_hwqueue.data.errors import DeviceError
+from pytest_hwqueue.engine.cell import closed_loop
+from pytest_hwqueue.engine.cell.program import graph
+from pytest_hwqueue.parts.devices.protocol import Device, Stream
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
 
 from .conftest import Bench
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.compute_units import Partition
-from pytest_hwqueue.devices.simulated.colocation import PreemptiveScheduler
-from pytest_hwqueue.devices.simulated.costs import (
+from pytest_hwqueue.parts.devices.compute_units import Partition
+from pytest_hwqueue.parts.devices.simulated.colocation import PreemptiveScheduler
+from pytest_hwqueue.parts.devices.simulated.costs import (
     CopyWork,
     GraphNode,
     GraphWork,
@@ -19,8 +19,8 @@ from pytest_hwqueue.devices.simulated.costs import (
     Point,
     Work,
 )
-from pytest_hwqueue.devices.simulated.engine import Engine
-from pytest_hwqueue.devices.simulated.profile import Hardware
+from pytest_hwqueue.parts.devices.simulated.engine import Engine
+from pytest_hwqueue.parts.devices.simulated.profile import Hardware
 
 times = st.integers(1, 100_000)
 

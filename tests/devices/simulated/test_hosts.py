@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.simulated.colocation import (
+from pytest_hwqueue.parts.devices.simulated.colocation import (
     ModelledTenant,
     operations_of,
     run_tenants,
 )
-from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork, Work
-from pytest_hwqueue.devices.simulated.profile import Hardware, RequestHost
+from pytest_hwqueue.parts.devices.simulated.costs import CopyWork, KernelWork, Work
+from pytest_hwqueue.parts.devices.simulated.profile import Hardware, RequestHost
 
 SHORT = KernelWork(10)
 WITHIN = KernelWork(10, within=True)

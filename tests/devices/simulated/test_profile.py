@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_hwqueue.devices.simulated.profile import BUILT_IN, load_profile
-from pytest_hwqueue.errors import BadInput
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.parts.devices.simulated.profile import BUILT_IN, load_profile
 
-_PROFILES = resources.files("pytest_hwqueue.devices.simulated") / "profiles"
+_PROFILES = resources.files("pytest_hwqueue.parts.devices.simulated") / "profiles"
 _H200: dict[str, Any] = yaml.safe_load((_PROFILES / "h200.yaml").read_text(encoding="utf-8"))
 _RATE = "arithmetic.fp32_flop_per_s.value"
 _ABSENT = object()

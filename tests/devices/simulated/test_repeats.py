@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.protocol import Device, Event, Stream
-from pytest_hwqueue.devices.simulated import repeats
-from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork, Work
-from pytest_hwqueue.devices.simulated.device import SimulatedDevice
-from pytest_hwqueue.devices.simulated.noise import NoiseModel
-from pytest_hwqueue.devices.simulated.pool import SimulatedPool
-from pytest_hwqueue.harness.program import graph
-from pytest_hwqueue.workloads.registry import WORKLOADS, workload_class
-from pytest_hwqueue.workloads.workload import Workload, parameters_for
+from pytest_hwqueue.engine.cell.program import graph
+from pytest_hwqueue.parts.devices.protocol import Device, Event, Stream
+from pytest_hwqueue.parts.devices.simulated import repeats
+from pytest_hwqueue.parts.devices.simulated.costs import CopyWork, KernelWork, Work
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
+from pytest_hwqueue.parts.devices.simulated.pool import SimulatedPool
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS, workload_class
+from pytest_hwqueue.parts.workloads.workload import Workload, parameters_for
 
 if TYPE_CHECKING:
     from tests.devices.simulated.conftest import Bench

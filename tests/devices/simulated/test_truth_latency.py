@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.simulated.costs import KernelWork
-from pytest_hwqueue.metrics.latency import LatencySummary
+from pytest_hwqueue.data.metrics.latency import LatencySummary
+from pytest_hwqueue.parts.devices.simulated.costs import KernelWork
 
 from .conftest import EXACT, Bench, costs, on_each, present
 

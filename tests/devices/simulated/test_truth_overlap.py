@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.protocol import Stream
-from pytest_hwqueue.devices.simulated.costs import CopyWork, KernelWork
+from pytest_hwqueue.parts.devices.protocol import Stream
+from pytest_hwqueue.parts.devices.simulated.costs import CopyWork, KernelWork
 
 from .conftest import EXACT, ON_DEVICE, Bench, costs, present
 

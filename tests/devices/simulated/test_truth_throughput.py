@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pytest_hwqueue.devices.protocol import Device
-from pytest_hwqueue.devices.simulated.costs import KernelWork
-from pytest_hwqueue.harness.measured_pass import back_to_back, block_iterations
-from pytest_hwqueue.harness.program import graph
-from pytest_hwqueue.harness.summary import find_sweeps, scaling_of, throughputs
-from pytest_hwqueue.records.cell import BackToBack, RunRecord, Samples
+from pytest_hwqueue.data.figures.of_cell import find_sweeps, scaling_of, throughputs
+from pytest_hwqueue.data.records.cell import BackToBack, RunRecord, Samples
+from pytest_hwqueue.engine.cell.measured_pass import back_to_back, block_iterations
+from pytest_hwqueue.engine.cell.program import graph
+from pytest_hwqueue.parts.devices.protocol import Device
+from pytest_hwqueue.parts.devices.simulated.costs import KernelWork
 
 from .conftest import Bench, on_each
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_hwqueue.metrics.timeline import Kernel, Timeline
-from pytest_hwqueue.records.cell import RunRecord, write_record
-from pytest_hwqueue.records.timelines import Kept, write_kept
-from pytest_hwqueue.reports.page.cells import find_records
-from pytest_hwqueue.reports.page.render import Page, page_of, render_page
+from pytest_hwqueue.answers.page.cells import find_records
+from pytest_hwqueue.answers.page.render import Page, page_of, render_page
+from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
+from pytest_hwqueue.data.records.cell import RunRecord, write_record
+from pytest_hwqueue.data.records.timelines import Kept, write_kept
 
 HOSTILE = "<script>alert('kernel')</script>"
 

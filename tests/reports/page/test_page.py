@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.harness.summary import scaling_of
-from pytest_hwqueue.metrics.numbers import NO_INTERVAL, milliseconds, time_unit
-from pytest_hwqueue.records.cell import RunRecord, Samples, write_record
-from pytest_hwqueue.records.files import record_path
-from pytest_hwqueue.records.fingerprint import Fingerprint
-from pytest_hwqueue.records.proof import Proof
-from pytest_hwqueue.records.tenants import write_colocation
-from pytest_hwqueue.reports import drawing as needed
-from pytest_hwqueue.reports.document import Chart, Paragraph, Table
-from pytest_hwqueue.reports.page.cells import find_records, own_judgements, page_cells
-from pytest_hwqueue.reports.page.render import Page, page_of, render_page
-from pytest_hwqueue.reports.scaling import saturation
-from pytest_hwqueue.schedulers.native import Native
-from pytest_hwqueue.schedulers.syntax import SchedulerPaths, parse_scheduler
-from pytest_hwqueue.tenancy.colocation import colocate
-from pytest_hwqueue.tenancy.spec import Colocation, TenantSpec
-from pytest_hwqueue.verdicts.judging import Judgement
+from pytest_hwqueue.answers.page.cells import find_records, own_judgements, page_cells
+from pytest_hwqueue.answers.page.render import Page, page_of, render_page
+from pytest_hwqueue.data.document import drawing as needed
+from pytest_hwqueue.data.document.document import Chart, Paragraph, Table
+from pytest_hwqueue.data.document.scaling import saturation
+from pytest_hwqueue.data.figures.of_cell import scaling_of
+from pytest_hwqueue.data.metrics.numbers import NO_INTERVAL, milliseconds, time_unit
+from pytest_hwqueue.data.records.cell import RunRecord, Samples, write_record
+from pytest_hwqueue.data.records.files import record_path
+from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.tenants import write_colocation
+from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.judge.judging import Judgement
+from pytest_hwqueue.parts.schedulers.native import Native
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, parse_scheduler
 from tests.reports.conftest import make, paced
 from tests.reports.page.conftest import HOSTILE, folder_of, html, page_for, with_timeline
 from tests.reports.stored_texts import assert_as_stored

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.reports.charts import survival
-from pytest_hwqueue.reports.page.charts import in_order, spark
+from pytest_hwqueue.answers.page.charts import in_order, spark
+from pytest_hwqueue.data.document.charts import survival
 
 SAMPLES = st.lists(st.integers(0, 10**10), min_size=1, max_size=2000)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.reports.document import Chart, Paragraph, Table
-from pytest_hwqueue.reports.page.cells import find_records
-from pytest_hwqueue.reports.page.render import page_of, render_page
-from pytest_hwqueue.reports.which.words import headline
-from pytest_hwqueue.which.file import WhichFile
+from pytest_hwqueue.answers.page.cells import find_records
+from pytest_hwqueue.answers.page.render import page_of, render_page
+from pytest_hwqueue.answers.which.file import WhichFile
+from pytest_hwqueue.answers.which.words import headline
+from pytest_hwqueue.data.document.document import Chart, Paragraph, Table
 from tests.reports.page.test_page import Parsed
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,1 @@
+"""Stored baselines, and comparisons with them."""

@@ -1,0 +1,1 @@
+"""A first test, a scenario and a workflow."""

@@ -1,0 +1,1 @@
+"""What a session came to: tables, notes, outcome."""

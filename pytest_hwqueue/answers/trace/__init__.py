@@ -1,0 +1,1 @@
+"""One workload in one file for a viewer."""

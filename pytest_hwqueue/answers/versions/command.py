@@ -1,0 +1,282 @@
+"""``hwq ab`` and ``hwq bisect``: two versions in one session, and a search over commits.
+
+Exit status of ``ab``, as of `hwq compare`: 0 nothing got worse; 1 a regression; 2 something cannot
+be compared, or wrong usage or input; 3 a verdict that --on sets to fail. Interrupted: 128 plus the
+signal's number.
+
+Exit status of ``bisect``: 0 one commit is named and confirmed; 1 several commits remain, because
+those between could not be judged; 2 wrong usage or input; 3 not decided: BAD is not shown to be
+worse than GOOD, or the confirmation failed. Interrupted: 128 plus the signal's number; the same
+command continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from pytest_hwqueue.answers.versions.variants import OF_THE_COMPARISON
+from pytest_hwqueue.data.errors import BadOption, HwqError, within
+from pytest_hwqueue.options.of_commands import (
+    PASSED_ON,
+    UNDECIDED,
+    Asked,
+    PassesOn,
+    comparison_status,
+    gate_settings,
+    given_options,
+    say,
+    verdicts_text,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.answers.versions.bisection import BisectState
+    from pytest_hwqueue.answers.versions.variants import SideVariant
+    from pytest_hwqueue.judge.verdict import GateSettings
+
+
+_KEPT = {"rate", "min-effect", "detect", "fail-on", "allow-env", "on", "dir", "setup"}
+_NOT_HERE = tuple(OF_THE_COMPARISON - _KEPT)
+# With 3 pairs normal theory can decide; with fewer nothing can.
+_LEAST_PAIRS = 3
+
+
+def _pairs(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Add the option --pairs with its help."""
+    least = click.IntRange(min=_LEAST_PAIRS)
+    return click.option(
+        "--pairs", metavar="N", type=least, default=12, show_default=True, help=text
+    )
+
+
+@contextmanager
+def _interruptible(more: str = "") -> Iterator[None]:
+    """Let a signal end the command with that signal's status."""
+    from pytest_hwqueue.parts.processes.reaper import signals_interrupt
+
+    try:
+        with signals_interrupt():
+            yield
+    except KeyboardInterrupt as interrupt:
+        click.echo(f"interrupted{more}", err=True)
+        status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+        raise click.exceptions.Exit(status) from None
+
+
+@with_options(without=_NOT_HERE)
+@click.command(cls=PassesOn)
+@click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
+@click.option("--a", "variant_a", metavar="VARIANT", default="", help="how to measure side A")
+@click.option("--b", "variant_b", metavar="VARIANT", default="", help="how to measure side B")
+@_pairs("process runs of each side, unless a sixth, a third or two thirds of them decide a cell")
+@_interruptible()
+def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **given: Any) -> int:
+    """Measure two versions or variants in turn: is the second worse?
+
+    A side is a commit, branch or tag, checked out into a worktree, or a folder as it is; by default
+    both are the current folder. VARIANT is written as in a shell: NAME=VALUE words set environment
+    variables, followed by options of `hwq run` or pytest. Tests follow after --, relative to the
+    folder; without any, the suite is measured. A side that runs code of another folder than its own
+    is incomparable: --setup then installs each side's, in a virtual environment of its own.
+
+    \b
+      hwq ab main . -- benchmarks/test_mine.py
+      hwq ab --a "--scheduler native" --b "--scheduler stream-priority"
+      hwq ab --a CUDA_DEVICE_MAX_CONNECTIONS=8 --b CUDA_DEVICE_MAX_CONNECTIONS=32
+
+    P99 and P50 are judged, unless --fail-on names other figures. A cell passes only if a
+    worsening of --detect is excluded; otherwise it is measured in all --pairs, and is inconclusive
+    if that is still not enough.
+
+    Exit status: 1 after a regression, 2 if something cannot be compared or the input is wrong,
+    3 if a verdict is set to fail by --on, and 0 otherwise.
+    """
+    from pytest_hwqueue.answers.versions.judge import InterleavedJudging
+    from pytest_hwqueue.answers.versions.session import ProcessRuns, interleave, session_folder
+    from pytest_hwqueue.answers.versions.sides import SideRequest, is_same, open_sides
+    from pytest_hwqueue.answers.versions.variants import (
+        SideVariant,
+        read_variant,
+        refuse_unmodelled,
+        varied_fields,
+    )
+
+    variants = (variant_a, variant_b)
+    if len(places) not in (0, 2) or not (places or any(variants)):
+        raise BadOption(
+            "REF_OR_PATH", " ".join(places),
+            "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
+        )  # fmt: skip
+    common = SideVariant(_measuring_options(given), {}, click.get_current_context().meta[PASSED_ON])
+    own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
+    varied = varied_fields(own[0], own[1])
+    for each in own:
+        device = each.over(common).options.get("device", (os.environ.get("HWQ_DEVICE", ""),))
+        refuse_unmodelled(device[-1], *own)
+    a, b = (
+        SideRequest(name, places[number] if places else None, own[number].over(common), text)
+        for number, (name, text) in enumerate(zip("AB", variants, strict=True))
+    )
+    settings, figures, allow = _judged_by(given, pairs)
+    here = Path.cwd()
+    folder = session_folder(here / Asked(given).dir)
+    say(f"what is measured is kept in {folder}")
+    judging = InterleavedJudging(
+        figures, settings, (a.label, b.label), folder.name, varied=varied, allow_environment=allow
+    )
+    measure = ProcessRuns(folder)
+    with open_sides((a, b), here, Asked(given).setup, folder, say) as sides:
+        for side in sides:
+            say(side.describe())
+        same = is_same(*sides)
+        if same:
+            say("A/A: both sides are the same, so whatever differs is noise")
+        with measure.described(sides):
+            judgement = interleave(sides, judging, measure, say)
+    click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
+    click.echo(verdicts_text(judgement))
+    return comparison_status(judgement, Asked(given).on)
+
+
+def _judged_by(given: dict[str, Any], pairs: int) -> tuple[GateSettings, tuple[str, ...], bool]:
+    """Return the gate's settings, the figures, and whether --allow-env is given."""
+    from pytest_hwqueue.answers.versions.sides import with_median
+
+    settings, asked = replace(gate_settings(given), pairs=pairs, tau=0.0), Asked(given)
+    return settings, with_median(asked.fail_on), asked.allow_env
+
+
+def _measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the options of `hwq run` that both sides share."""
+    return {
+        option.name: values
+        for option, values in given_options(given)
+        if option.name not in OF_THE_COMPARISON
+    }
+
+
+_STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDECIDED}
+
+
+@with_options(without=(*_NOT_HERE, "on", "workload", "detect"))
+@click.command(cls=PassesOn)
+@click.argument("name")
+@click.argument("good")
+@click.argument("bad")
+@_pairs("process runs of each side in a comparison; twice as many where these do not decide")
+@_interruptible(": the same command continues")
+def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
+    """Find the commit between GOOD and BAD that made NAME slower.
+
+    NAME is a workload (see `hwq list`) or a test, such as tests/test_mine.py::test_decode, relative
+    to the current folder; GOOD and BAD are commits, branches or tags, GOOD an ancestor of BAD. Each
+    commit in the middle is compared with GOOD as `hwq ab` does it. What is followed is the P99, or
+    the P50 if only that got worse, unless --fail-on names other figures.
+
+    \b
+      hwq bisect hetero_kernels v1.2 main
+      hwq bisect tests/test_mine.py::test_decode v1.2 main --setup 'pip install .'
+
+    The commit found is compared once more with the one before it: if it is not to blame, this
+    confirms it with a probability of at most --rate. Interrupted, the same command continues
+    (--dir keeps what was measured). Merges count as one commit; one where --setup fails (such as
+    with status 125) is skipped.
+
+    Exit status: 0 one commit is named, 1 several remain because those between cannot be measured,
+    2 wrong usage or input, 3 BAD is not shown to be worse or the commit found is not confirmed.
+    """
+    from pytest_hwqueue.answers.versions.bisection import STATE_FILE, read_state, write_state
+    from pytest_hwqueue.answers.versions.bisection import bisect as search
+    from pytest_hwqueue.answers.versions.session import CommitComparison
+
+    here = Path.cwd()
+    settings, figures, allow = _judged_by(given, pairs)
+    setup = Asked(given).setup
+    variant = _variant(name, here, given, click.get_current_context().meta[PASSED_ON])
+    state = _planned(here, name, good, bad, settings.rate)
+    # The same command finds its folder again, and another one, of other settings, another folder.
+    asked = [state.good, state.commits[-1].commit, name, str(here), setup, figures,
+             repr(settings), repr(variant)]  # fmt: skip
+    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
+    folder = here / Asked(given).dir / f"bisect-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / STATE_FILE
+    if file.exists():
+        state = read_state(file)
+        done = len(state.comparisons)
+        say(f"continues after {done} comparisons; remove {folder} to start again")
+    else:
+        write_state(file, state)
+        say(f"{len(state.commits)} commits; what is measured is kept in {folder}")
+    made = sum(each.is_dir() for each in folder.iterdir())
+    asked_for = click.get_current_context().get_parameter_source("pairs")
+    compare = CommitComparison(
+        here, folder, variant, setup, figures, settings, allow, say,
+        keep_pairs=asked_for is not ParameterSource.DEFAULT, made=made,
+    )  # fmt: skip
+    found = search(state, compare, pairs, lambda state: write_state(file, state), say)
+    click.echo(found.sentence)
+    return _STATUS[found.ending]
+
+
+def _variant(name: str, here: Path, given: dict[str, Any], extra: tuple[str, ...]) -> SideVariant:
+    """Return how both sides are measured: a workload of the suite, or a test."""
+    from pytest_hwqueue.answers.versions.variants import SideVariant
+    from pytest_hwqueue.parts.workloads.registry import WORKLOADS
+
+    options = _measuring_options(given)
+    if name in WORKLOADS:
+        return SideVariant({**options, "workload": (name,)}, {}, extra)
+    if (here / name.partition("::")[0]).exists():
+        return SideVariant(options, {}, (name, *extra))
+    raise HwqError(f"{name!r} is neither a workload (see `hwq list`) nor a test in {here}")
+
+
+def _planned(here: Path, name: str, good: str, bad: str, rate: float) -> BisectState:
+    """Return the state of a search that has not begun.
+
+    Raises:
+        HwqError: if there is no commit between GOOD and BAD.
+
+    """
+    from pytest_hwqueue.answers.versions.bisection import SCHEMA, BisectState
+    from pytest_hwqueue.parts.processes.git import (
+        commit_of,
+        commits_between,
+        is_ancestor,
+        is_in,
+        shallow,
+    )
+    from pytest_hwqueue.parts.workloads.registry import WORKLOADS
+
+    ends = []
+    for which, text in (("GOOD", good), ("BAD", bad)):
+        with within(which):
+            commit = commit_of(here, text)
+        if commit is None:
+            raise HwqError(
+                f"{which}: {text!r} is no commit, branch or tag of {here}{shallow(here)}"
+            )
+        ends.append(commit)
+    if not is_ancestor(here, ends[0], ends[1]):
+        base = f"git merge-base {good} {bad}"
+        raise HwqError(f"GOOD: {good} is no ancestor of {bad}: name one, such as `{base}`")
+    between = commits_between(here, ends[0], ends[1], first_parent=True)
+    if not between:
+        raise HwqError(f"GOOD and BAD are the same commit, {ends[0][:10]}")
+    file = name.partition("::")[0]
+    for which, text, commit in (("GOOD", good, ends[0]), ("BAD", bad, ends[1])):
+        if name not in WORKLOADS and not is_in(here, commit, file):
+            raise HwqError(f"{which}: {text} does not have {file}; name commits that have it")
+    return BisectState(schema=SCHEMA, name=name, good=ends[0], commits=between, rate=rate)

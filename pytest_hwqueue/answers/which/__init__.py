@@ -1,0 +1,1 @@
+"""Schedulers compared on a scenario, and the load that it carries."""

@@ -1,0 +1,244 @@
+"""The runs behind ``hwq which``: every case, native, and each tenant alone, in turn.
+
+They are measured, or read from stored records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from pytest_hwqueue.answers.which.file import Role
+from pytest_hwqueue.data.errors import INTERRUPTED, RecordError
+from pytest_hwqueue.data.figures.of_requests import Session
+from pytest_hwqueue.data.noise_names import NONE
+from pytest_hwqueue.data.records.files import TRACED
+from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
+from pytest_hwqueue.engine.scenarios.goals import NATIVE
+from pytest_hwqueue.engine.scenarios.planned_runs import (
+    Case,
+    PlannedRun,
+    colocation,
+    native_run,
+    own_run,
+    peak_runs,
+    runs_needed,
+    solo_run,
+)
+from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns, Stored
+from pytest_hwqueue.engine.tenants.plan import LATER
+
+# A record's first fields distinguish it from other JSON files.
+_BEGIN_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table: a case, native for comparison, or a tenant alone."""
+
+    case: Case
+    run: PlannedRun
+    role: Role
+
+    @property
+    def id(self) -> str:
+        """Such as ``threads-native`` or ``solo high``."""
+        if self.role != "solo":
+            return self.case.id
+        variant = f"{self.case.variant.name}-" if self.case.variant is not None else ""
+        return f"{variant}solo {self.run.tenants[0].name}"
+
+
+def entries(wanted: Sequence[Case]) -> list[Entry]:
+    """Return the rows of a table: per variant the tenants alone, native, and the cases."""
+    found: list[Entry] = []
+    for case in wanted:
+        tenants = case.tenants
+        if len(tenants) > 1:
+            found += [Entry(case, solo_run(case, each), "solo") for each in tenants]
+        native = replace(case, scheduler=NATIVE)
+        found.append(Entry(native, native_run(case), "case" if native in wanted else "reference"))
+        found.append(Entry(case, own_run(case), "case"))
+    return list({entry.id: entry for entry in found}.values())
+
+
+class WhichRuns(ScenarioRuns):
+    """The runs of a scenario's table; a session is what one folder holds of one GPU."""
+
+    def add(self, run: PlannedRun, record: ColocationRecord, path: Path) -> None:
+        """Add a record measured earlier."""
+        self._stored.setdefault(run.key, []).append((record, path))
+
+    def all_sessions(self) -> dict[Session, ColocationRecord]:
+        """Return the sessions that measured something, oldest first, with the first record."""
+        sessions: dict[Session, ColocationRecord] = {}
+        for record, path in sorted(self._all(), key=lambda each: each[0].started):
+            sessions.setdefault(self._session(record, path), record)
+        return sessions
+
+    def within(self, session: Session) -> WhichRuns:
+        """Return the runs of one session alone."""
+        runs = WhichRuns(self._attempt)
+        for key, stored in self._stored.items():
+            if those := [each for each in stored if self._session(*each) == session]:
+                runs._stored[key] = those
+        for key, stored in self._traced.items():
+            runs._traced[key] = [each for each in stored if self._session(*each) == session]
+        return runs
+
+    def _all(self) -> Iterable[Stored]:
+        return chain.from_iterable(self._stored.values())
+
+    def _session(self, record: ColocationRecord, path: Path) -> Session:
+        folder = path.parent.parent if record.traced else path.parent
+        device = _device_uuid(record)
+        if not device:
+            # A run that failed early has no fingerprint: it was on its folder's first GPU.
+            here = (_device_uuid(each) for each, at in self._all() if at.parent == folder)
+            device = next(filter(None, here), "")
+        return Session(device, str(folder))
+
+    def found(self, run: PlannedRun) -> list[Stored]:
+        """Return what is `stored` of a run, which may be nothing yet."""
+        try:
+            return self.stored(run)
+        except NotMeasured:
+            return []
+
+
+def _device_uuid(record: ColocationRecord) -> str:
+    soft = {} if record.fingerprint is None else record.fingerprint.soft
+    return str(soft.get("device_uuid") or "")
+
+
+def all_runs(wanted: Sequence[Case]) -> list[PlannedRun]:
+    """Return each run that a table of these cases and its goals need, once."""
+    # Of equal ones the last stays, at the place of the first: a case's own run knows its goals.
+    runs = [*(entry.run for entry in entries(wanted)), *_runs_of_goals(wanted)]
+    return list({run.key: run for run in runs}.values())
+
+
+def _runs_of_goals(wanted: Sequence[Case]) -> list[PlannedRun]:
+    """Return the runs that the goals of a table's rows need; those of native come first."""
+    rows = [entry.case for entry in entries(wanted) if entry.role == "reference"]
+    return [run for case in (*rows, *wanted) for run in runs_needed(case)]
+
+
+def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
+    """Read the runs of a table from folders of records; other files in them are left alone.
+
+    Each folder is a separate session, and so is each GPU in it: `tenancy.sessions` combines them.
+    Records of traced windows are in a folder of its own below it.
+
+    Raises:
+        RecordError: if a folder has no records of the scenario, a record does not fit the scenario
+            file any more, or records come from different devices.
+
+    """
+    runs = WhichRuns(_refuse_to_measure)
+    planned = _by_place(wanted)
+    first: tuple[Path, ColocationRecord] | None = None
+    for folder in folders:
+        taken = 0
+        traced = records_in(folder / TRACED) if (folder / TRACED).is_dir() else []
+        for path, record in [*_without_repeated(records_in(folder)), *traced]:
+            run = planned.get((record.plan["name"], record.placement, record.scheduler))
+            # Runs with background noise are not in this table, and one that was interrupted was
+            # not measured.
+            if run is None or record.plan.get("noise") not in (None, NONE):
+                continue
+            if record.reason == INTERRUPTED:
+                continue
+            _check_fits(run, record, path)
+            if record.fingerprint is not None:
+                first = first or (path, record)
+                check_device(*first, record, path)
+            if record.traced:
+                runs.add_traced(run, record, path)
+                continue
+            runs.add(run, record, path)
+            taken += 1
+        if not taken:
+            raise RecordError(f"{folder} has no record of the cases of {wanted[0].scenario.name}")
+    return runs
+
+
+def _without_repeated(
+    found: Sequence[tuple[Path, ColocationRecord]],
+) -> list[tuple[Path, ColocationRecord]]:
+    """Leave out invalid windows that were measured again."""
+    last = {_window(record): path for path, record in found}
+    return [
+        (path, record)
+        for path, record in found
+        if record.status != "invalid" or last[_window(record)] == path
+    ]
+
+
+def _window(record: ColocationRecord) -> tuple[object, ...]:
+    """Return what a window and its repetition have in common, and no other window has."""
+    plan = record.plan["name"], record.plan.get("noise"), record.placement, record.scheduler
+    return *plan, record.run, _device_uuid(record)
+
+
+def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
+    """Return a folder's records of co-locations, oldest first, and their files."""
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is no folder of records")
+    found = []
+    for path in folder.glob("*.json"):
+        with open(path, "rb") as file:
+            begin = file.read(_BEGIN_BYTES)
+        # Records of cells, session files and tables may be in the same folder.
+        if b'"plan":' in begin:
+            found.append((path, read_colocation(path)))
+    return sorted(found, key=lambda pair: pair[1].started)
+
+
+def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
+    """Return the runs by every name under which they may have been measured."""
+    runs = [*_runs_of_goals(wanted), *(entry.run for entry in entries(wanted))]
+    runs += [peak for run in list(runs) for peak in peak_runs(run).values()]
+    return {(run.name, run.placement, run.scheduler): run for run in runs}
+
+
+def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
+    """Raise RecordError unless the tenants are those of the scenario file as it is now."""
+    expected = colocation(
+        run, {}, duration_s=1.0, warmup_s=0.0, seed=0, device=record.device, size="auto",
+        folder=Path(),
+    ).to_json()["tenants"]  # fmt: skip
+    fields = [
+        "name", "model", "workload", "parameters", "batch", "priority", "share", "streams", *LATER
+    ]  # fmt: skip
+    for now, then in zip(expected, record.plan["tenants"], strict=False):
+        for name in fields:
+            measured = then.get(name, LATER[name]) if name in LATER else then[name]
+            if now[name] != measured:
+                raise RecordError(
+                    f"{path}: tenant {then['name']} was measured with {name} {measured!r}, and "
+                    f"the scenario file says {now[name]!r}: measure again, or give the file of then"
+                )
+    if len(expected) != len(record.plan["tenants"]):
+        raise RecordError(f"{path}: was measured with other tenants than the scenario file has")
+
+
+def check_device(
+    first_path: Path, first: ColocationRecord, record: ColocationRecord, path: Path
+) -> None:
+    """Raise RecordError unless both records, with fingerprints, are of one kind of device."""
+    assert first.fingerprint is not None
+    assert record.fingerprint is not None
+    a, b = first.fingerprint.hard, record.fingerprint.hard
+    for name in sorted(a.keys() | b.keys()):
+        if a.get(name) != b.get(name):
+            raise RecordError(
+                f"{first_path} and {path} cannot stand in one table: {name} was {a.get(name)!r} "
+                f"and {b.get(name)!r}"
+            )
+
+
+def _refuse_to_measure(*_: object) -> Stored:
+    raise AssertionError("records that were read are not measured again")

@@ -1,0 +1,1 @@
+"""How facts are shown: documents, tables, charts."""

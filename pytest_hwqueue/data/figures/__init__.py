@@ -1,0 +1,1 @@
+"""Figures of requests and cells, with their intervals."""

@@ -1,0 +1,125 @@
+"""Files of JSON that say by themselves whether they are as they were written.
+
+The last field of such a file is the SHA-256 of all bytes before it. Its layout is exact, so that a
+file which another tool has written again, or somebody by hand, has no seal and is read by its
+content; who changes a figure and leaves the layout is found out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, model_validator
+
+from pytest_hwqueue.data.errors import RecordError, files, translated
+from pytest_hwqueue.data.metrics.estimate import PlainData
+from pytest_hwqueue.data.metrics.latency import PERCENTILES, LatencySummary
+
+_FIELD = "sha256"
+_BEGINS = f',"{_FIELD}":"'.encode()
+_ENDS = b'"}'
+_LENGTH = len(_BEGINS) + 2 * sha256().digest_size + len(_ENDS)
+
+
+def _describe(schema: dict[str, Any]) -> None:
+    schema["properties"][_FIELD] = {
+        "type": "string",
+        "description": "of the file's bytes before this field; absent in files of earlier versions",
+    }
+
+
+class SealedData(PlainData):
+    """What is written by `sealed`. The seal is the file's, and no part of the data."""
+
+    model_config = ConfigDict(json_schema_extra=_describe)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_seal(cls, data: Any) -> Any:
+        if isinstance(data, dict) and _FIELD in data:
+            return {name: value for name, value in data.items() if name != _FIELD}
+        return data
+
+
+Model = TypeVar("Model", bound=SealedData)
+
+
+def sealed(text: str) -> str:
+    """Return the text of a JSON object with its seal as the last field."""
+    body = text.rstrip().removesuffix("}")
+    digest = sha256(body.encode()).hexdigest()
+    return f"{body}{_BEGINS.decode()}{digest}{_ENDS.decode()}"
+
+
+def read_sealed(path: Path, model: type[Model], what: str) -> tuple[Model, bool]:
+    """Read a file of one of our schemas; return also whether its seal has vouched for it.
+
+    Args:
+        path: of the file.
+        model: its schema.
+        what: the file should be, for people, with its article.
+
+    Raises:
+        RecordError: naming the file that cannot be read, is not ``what``, or is not as it was
+            written.
+
+    """
+    with files("read", path):
+        data = path.read_bytes()
+    body, seal = data[:-_LENGTH], data[-_LENGTH:]
+    has_seal = seal.startswith(_BEGINS)
+    if has_seal and seal[len(_BEGINS) :] != sha256(body).hexdigest().encode() + _ENDS:
+        raise RecordError(
+            f"{path} is damaged: its bytes are not those that were written, by its {_FIELD}; "
+            "measure again, or restore it"
+        )
+    with translated(RecordError, f"{path} is not {what}", ValueError):
+        return model.model_validate_json(data), has_seal
+
+
+# Figures are computed from the same whole numbers; another machine may round the last digits
+# another way.
+_ROUNDING = 1e-9
+_NS_PER_MS = 1e6
+
+
+def contradictions(name: str, summary: LatencySummary, samples_ns: Sequence[int]) -> Iterator[str]:
+    """Say which of a summary's figures are not those of its samples.
+
+    Without NumPy, which sessions that compare nothing do without.
+
+    Args:
+        name: of the series, for people.
+        summary: of these samples, in ms.
+        samples_ns: of the series.
+
+    """
+    if summary.n != len(samples_ns):
+        yield f"{name}.n is {summary.n}, and there are {len(samples_ns)} samples"
+        return
+    ordered = sorted(samples_ns)
+    expected = {"mean": math.fsum(ordered) / summary.n, "max": float(ordered[-1])}
+    shown = {"mean": summary.mean, "max": summary.max}
+    for each, quantile in PERCENTILES.items():
+        estimate = getattr(summary, each)
+        if estimate.value is None:
+            continue
+        at = quantile * (summary.n - 1)
+        below = int(at)
+        above = ordered[min(below + 1, summary.n - 1)]
+        expected[each] = ordered[below] + (above - ordered[below]) * (at - below)
+        shown[each] = estimate.value
+        if not estimate.low <= estimate.value <= estimate.high:
+            yield (
+                f"{name}.{each} is {estimate.value} ms, and its interval is {estimate.low} to "
+                f"{estimate.high}"
+            )
+    for each, value in expected.items():
+        if not math.isclose(shown[each], value / _NS_PER_MS, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+            yield (
+                f"{name}.{each} is {shown[each]} ms, and its own samples have {value / _NS_PER_MS}"
+            )

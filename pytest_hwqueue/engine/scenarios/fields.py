@@ -1,0 +1,389 @@
+"""Fields of a scenario file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urljoin, urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from pytest_hwqueue.data.errors import nearest, shortened, within
+from pytest_hwqueue.data.noise_names import NOISES, noise_file
+from pytest_hwqueue.data.redaction import REDACTED, REFERENCE, redacted
+from pytest_hwqueue.engine.noise.neighbours import described
+from pytest_hwqueue.engine.scenarios.goals import RESERVED, Goal, parse_goal
+from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
+from pytest_hwqueue.engine.tenants.server_spec import PORT, ServerProtocol, ServerSpec
+from pytest_hwqueue.parts.schedulers.syntax import parse_entry
+from pytest_hwqueue.parts.workloads.own_function import PATTERN, find
+from pytest_hwqueue.parts.workloads.registry import WORKLOADS
+from pytest_hwqueue.parts.workloads.tenants.shapes import MODELS, TORCHVISION, find_model
+
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_NAME = r"[A-Za-z][A-Za-z0-9_]*"
+_DURATION = rf"({_NUMBER})\s*(ms|s|m|h)"
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Nothing is measured for longer: what asks for more has a wrong unit.
+_LONGEST_S = 366 * 24 * 3600.0
+_SHARE = rf"({_NUMBER})\s*%"
+_OF_PEAK = re.compile(rf"{_SHARE}\s+of\s+peak")
+
+
+@dataclass(frozen=True)
+class TenantArrival:
+    """When a tenant's requests arrive; the rate may be a share of its peak.
+
+    Attributes:
+        text: for `parse_arrival`; as in the file if the rate is a share.
+        of_peak: the share; None if the rate is known.
+
+    """
+
+    text: str
+    of_peak: float | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether a request starts when the one before is done, or a delay after that."""
+        return self.text.startswith("closed")
+
+    def at(self, peak_per_s: float) -> str:
+        """Return the text for `parse_arrival`, given the requests per second at the peak."""
+        if self.of_peak is None:
+            return self.text
+        return _OF_PEAK.sub(f"{self.of_peak * peak_per_s:.6g}/s", self.text)
+
+
+def _text(value: object, what: str) -> str:
+    # YAML reads 1:30 as 90, and on as true: what is shown is not always what was written.
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text; give {what}")
+    return value.strip()
+
+
+def _read_name(value: object) -> str:
+    what = "letters, digits and underscores, a letter first"
+    name = _text(value, what)
+    if re.fullmatch(_NAME, name) is None:
+        raise ValueError(f"{name!r} is no name; give {what}")
+    return name
+
+
+def _read_tenant_name(value: object) -> str:
+    name = _read_name(value)
+    if name in RESERVED:
+        raise ValueError(f"{name!r} means something else in goals; choose another name")
+    return name
+
+
+def read_seconds(value: object) -> float:
+    """Read a duration such as 180s; ValueError says what is wrong with it."""
+    what = "a duration above 0 with its unit, such as 180s, 3m or 500ms"
+    text = _text(value, what)
+    found = re.fullmatch(_DURATION, text)
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f"{shortened(text)!r} is no duration; give {what}, of at most a year")
+    return seconds
+
+
+def _read_share(value: object) -> float:
+    what = "a share above 0 and up to 100%, such as 75%"
+    text = _text(value, what)
+    found = re.fullmatch(_SHARE, text)
+    share = float(found[1]) / 100 if found else 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{text!r} is no share; give {what}")
+    return share
+
+
+def _read_arrival(value: object, info: ValidationInfo) -> TenantArrival:
+    text = _text(value, "closed, or a rate such as constant: 20/s")
+    assert info.context is not None
+    folder: Path = info.context["folder"]
+    found = _OF_PEAK.search(text)
+    arrival = TenantArrival(text)
+    if found is not None:
+        arrival = TenantArrival(text, float(found[1]) / 100)
+        if not 0 < float(found[1]) <= 100:
+            raise ValueError(f"{found[0]!r} is no share of the peak; give one up to 100%")
+    with within(remedy="a rate may also be a share, such as 20% of peak"):
+        parse_arrival(arrival.at(1.0), folder)
+    return arrival
+
+
+def _read_scheduler(value: object) -> str:
+    text = _text(value, "a scheduler mode, such as native")
+    # Unquoted, YAML takes what is behind a comma for the next mode.
+    hint = 'quote a mode that has commas: "xsched:level=1,threshold=1"' if "=" in text else ""
+    with within(remedy=hint):
+        parse_entry(text)
+    return text
+
+
+def expanded(entries: Iterable[str]) -> tuple[str, ...]:
+    """Return the modes that scheduler entries stand for."""
+    return tuple(str(mode) for entry in entries for mode in parse_entry(entry))
+
+
+def _read_noise(value: object, info: ValidationInfo) -> str:
+    name = _text(value, "a noise, such as cpu")
+    assert info.context is not None
+    if name in NOISES:
+        return name
+    if not name.endswith((".yaml", ".yml")):
+        near = nearest(name, NOISES)
+        raise ValueError(f"there is no noise {name!r}; {near}, or give a description's file")
+    described(noise_file(name, info.context["folder"]), ())
+    return name
+
+
+def _read_function(value: object, info: ValidationInfo) -> str:
+    text = _text(value, "a function, such as my_module:make_step")
+    assert info.context is not None
+    find(text, info.context["folder"])
+    return text
+
+
+def _read_goal(value: object) -> Goal:
+    return parse_goal(_text(value, "a goal, such as high.latency_p99_ms < 10"))
+
+
+def _known(what: str, names: Mapping[str, object]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"there is no {what} {name!r}; {nearest(name, names)}")
+        return name
+
+    return AfterValidator(check)
+
+
+def _read_model(name: str) -> str:
+    if name.startswith(TORCHVISION):
+        find_model(name)
+        return name
+    if name not in MODELS:
+        near = nearest(name, [*MODELS, f"{TORCHVISION}resnet18"])
+        raise ValueError(f"there is no model {name!r}; {near}")
+    return name
+
+
+def _written(pattern: str, *examples: str) -> WithJsonSchema:
+    schema = {"type": "string", "pattern": pattern}
+    return WithJsonSchema({**schema, "examples": list(examples)} if examples else schema)
+
+
+Name = Annotated[str, BeforeValidator(_read_name), _written(f"^{_NAME}$")]
+TenantName = Annotated[str, BeforeValidator(_read_tenant_name), _written(f"^{_NAME}$")]
+Seconds = Annotated[
+    float, BeforeValidator(read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
+]
+ShareField = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
+ArrivalText = Annotated[
+    TenantArrival,
+    BeforeValidator(_read_arrival),
+    _written(
+        "^(closed|(closed|constant|poisson|lognormal|trace)\\s*:.+)$",
+        "closed", "closed: delay=100ms", "constant: 20/s", "poisson: 20% of peak",
+        "lognormal: 20/s, sigma=1.0", "trace: arrivals.txt",
+    ),
+]  # fmt: skip
+NoiseName = Annotated[
+    str, BeforeValidator(_read_noise), _written(".", *NOISES.built_in, "my_neighbour.yaml")
+]
+SchedulerField = Annotated[
+    str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1|2|4")
+]
+FunctionName = Annotated[
+    str, BeforeValidator(_read_function), _written(f"^{PATTERN}$", "my_module:make_step")
+]
+GoalText = Annotated[
+    Goal,
+    BeforeValidator(_read_goal),
+    _written(
+        rf"^{_NAME}\.{_NAME}\s*[<>]=?\s*{_NUMBER}",
+        "high.latency_p99_ms < 10", "high.attainment >= 99%", "low.throughput >= 80% of native",
+        "high.p99 <= 1.3 x solo", "device.busy > 85%",
+    ),
+]  # fmt: skip
+ModelName = Annotated[str, AfterValidator(_read_model)]
+WorkloadField = Annotated[str, _known("workload", WORKLOADS)]
+
+
+_HOST = f"http://127.0.0.1:{PORT}"
+_COMPLETIONS, _CHAT = "/v1/completions", "chat/completions"
+_OF_OPENAI = ("model", "prompt", "max_tokens", "ttft_ms", "tbt_ms")
+_SENT = "POST"
+
+
+def _is_url(url: str, reference: str = "") -> bool:
+    """Whether a URL, or what is referred to from there, is one of HTTP's or HTTPS'."""
+    base, place = (REFERENCE.sub("1", each.replace(PORT, "1")) for each in (url, reference))
+    try:
+        parts = urlsplit(urljoin(base, place))
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _shown_url(url: str) -> str:
+    """Return a URL that is not valid without user, password and query, wherever these end."""
+    before, _, place = url.rpartition("@")
+    place = redacted(place.partition("?")[0])
+    return f"{REDACTED}@{place}" if before else place
+
+
+class Server(BaseModel):
+    """A server that does the tenant's work: started here, or running already."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    command: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = Field(
+        None,
+        description="starts it, in the scenario file's folder and under the scheduler; {port} is a "
+        "free port, {python} pytest's Python. Without it the server runs already, at url, and is "
+        "not ours: no scheduler is proven for it",
+        examples=["{python} serve.py --port {port}"],
+    )
+    url: str | None = Field(
+        None,
+        description="where requests go; by default http://127.0.0.1:{port}/ with a command, for "
+        "openai http://127.0.0.1:{port}/v1/completions",
+    )
+    ready: str | None = Field(
+        None,
+        description="URL, or path such as /health, that answers 2xx once the server is ready; by "
+        "default it is ready when it accepts connections",
+    )
+    ready_timeout: Seconds = Field(60.0, description="within which it must be ready")
+    timeout: Seconds = Field(10.0, description="a request that takes longer has failed")
+    stop_timeout: Seconds = Field(10.0, description="after SIGTERM, when it is killed")
+    protocol: ServerProtocol = Field(
+        "http", description="http, or openai: streamed completions, whose tokens are timed"
+    )
+    method: str | None = Field(
+        None, pattern="^[A-Z]+$", description="by default GET, with a body POST"
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="of each request. In their values, and in url, ready and command, ${NAME} is a "
+        "variable of the environment, and stored as such; $${NAME} is that text",
+        examples=[{"Authorization": "Bearer ${TOKEN}"}],
+    )
+    body: str | dict[str, Any] | list[Any] | None = Field(
+        None,
+        description="text; or a table or list, sent as JSON. For openai a table of further fields "
+        "of the request",
+    )
+    status: int = Field(200, ge=100, le=599, description="the expected one; others are failures")
+    model: str | None = Field(None, description="for openai: its name for the server")
+    prompt: str | None = Field(
+        None, description="for openai: the text to complete, or what a chat's user says"
+    )
+    max_tokens: int | None = Field(None, ge=1, description="for openai: the most in an answer")
+    ttft_ms: float | None = Field(
+        None, gt=0, description="for openai: a good request's first token comes within it"
+    )
+    tbt_ms: float | None = Field(
+        None, gt=0, description="for openai: a good request's mean time between tokens is within it"
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Server:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def spec(self) -> ServerSpec:
+        """Return it as a plan has it."""
+        headers, body = dict(self.headers), self.body
+        if self.protocol == "openai":
+            body = self._completion()
+        if body is not None and not isinstance(body, str):
+            body = json.dumps(body)
+            if "content-type" not in map(str.lower, headers):
+                headers["Content-Type"] = "application/json"
+        return ServerSpec(
+            url=self._url(),
+            command=tuple(self._command()),
+            ready=self.ready,
+            ready_s=self.ready_timeout,
+            timeout_s=self.timeout,
+            stop_s=self.stop_timeout,
+            protocol=self.protocol,
+            method=self.method or ("GET" if body is None else _SENT),
+            headers=headers,
+            body=body,
+            status=self.status,
+            ttft_ms=self.ttft_ms,
+            tbt_ms=self.tbt_ms,
+        )
+
+    def _command(self) -> list[str]:
+        if isinstance(self.command, str):
+            return shlex.split(self.command)
+        return list(self.command or ())
+
+    def _url(self) -> str:
+        return self.url or _HOST + (_COMPLETIONS if self.protocol == "openai" else "/")
+
+    def _completion(self) -> dict[str, Any]:
+        """Return the request of a streamed completion; a chat's has messages."""
+        fields: dict[str, Any] = {"stream": True}
+        if self.model is not None:
+            fields["model"] = self.model
+        if self.max_tokens is not None:
+            fields["max_tokens"] = self.max_tokens
+        if self.prompt is not None and self._url().endswith(_CHAT):
+            fields["messages"] = [{"role": "user", "content": self.prompt}]
+        elif self.prompt is not None:
+            fields["prompt"] = self.prompt
+        assert isinstance(self.body, (dict, type(None)))
+        return fields | (self.body or {})
+
+    def _problems(self) -> Iterator[str]:
+        if self.command is None and self.url is None:
+            yield "give a command that starts the server, the url of one that runs, or both"
+        try:
+            command = self._command()
+        except ValueError as error:
+            yield f"the command cannot be split into arguments: {error}"
+            return
+        if self.command is not None and not command:
+            yield "the command is empty"
+        url = self._url()
+        if self.command is None and PORT in url:
+            yield f"url: {PORT} is the port that a command gets, and there is no command"
+        if self.command is not None and PORT in url and not any(PORT in each for each in command):
+            yield f"the command does not take the port: put {PORT} into it, or give the url"
+        ready = self.ready or ""
+        if PORT in ready and PORT not in url:
+            yield f"ready: {PORT} is the port of the url, which does not have it"
+        if not _is_url(url):
+            yield f"url: {_shown_url(url)!r} is not valid; give one such as http://127.0.0.1:8000/v1/completions"
+        elif not _is_url(url, ready):
+            shown = _shown_url(ready)
+            yield f"ready: {shown!r} is not valid; give a path such as /health, or a URL"
+        given = [name for name in _OF_OPENAI if getattr(self, name) is not None]
+        if self.protocol == "http" and given:
+            yield f"{given[0]} is for protocol: openai"
+        if self.protocol == "openai" and not isinstance(self.body, (dict, type(None))):
+            yield "body: for openai, give a table of further fields of the request"
+        if self.protocol == "openai" and self.prompt is None and self.body is None:
+            yield "openai: give a prompt, or the request's fields as body"

@@ -1,0 +1,241 @@
+"""Measures the runs of a scenario on one device: of ``hwq which``, and of pytest's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.records.files import TRACED, record_path
+from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.provenance import Provenance
+from pytest_hwqueue.data.records.tenants import ColocationRecord
+from pytest_hwqueue.engine.scenarios.file import Scenario
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, colocation
+from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
+from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
+from pytest_hwqueue.engine.tenants.colocation_run import Progress as RunProgress
+from pytest_hwqueue.engine.tenants.looks import Look, Looks, planned_looks
+from pytest_hwqueue.engine.tenants.plan import Colocation
+from pytest_hwqueue.engine.tenants.tenant_processes import Limits, tenant_server
+from pytest_hwqueue.parts.processes.starting import ForkServer
+from pytest_hwqueue.parts.schedulers.syntax import Scheduler, SchedulerPaths, opened_or_not
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pytest_hwqueue.engine.noise.neighbours import NoisePlaces
+
+
+@dataclass(frozen=True)
+class WhichSettings:
+    """How runs are measured.
+
+    Attributes:
+        device: label of the device.
+        size: of workloads: `full`, `small`, `tiny` or `auto`.
+        duration_s: of each case, all rounds together.
+        seed: of the first round; each further one has the next.
+        timeout_s: for tenants to warm up, and to end.
+        scheduler_paths: where the user has what modes need.
+        folder: receives the records.
+        scenario_folder: where traces of arrivals are.
+        weights: folder with those of every model; None for seeded ones.
+        command: repeats this.
+        provenance: of the tree that the scenario file is in.
+        faults: planted in the scenario's first tenant.
+        noise_places: what noises need; None where the scenario has none.
+
+    """
+
+    device: str
+    size: str
+    duration_s: float
+    seed: int
+    timeout_s: float
+    scheduler_paths: SchedulerPaths
+    folder: Path
+    scenario_folder: Path
+    weights: Path | None
+    command: str
+    provenance: Provenance
+    faults: tuple[str, ...] = ()
+    noise_places: NoisePlaces | None = None
+
+
+def scenario_server(scenario: Scenario, device: str) -> ForkServer | None:
+    """Start the server that forks a scenario's tenants; None on a simulated device."""
+    if not capabilities_of(device).tenant_processes:
+        return None
+    tenants = [
+        tenant for variant in (None, *scenario.variants) for tenant in scenario.tenants_of(variant)
+    ]
+    workloads = dict.fromkeys(each.workload for each in tenants if each.workload)
+    models = dict.fromkeys(each.model for each in tenants if each.model)
+    return tenant_server(device, workloads, models)
+
+
+class Measurer:
+    """Measures one run after another; each record is on disk when its run is over.
+
+    Use it as a context where its tenants live on.
+
+    Attributes:
+        running: id of what is being measured.
+
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        settings: WhichSettings,
+        progress: RunProgress,
+        ended: Callable[[ColocationRecord], None],
+        server: ForkServer | None = None,
+        *,
+        live_on: bool = False,
+    ) -> None:
+        """Prepare to measure.
+
+        Args:
+            scenario: whose runs.
+            settings: how.
+            progress: receives a run's progress.
+            ended: receives its record.
+            server: forks its tenants.
+            live_on: whether tenants live on from one window to the next that they can serve, all
+                with the weights and inputs of the first round.
+
+        """
+        self.running = ""
+        self._lives_on = live_on
+        self._living: TenantSet | None = None
+        self._scenario = scenario
+        self._settings = settings
+        self._progress = progress
+        self._ended = ended
+        self._server = server
+
+    def __enter__(self) -> Self:
+        """Start nothing yet."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
+        """End tenants that live; at once if something went wrong, such as an interruption."""
+        living, self._living = self._living, None
+        if living is not None:
+            living.__exit__(kind, *more)
+
+    def end_tenants(self) -> None:
+        """End tenants that live: the next window's start anew."""
+        self.__exit__(None)
+
+    def __call__(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
+        decided: Decided | None,
+    ) -> Stored:  # fmt: skip
+        """Measure a run; the arguments are those of `scenarios.runs.Measure`."""
+        duration_s = share * self._settings.duration_s
+        planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
+        return self.window(run, peaks_per_s, duration_s, number, planned, decided)
+
+    def trace(self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float) -> Stored:
+        """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
+        return self.window(run, peaks_per_s, duration_s, 1, (), None, traced=True)
+
+    def plan(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
+    ) -> Colocation:
+        """Return what a window of a run measures; ``number`` is that of its round, from 1."""
+        settings = self._settings
+        plan = colocation(
+            run,
+            peaks_per_s,
+            duration_s=duration_s,
+            warmup_s=self._scenario.warmup,
+            # Rounds see other arrivals, and what is compared within a round sees the same.
+            seed=settings.seed + number - 1,
+            device=settings.device,
+            size=settings.size,
+            folder=settings.scenario_folder,
+            weights=settings.weights,
+        )
+        first = self._scenario.tenants[0].name
+        tenants = (
+            replace(each, faults=settings.faults) if each.name == first else each
+            for each in plan.tenants
+        )
+        seed = settings.seed if self._lives_on else None
+        return replace(plan, tenants=tuple(tenants), work_seed=seed)
+
+    def window(
+        self,
+        run: PlannedRun,
+        peaks_per_s: Mapping[str, float],
+        duration_s: float,
+        number: int,
+        planned: Sequence[Look],
+        decided: Decided | None,
+        *,
+        traced: bool = False,
+    ) -> Stored:
+        """Measure a run in a window of so many seconds, looked at as planned until it is decided.
+
+        Without ``decided`` it is measured to its end.
+        """
+        settings = self._settings
+        plan = self.plan(run, peaks_per_s, duration_s, number)
+        folder = settings.folder / TRACED if traced else settings.folder
+        self.running = plan.id
+        path = record_path(folder, plan.id)
+        looks = None if decided is None else Looks(planned, lambda seen: decided(seen, path))
+        scheduler = opened_or_not(plan.scheduler, settings.scheduler_paths)
+        limits = Limits(settings.timeout_s, settings.timeout_s)
+        if self._lives_on:
+            assert not traced
+            record = self._tenants_for(plan, scheduler, limits).window(
+                plan, run=number, looks=looks
+            )
+        else:
+            noise = None
+            if plan.noise is not None:
+                from pytest_hwqueue.engine.noise.neighbours import open_noise
+
+                assert settings.noise_places is not None
+                noise = open_noise(plan.noise, settings.noise_places)
+            record = colocate(
+                plan,
+                scheduler,
+                self._progress,
+                folder,
+                limits=limits,
+                command=settings.command,
+                provenance=settings.provenance,
+                run=number,
+                traced=traced,
+                noise=noise,
+                server=self._server,
+                looks=looks,
+            )
+        self._ended(record)
+        return record, path
+
+    def _tenants_for(
+        self, plan: Colocation, scheduler: Scheduler | BadInput, limits: Limits
+    ) -> TenantSet:
+        """Return the tenants that serve a plan, in the quiet; those of other plans have ended."""
+        if self._living is None or not self._living.can_serve(plan):
+            self.end_tenants()
+            settings = self._settings
+            self._living = TenantSet(
+                scheduler,
+                self._progress,
+                settings.folder,
+                limits,
+                settings.command,
+                settings.provenance,
+                server=self._server,
+            )
+        return self._living

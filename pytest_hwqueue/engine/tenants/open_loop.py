@@ -1,0 +1,466 @@
+"""The open loop: requests start when they are due, or when an earlier one is done.
+
+A tenant serves up to N requests at once in order of arrival: a queue with N servers, mostly one.
+All times are known beforehand, so no thread generates them: whoever is free waits for the next one.
+Latency counts from the scheduled time, so a request that waits behind a slow one is as slow as its
+user sees. The delay that the loop itself adds, its lateness, is kept separately; too much makes the
+run invalid.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
+from threading import Event
+
+from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.records.tenants import GeneratorLateness, RequestFailure
+from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
+from pytest_hwqueue.parts.devices.protocol import Device
+
+# A sleep ends late by the kernel's timer slack (50 µs) and the time to wake up: on an otherwise
+# idle core by 130 µs at P99. So much of each wait is spent looking at the clock. Looking holds the
+# interpreter lock, and so delays other threads by as much; giving it away with sleep(0) would take
+# the timer slack again.
+_SPIN_NS = 200_000
+# A closed loop of requests that fail at once would fill the memory with their reasons.
+MOST_FAILURES_IN_A_ROW = 10_000
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """How requests without a schedule follow each other.
+
+    Attributes:
+        first_ns: when the first ones start, in ns from the window's start.
+        delay_ns: from a request's end until whoever served it starts the next.
+        most: requests; None for as many as the window has time for.
+
+    """
+
+    first_ns: int = 0
+    delay_ns: int = 0
+    most: int | None = None
+
+
+GREEDY = ClosedLoop()
+"""Each request starts when the one before is done, until the window ends."""
+
+
+class Arrivals:
+    """Hands out requests in order of arrival to whoever is free."""
+
+    def __init__(
+        self,
+        device: Device,
+        schedule: list[int] | None,
+        window: Window,
+        ended: Event,
+        loop: ClosedLoop = GREEDY,
+    ) -> None:
+        self.schedule = schedule
+        self.ended = ended
+        self._device = device
+        self._clock_ns = device.clock_ns
+        self._window = window
+        self._loop = loop
+        self._next = 0
+        # Who holds it waits for the next request, and the others wait for it, without the clock.
+        self._turn = threading.Lock()
+        # A virtual clock stands still while one looks at it.
+        self._spin_ns = 0 if device.capabilities.virtual_time else _SPIN_NS
+
+    def take(self, free_ns: int) -> int | None:
+        """Wait until the next request is due; return its number, or None if there is no more.
+
+        Args:
+            free_ns: when whoever asks had served the one before; 0 for none.
+
+        """
+        if self._loop.delay_ns and free_ns:
+            # Each for itself: others may be free before. None starts when the window is over.
+            self._wait_until(min(free_ns + self._loop.delay_ns, self._window.end_ns))
+        with self._turn:
+            if self.ended.is_set() or not self._is_due():
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _is_due(self) -> bool:
+        window, schedule = self._window, self.schedule
+        if schedule is None:
+            if self._next == self._loop.most:
+                return False
+            self._wait_until(window.begin_ns + self._loop.first_ns)
+            return self._clock_ns() < window.end_ns
+        if self._next == len(schedule):
+            return False
+        self._wait_until(window.begin_ns + schedule[self._next])
+        return self._clock_ns() < window.over_ns and not self.ended.is_set()
+
+    def _wait_until(self, when_ns: int) -> None:
+        clock_ns, sleep_until_ns = self._clock_ns, when_ns - self._spin_ns
+        if clock_ns() < sleep_until_ns:
+            self._device.sleep_until_ns(sleep_until_ns)
+        while clock_ns() < when_ns:
+            pass
+
+
+# Receives when a request was due, started and finished, and whether it failed.
+Show = Callable[[int, int, int, bool], None]
+
+
+class Slot:
+    """Serves one request at a time and logs its times, in ns from the window's start.
+
+    Attributes:
+        numbers: of its requests, in order of arrival of all; times are by the same positions.
+        failed: number and reason of those that raised.
+        stopped: why it cannot continue, and the error; None if it can.
+
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        request: Callable[[], None],
+        arrivals: Arrivals,
+        window: Window,
+        shown: Show | None = None,
+    ) -> None:
+        self._shown = shown
+        self.numbers = array("q")
+        self.started_ns = array("q")
+        self.finished_ns = array("q")
+        self.failed: list[tuple[int, str]] = []
+        self.stopped: tuple[str, Exception] | None = None
+        self._clock_ns = device.clock_ns
+        self._request = request
+        self._arrivals = arrivals
+        self._begin_ns = window.begin_ns
+        self._free_ns = 0
+        self._failures_in_a_row = 0
+
+    def serve(self) -> None:
+        """Serve until there is no more, or the process cannot continue."""
+        while self.stopped is None and (number := self._arrivals.take(self._free_ns)) is not None:
+            self._serve(number)
+
+    def _serve(self, number: int) -> None:
+        clock_ns = self._clock_ns
+        started_ns = clock_ns()
+        try:
+            self._request()
+        except Exception as error:
+            self._write(number, started_ns, clock_ns(), failed=True)
+            self._failed(number, error)
+        else:
+            self._write(number, started_ns, clock_ns())
+            self._failures_in_a_row = 0
+
+    def _write(
+        self, number: int, started_ns: int, finished_ns: int, *, failed: bool = False
+    ) -> None:
+        self._free_ns = finished_ns
+        started_ns -= self._begin_ns
+        finished_ns -= self._begin_ns
+        self.numbers.append(number)
+        self.started_ns.append(started_ns)
+        self.finished_ns.append(finished_ns)
+        if self._shown is not None:
+            schedule = self._arrivals.schedule
+            due_ns = started_ns if schedule is None else schedule[number]
+            self._shown(due_ns, started_ns, finished_ns, failed)
+
+    def _failed(self, number: int, error: Exception) -> None:
+        # Brings torch, which readers of what is measured here can do without.
+        from pytest_hwqueue.engine.cell.attempt import describe_failure
+
+        failure = describe_failure(error)
+        self.failed.append((number, failure.reason))
+        self._failures_in_a_row += 1
+        reason = failure.reason
+        if not failure.retire_process:
+            if self._failures_in_a_row < MOST_FAILURES_IN_A_ROW:
+                return
+            reason = f"{self._failures_in_a_row:,} requests failed in a row; the last: {reason}"
+        self.stopped = reason, error
+        self._arrivals.ended.set()
+
+
+LATENESS_SHARE = 0.2
+"""Up to this share of what is asked of a tenant, the P99 of its generator's lateness is valid.
+
+A worsening of 20 % is what the gate has to see (``--hwq-detect``): that much must not be the
+generator's own.
+"""
+
+_LEAST_GRACE_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Window:
+    """The measured time, the same for all tenants, on the device's host clock."""
+
+    begin_ns: int
+    end_ns: int
+
+    def __post_init__(self) -> None:
+        if self.end_ns <= self.begin_ns:
+            raise ValueError(f"a window from {self.begin_ns} to {self.end_ns} ns has no length")
+
+    @property
+    def duration_ns(self) -> int:
+        """Its length."""
+        return self.end_ns - self.begin_ns
+
+    @property
+    def grace_ns(self) -> int:
+        """How long after the window's end requests scheduled within it may still start."""
+        return max(_LEAST_GRACE_NS, self.duration_ns // 10)
+
+    @property
+    def over_ns(self) -> int:
+        """From when on no request may start any more."""
+        return self.end_ns + self.grace_ns
+
+
+@dataclass(frozen=True)
+class RequestLog:
+    """Requests in order of arrival; times in ns from the window's start.
+
+    Attributes:
+        closed: whether there was no schedule, so that each request is scheduled when it starts.
+        scheduled_ns: when each started request was due, shape (n,).
+        started_ns: when it started, shape (n,).
+        finished_ns: when it completed or failed, shape (n,).
+        failed: requests that raised, by index.
+        unserved: later requests that were due but not started by the end of the grace.
+        concurrency: how many were served at once.
+
+    """
+
+    closed: bool
+    scheduled_ns: array[int] = field(default_factory=lambda: array("q"))
+    started_ns: array[int] = field(default_factory=lambda: array("q"))
+    finished_ns: array[int] = field(default_factory=lambda: array("q"))
+    failed: list[RequestFailure] = field(default_factory=list)
+    unserved: int = 0
+    concurrency: int = 1
+
+    @property
+    def issued(self) -> int:
+        """Requests that were due: completed, failed and unserved."""
+        return len(self.scheduled_ns) + self.unserved
+
+    @property
+    def completed(self) -> int:
+        """Requests that returned."""
+        return len(self.scheduled_ns) - len(self.failed)
+
+    def until(self, window_ns: int, due: Sequence[int] | None) -> RequestLog:
+        """Return what a shorter window would have logged, of whose grace all is here.
+
+        Args:
+            window_ns: its length.
+            due: what is scheduled within it; None for a closed loop.
+
+        """
+        ends_ns = window_ns if due is None else Window(0, window_ns).over_ns
+        late = (n for n, started_ns in enumerate(self.started_ns) if started_ns >= ends_ns)
+        n = next(late, len(self.started_ns))
+        n = n if due is None else min(n, len(due))
+        return replace(
+            self,
+            scheduled_ns=self.scheduled_ns[:n],
+            started_ns=self.started_ns[:n],
+            finished_ns=self.finished_ns[:n],
+            failed=[each for each in self.failed if each.index < n],
+            unserved=0 if due is None else len(due) - n,
+        )
+
+
+class StoppedServing(HwqError):
+    """The tenant cannot continue; the cause is the request's error, ``log`` has earlier ones."""
+
+    def __init__(self, reason: str, log: RequestLog) -> None:
+        super().__init__(reason)
+        self.log = log
+
+
+def serve(
+    device: Device,
+    requests: Sequence[Callable[[], None]],
+    schedule: list[int] | None,
+    window: Window,
+    *,
+    loop: ClosedLoop = GREEDY,
+    begin_thread: Callable[[], object] = lambda: None,
+    ended: Event | None = None,
+    shown: Sequence[Show] = (),
+) -> RequestLog:
+    """Serve the requests of a window in order, as many at once as there are ``requests``.
+
+    Every scheduled request is served, even after the window's end, until its grace is over; a
+    request that raises is logged as failed. Garbage collection is disabled; a caller that has done
+    so already (threads that serve together must) saves the time to collect first, some 100 ms.
+
+    Args:
+        device: whose clock and sleep are used; on a simulated one they are virtual.
+        requests: each enqueues one request and waits for its completion. A single one is called in
+            this thread, several each in a thread of their own.
+        schedule: due times in ns from the window's start, ascending, within it; None for a closed
+            loop.
+        window: when to measure.
+        loop: how requests follow each other without a schedule.
+        begin_thread: called first in each thread that is started.
+        ended: set to end the window early, from any thread: then no further request is taken.
+        shown: one for each of ``requests``, if somebody looks on.
+
+    Raises:
+        ValueError: if the schedule does not ascend or leaves the window.
+        InvalidMeasurement: if the window began before everything was ready.
+        StoppedServing: if the device or the process is no longer usable, or 10,000 requests failed
+            in a row.
+
+    """
+    if schedule:
+        if any(later < earlier for earlier, later in pairwise(schedule)):
+            raise ValueError("a schedule must ascend")
+        if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
+            raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
+    arrivals = Arrivals(device, schedule, window, ended or Event(), loop)
+    slots = [
+        Slot(device, request, arrivals, window, show)
+        for request, show in zip_longest(requests, shown)
+    ]
+    with garbage_collection_held() if gc.isenabled() else nullcontext():
+        require_early(device.clock_ns(), window)
+        if len(slots) == 1:
+            slots[0].serve()
+        else:
+            with ThreadPoolExecutor(len(slots), "hwq-slot", begin_thread) as threads:
+                for served in [threads.submit(slot.serve) for slot in slots]:
+                    served.result()
+    log = _log(slots, schedule)
+    for slot in slots:
+        if slot.stopped is not None:
+            reason, error = slot.stopped
+            raise StoppedServing(reason, log) from error
+    return log
+
+
+def lateness(log: RequestLog) -> GeneratorLateness | None:
+    """Summarise the generator's own lateness: from when a request could start until it did.
+
+    It could start once it was due and fewer than ``concurrency`` before it were still being served.
+    None for a closed loop, which has no generator, or if nothing was served.
+    """
+    if log.closed or not log.started_ns:
+        return None
+    ordered = sorted(
+        started - max(scheduled, free)
+        for scheduled, started, free in zip(
+            log.scheduled_ns,
+            log.started_ns,
+            _free_ns(log.finished_ns, log.concurrency),
+            strict=True,
+        )
+    )
+    n = len(ordered)
+    return GeneratorLateness(
+        p50_us=ordered[-(-50 * n // 100) - 1] / 1e3,
+        p99_us=ordered[-(-99 * n // 100) - 1] / 1e3,
+        max_us=ordered[-1] / 1e3,
+        n=n,
+    )
+
+
+def invalid_reason(
+    late: GeneratorLateness | None, p99_ms: float, asked_ms: float | None = None
+) -> str | None:
+    """Return why a late generator makes a run invalid, and what to change; or None.
+
+    Args:
+        late: of the tenant's requests; None where nothing generated them.
+        p99_ms: of the tenant's latency, lateness included.
+        asked_ms: the latency that its goals or its deadline ask for, if any.
+
+    """
+    if late is None or late.p99_us / 1e3 <= LATENESS_SHARE * max(p99_ms, asked_ms or 0.0):
+        return None
+    what = f"the tenant's own P99 of {p99_ms:.3g} ms"
+    if asked_ms is not None and asked_ms > p99_ms:
+        what = f"the {asked_ms:.3g} ms asked of the tenant"
+    return (
+        f"the generator was late: P99 of {late.n} requests started {late.p99_us / 1e3:.3g} ms "
+        f"after they were due and could be served (at most {late.max_us / 1e3:.3g} ms), more than "
+        f"{LATENESS_SHARE:.0%} of {what}; give each tenant a core that nothing else uses (fewer "
+        "tenants, fewer other processes, or taskset)"
+    )
+
+
+def lateness_note(late: GeneratorLateness | None, p99_ms: float) -> str | None:
+    """Return a note on lateness that a tenant's goals allow, and its P99 suffers from; or None."""
+    if late is None or late.p99_us / 1e3 <= LATENESS_SHARE * p99_ms:
+        return None
+    return (
+        f"of its P99 of {p99_ms:.3g} ms up to {late.p99_us / 1e3:.3g} ms is its generator's "
+        "lateness, which is little of what is asked of it"
+    )
+
+
+def _free_ns(finished_ns: Iterable[int], concurrency: int) -> Iterator[int]:
+    """Yield for each request when a slot was free for it: at the N-th largest end before it."""
+    latest = [0] * concurrency
+    for end_ns in finished_ns:
+        yield latest[0]
+        heapq.heappushpop(latest, end_ns)
+
+
+def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
+    """Join what slots served, in order of arrival: the numbers run from 0 without a gap."""
+    n = sum(len(slot.numbers) for slot in slots)
+    started_ns, finished_ns = array("q", bytes(8 * n)), array("q", bytes(8 * n))
+    for slot in slots:
+        for number, started, finished in zip(
+            slot.numbers, slot.started_ns, slot.finished_ns, strict=True
+        ):
+            started_ns[number], finished_ns[number] = started, finished
+    failed = dict(each for slot in slots for each in slot.failed)
+    if schedule is None and len(slots) > 1:
+        # Two slots may take their numbers in one order and start in the other.
+        order = sorted(range(n), key=started_ns.__getitem__)
+        started_ns, finished_ns = (
+            array("q", map(times.__getitem__, order)) for times in (started_ns, finished_ns)
+        )
+        failed = {at: failed[number] for at, number in enumerate(order) if number in failed}
+    return RequestLog(
+        closed=schedule is None,
+        scheduled_ns=started_ns if schedule is None else array("q", schedule[:n]),
+        started_ns=started_ns,
+        finished_ns=finished_ns,
+        failed=[
+            RequestFailure(index=number, reason=reason) for number, reason in sorted(failed.items())
+        ],
+        unserved=0 if schedule is None else len(schedule) - n,
+        concurrency=len(slots),
+    )
+
+
+def require_early(now_ns: int, window: Window) -> None:
+    """Raise if requests at the window's start would be late, too few of them to show in the P99."""
+    if now_ns > window.begin_ns:
+        from pytest_hwqueue.data.errors import InvalidMeasurement
+
+        raise InvalidMeasurement(
+            f"the tenant was ready {(now_ns - window.begin_ns) / 1e6:.3g} ms after the window had "
+            "begun; run fewer other processes, or tenants, on this machine's cores"
+        )

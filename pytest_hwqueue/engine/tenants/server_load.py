@@ -1,0 +1,382 @@
+"""Load for users' servers: the client and the generator.
+
+aiohttp, since httpx cannot send 1,000 requests/s in time (docs/decisions.md has figures of both).
+
+The schedule is made before the window, and latency counts from the scheduled time. A request that
+is due while all connections are busy waits for one, and its wait counts: no coordinated omission
+(Tene, "How NOT to Measure Latency", 2013).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from pytest_hwqueue.data.errors import HwqError, shortened
+from pytest_hwqueue.data.records.tenants import RequestFailure
+from pytest_hwqueue.data.redaction import redacted, without_begun, without_known
+from pytest_hwqueue.engine.tenants.open_loop import (
+    GREEDY,
+    MOST_FAILURES_IN_A_ROW,
+    ClosedLoop,
+    RequestLog,
+    StoppedServing,
+    Window,
+    require_early,
+)
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec, host_and_port
+from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
+
+_POLL_S = 0.05
+_ONE_POLL_S = 5.0
+_SHOWN = 200
+# No answer has more; a count beyond it would be a throughput beyond all others.
+_MOST_TOKENS = 10**9
+
+
+def _failure(error: Exception, secrets: Collection[str] = ()) -> HwqError:
+    """Return the failure that a request's error means: itself, or its kind and message."""
+    if isinstance(error, HwqError):
+        return error
+    return HwqError(f"{type(error).__name__}: {shortened(without_known(str(error), secrets))}")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
+
+    Attributes:
+        first_ns: the first token.
+        last_ns: the last one.
+        tokens: how many: the server's own count, or else that of the events with text.
+
+    """
+
+    first_ns: int
+    last_ns: int
+    tokens: int
+
+
+class Client:
+    """Connections to one server; use it as an asynchronous context.
+
+    Args:
+        spec: the server and its requests.
+        url: where they go, as it is stored.
+        connections: the greatest number open at once.
+
+    Attributes:
+        url: where requests go, as it is stored.
+        opened: connections made so far.
+
+    Raises:
+        HwqError: if a variable of the environment that they need is not set.
+
+    """
+
+    def __init__(self, spec: ServerSpec, url: str, connections: int) -> None:
+        self.url = url
+        self.opened = 0
+        self._spec = spec
+        self._connections = connections
+        self._secrets = spec.secrets()
+        self._sent_to = expand_url(url)
+        self._headers = {name: expand(value) for name, value in spec.headers.items()}
+        self._body = None if spec.body is None else spec.body.encode()
+        self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
+
+    async def __aenter__(self) -> Client:
+        async def count(*_: object) -> None:
+            self.opened += 1
+
+        watch = aiohttp.TraceConfig()
+        watch.on_connection_create_end.append(count)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections),
+            # Every request is the same, whatever earlier answers set.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # By default aiohttp rounds long ones up to whole seconds.
+            timeout=aiohttp.ClientTimeout(total=self._spec.timeout_s, ceil_threshold=math.inf),
+            trace_configs=[watch],
+            # Nor does a proxy from the environment take it elsewhere.
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def request(self) -> Reply | None:
+        """Send one request and read the whole answer; return its tokens' times, if it has any.
+
+        Raises:
+            HwqError: on a time-out, a wrong status, no token, or any other error.
+
+        """
+        spec = self._spec
+        try:
+            async with self._session.request(
+                spec.method, self._sent_to, data=self._body, headers=self._headers,
+                allow_redirects=False,
+            ) as response:  # fmt: skip
+                if response.status != spec.status:
+                    start = await _start_of(response, self._secrets)
+                    raise HwqError(f"status {response.status}, not {spec.status}: {start}")
+                return await self._read(response, self._secrets)
+        except asyncio.TimeoutError:
+            raise HwqError(f"no whole answer within {spec.timeout_s:g} s") from None
+        except Exception as error:  # also a bare ValueError: aiohttp's of a line that is too long
+            raise _failure(error, self._secrets) from None
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the server is ready; one that runs already and states no URL must be.
+
+        Raises:
+            HwqError: if it is not within its time.
+
+        """
+        spec, ready = self._spec, self._spec.ready_url(self.url)
+        url = None if ready is None else expand_url(ready)
+        waits_s = spec.ready_s if spec.ours or url is not None else 0.0
+        deadline = time.monotonic() + waits_s
+        while (problem := await self._problem(url)) is not None:
+            if time.monotonic() >= deadline:
+                within = f" within {waits_s:g} s" if waits_s else ""
+                text = f"{url or self._sent_to} was not ready{within}: {problem}"
+                raise HwqError(redacted(text, self._secrets))
+            await asyncio.sleep(_POLL_S)
+
+    async def _problem(self, url: str | None) -> str | None:
+        """Return why the server is not ready; None if it is."""
+        try:
+            if url is None:
+                _, writer = await asyncio.wait_for(
+                    asyncio.open_connection(*host_and_port(self._sent_to)), _ONE_POLL_S
+                )
+                writer.close()
+                await writer.wait_closed()
+                return None
+            limit = aiohttp.ClientTimeout(total=_ONE_POLL_S)
+            async with self._session.get(url, timeout=limit, allow_redirects=False) as response:
+                return None if response.ok else f"it answered with status {response.status}"
+        except asyncio.TimeoutError:
+            return f"no answer within {_ONE_POLL_S:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+
+
+async def _start_of(response: aiohttp.ClientResponse, secrets: Collection[str]) -> str:
+    """Return the beginning of an answer's text, on one line and without known secrets.
+
+    Requests go on meanwhile: what is secret by its name is left out where the record is made.
+    """
+    text = " ".join((await response.content.read(_SHOWN)).decode(errors="replace").split())
+    return without_known(without_begun(text, secrets), secrets)
+
+
+async def _read_all(response: aiohttp.ClientResponse, secrets: Collection[str]) -> None:
+    """Read an answer to its end; nothing of it is kept."""
+    async for _ in response.content.iter_any():
+        pass
+
+
+async def _read_tokens(response: aiohttp.ClientResponse, secrets: Collection[str]) -> Reply:
+    """Read the server-sent events of a streamed completion (OpenAI's API, `stream: true`)."""
+    first_ns = last_ns = events = 0
+    counted: int | None = None
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[len(b"data:") :].strip()
+        if data == b"[DONE]":
+            break
+        now_ns = time.monotonic_ns()
+        try:
+            event = json.loads(data)
+            if event.get("error"):
+                error = shortened(without_known(str(event["error"]), secrets))
+                raise HwqError(f"the stream ended with an error: {error}")
+            if usage := event.get("usage"):
+                counted = _count(usage["completion_tokens"])
+            has_text = any(_text(choice) for choice in event.get("choices", ()))
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            start = without_known(repr(data), secrets)[:_SHOWN]
+            raise HwqError(f"not an event of a completion: {start}") from None
+        if has_text:
+            first_ns, last_ns, events = first_ns or now_ns, now_ns, events + 1
+    if not events:
+        raise HwqError("the answer has no token: is it streamed (`stream: true`)?")
+    return Reply(first_ns, last_ns, counted or events)
+
+
+def _count(tokens: object) -> int:
+    """Return a server's own count of tokens; ValueError if it is none."""
+    if not isinstance(tokens, int) or not 0 <= tokens <= _MOST_TOKENS:
+        raise ValueError
+    return int(tokens)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """Return an event's new text: of a completion, or of a chat's (also its reasoning)."""
+    delta = choice.get("delta") or choice
+    return delta.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+
+
+# epoll counts in whole milliseconds. The rest of each wait is spent looking at the clock, with
+# answers taken in meanwhile; it costs a core, and sleeping lets others have that core for longer.
+_SPIN_NS = 1_500_000
+
+Request = Callable[[], Awaitable[Reply | None]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What came of a window's requests.
+
+    Attributes:
+        log: as of any tenant.
+        replies: of each request in the log; None for one that failed, or has no tokens.
+        most_at_once: the most requests in flight.
+
+    """
+
+    log: RequestLog
+    replies: Sequence[Reply | None]
+    most_at_once: int
+
+
+async def generate(
+    request: Request,
+    schedule: Sequence[int] | None,
+    window: Window,
+    concurrency: int,
+    loop: ClosedLoop = GREEDY,
+) -> Load:
+    """Send the requests of a window; return once each has its answer, or has failed.
+
+    Args:
+        request: sends one and waits for its answer; one that raises has failed.
+        schedule: due times in ns from the window's start, ascending; None for closed loops, as many
+            as ``concurrency``.
+        window: when to measure, on the clock of `time.monotonic_ns`.
+        concurrency: the greatest number in flight at once.
+        loop: how requests follow each other without a schedule.
+
+    Raises:
+        InvalidMeasurement: if the window began before everything was ready.
+        StoppedServing: if 10,000 requests failed in a row.
+
+    """
+    require_early(time.monotonic_ns(), window)
+    run = _Run(request, window, concurrency, closed=schedule is None)
+    if schedule is None:
+        await asyncio.gather(*(run.keep_sending(loop) for _ in range(concurrency)))
+    else:
+        await run.send_all(schedule)
+    return run.load(schedule)
+
+
+class _Run:
+    """Sends the requests and logs their times, in ns from the window's start."""
+
+    def __init__(self, request: Request, window: Window, concurrency: int, *, closed: bool) -> None:
+        self._request = request
+        self._window = window
+        self._free = asyncio.Semaphore(concurrency)
+        self._log = RequestLog(closed=closed, concurrency=concurrency)
+        self._replies: list[Reply | None] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight = self._most_at_once = self._failures_in_a_row = 0
+
+    async def keep_sending(self, loop: ClosedLoop) -> None:
+        end_ns = self._window.end_ns
+        await _until(self._window.begin_ns + loop.first_ns)
+        while time.monotonic_ns() < end_ns and len(self._log.started_ns) != loop.most:
+            await self._send(None)
+            self._refuse_hopeless()
+            if loop.delay_ns:
+                await _until(min(time.monotonic_ns() + loop.delay_ns, end_ns))
+
+    async def send_all(self, schedule: Sequence[int]) -> None:
+        window = self._window
+        last_start_ns = window.over_ns
+        for scheduled_ns in schedule:
+            await _until(window.begin_ns + scheduled_ns)
+            if not await self._connection_before(last_start_ns):
+                break
+            self._refuse_hopeless()
+            task = asyncio.create_task(self._send_and_free(scheduled_ns))
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+        # Each has a time-out of its own.
+        await asyncio.gather(*self._tasks)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        # What did not end by itself is raised where all are waited for.
+        if not task.cancelled() and task.exception() is None:
+            self._tasks.discard(task)
+
+    def load(self, schedule: Sequence[int] | None) -> Load:
+        begun = len(self._log.started_ns)
+        unserved = 0 if schedule is None else len(schedule) - begun
+        return Load(replace(self._log, unserved=unserved), self._replies, self._most_at_once)
+
+    async def _connection_before(self, last_ns: int) -> bool:
+        """Wait for a free connection; return whether there was one in time."""
+        left_s = (last_ns - time.monotonic_ns()) / 1e9
+        if left_s <= 0:
+            return False
+        if not self._free.locked():
+            await self._free.acquire()
+            return True
+        try:
+            await asyncio.wait_for(self._free.acquire(), left_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def _send_and_free(self, scheduled_ns: int) -> None:
+        try:
+            await self._send(scheduled_ns)
+        finally:
+            self._free.release()
+
+    async def _send(self, scheduled_ns: int | None) -> None:
+        log, begin_ns = self._log, self._window.begin_ns
+        started_ns = time.monotonic_ns() - begin_ns
+        index = len(log.started_ns)
+        log.scheduled_ns.append(started_ns if scheduled_ns is None else scheduled_ns)
+        log.started_ns.append(started_ns)
+        log.finished_ns.append(started_ns)
+        self._replies.append(None)
+        self._in_flight += 1
+        self._most_at_once = max(self._most_at_once, self._in_flight)
+        try:
+            self._replies[index] = await self._request()
+            self._failures_in_a_row = 0
+        except Exception as error:  # whatever it is, nobody was answered
+            log.failed.append(RequestFailure(index=index, reason=str(_failure(error))))
+            self._failures_in_a_row += 1
+        finally:
+            log.finished_ns[index] = time.monotonic_ns() - begin_ns
+            self._in_flight -= 1
+
+    def _refuse_hopeless(self) -> None:
+        if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
+            raise StoppedServing(
+                f"{self._failures_in_a_row:,} requests failed in a row; the last: "
+                f"{self._log.failed[-1].reason}",
+                self.load(None).log,
+            )
+
+
+async def _until(when_ns: int) -> None:
+    while (left_ns := when_ns - time.monotonic_ns()) > 0:
+        await asyncio.sleep((left_ns - _SPIN_NS) / 1e9 if left_ns > _SPIN_NS else 0)

@@ -1,0 +1,117 @@
+"""A tenant that is a user's server: the load on it. It needs the extra ``server``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from pytest_hwqueue.data.errors import HwqError, translated
+from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenTimes
+from pytest_hwqueue.data.redaction import redacted
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog, StoppedServing, Window, lateness
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.server_load import Client, Load, Reply, generate
+from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
+from pytest_hwqueue.engine.tenants.tenant_calls import Ready
+from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
+from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan, own_time
+
+if TYPE_CHECKING:
+    from pytest_hwqueue.engine.tenants.tenant import Link
+
+
+_AHEAD_NS = 5_000_000
+_LEAST_WARM_UP_NS = 100_000_000
+
+
+def serve_by_server(spec: TenantSpec, url: str, link: Link) -> None:
+    """Live the tenant's life: wait for the server; for each window warm it up, load it, report.
+
+    Raises:
+        HwqError: if it is not ready in time, or its first request fails.
+        StoppedServing: if 10,000 requests failed in a row.
+
+    """
+    assert spec.server is not None
+    asyncio.run(_live(spec, spec.server, url, link))
+
+
+async def _live(spec: TenantSpec, server: ServerSpec, url: str, link: Link) -> None:
+    async with Client(server, url, spec.concurrency) as client:
+        link.enter("wait for the server")
+        await client.wait_until_ready()
+        link.set_up()
+        # Elsewhere, so that the connections are looked after meanwhile.
+        while (asked := await asyncio.to_thread(link.next_window)) is not None:
+            await _serve(asked.plan, spec, client, server, link)
+
+
+async def _serve(
+    plan: Colocation, spec: TenantSpec, client: Client, server: ServerSpec, link: Link
+) -> None:
+    window = WindowPlan(plan, spec.name)
+    with translated(HwqError, f"the first request to {redacted(client.url)} failed", HwqError):
+        await client.request()
+    begin_ns = time.monotonic_ns() + _AHEAD_NS
+    warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
+    await generate(client.request, None, warm_up, spec.concurrency)
+    # Off for good: windows are what this process lives for.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
+    due = window.due(common.duration_ns)
+    try:
+        load = await generate(client.request, due, common, spec.concurrency, window.loop)
+    except StoppedServing as stopped:
+        link.served = _served(spec, Load(stopped.log, (), 0), client, server, common)
+        raise
+    link.finish(_served(spec, load, client, server, common))
+
+
+def _served(
+    spec: TenantSpec, load: Load, client: Client, server: ServerSpec, window: Window
+) -> TenantResult:
+    tokens = _tokens(load.log, load.replies, window.begin_ns, server)
+    work = WorkDone(f"{server.protocol} server")
+    if tokens is not None:
+        work = work._replace(items_per_request=fmean(tokens.tokens), unit="tokens")
+    return delivered(
+        spec.name,
+        load.log,
+        window.duration_ns,
+        work,
+        own_time(spec),
+        lateness=lateness(load.log),
+        server=ServerLoad(
+            url=redacted(client.url, server.secrets()),
+            connections=client.opened,
+            most_at_once=load.most_at_once,
+            tokens=tokens,
+        ),
+    )
+
+
+def _tokens(
+    log: RequestLog, replies: Sequence[Reply | None], begin_ns: int, server: ServerSpec
+) -> TokenTimes | None:
+    """Return the times of completed requests' tokens; None if there are none."""
+    answered = [
+        (reply, scheduled)
+        for reply, scheduled in zip(replies, log.scheduled_ns, strict=False)
+        if reply is not None
+    ]
+    if not answered:
+        return None
+    return TokenTimes(
+        ttft_ns=[reply.first_ns - begin_ns - scheduled for reply, scheduled in answered],
+        last_ns=[reply.last_ns - begin_ns - scheduled for reply, scheduled in answered],
+        tokens=[reply.tokens for reply, _ in answered],
+        ttft_bound_ms=server.ttft_ms,
+        tbt_bound_ms=server.tbt_ms,
+    )

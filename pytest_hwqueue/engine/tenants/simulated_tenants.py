@@ -1,0 +1,326 @@
+"""Tenants on a simulated device: in this process, in virtual time, labelled simulated."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pytest_hwqueue.data.errors import BadInput, DeviceError, OwnCodeFailed, translated
+from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.records.tenants import TenantResult
+from pytest_hwqueue.data.records.tracing import Refusal
+from pytest_hwqueue.engine.causes.explain import Trace, kept_causes, rows_of
+from pytest_hwqueue.engine.causes.traced_pass import VIRTUAL
+from pytest_hwqueue.engine.cell.attempt import RunEnded
+from pytest_hwqueue.engine.tenants.device_use import device_use
+from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog, Window
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone, delivered
+from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
+from pytest_hwqueue.engine.tenants.tenant_window import (
+    loop_of,
+    needs_gradients,
+    open_work,
+    own_time,
+    schedule_of,
+)
+from pytest_hwqueue.parts.devices.simulated.colocation import (
+    ModelledTenant,
+    ModelledTimes,
+    operations_of,
+    run_tenants,
+)
+from pytest_hwqueue.parts.devices.simulated.costs import Enqueued, GraphWork, KernelWork, Work
+from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
+from pytest_hwqueue.parts.schedulers.declaration import SimulatedSharing
+from pytest_hwqueue.parts.schedulers.green_context import partition_of
+from pytest_hwqueue.parts.schedulers.syntax import parse_scheduler
+
+# Of all tenants together; attributing them takes a few seconds.
+_MOST_KERNELS = 100_000
+# How often the time is halved for each look at whether all counted requests were served.
+_COUNTS = range(10, 0, -1)
+
+
+class _Request(NamedTuple):
+    """One request of a tenant: what it is, what it enqueues, and what the host spends on that."""
+
+    what: WorkDone
+    kernels: tuple[Work, ...]
+    host_ns: int
+
+
+def simulate(
+    plan: Colocation,
+    found: FoundOfTenants,
+    *,
+    traced: bool = False,
+    looks: Sequence[Look] = (),
+    decided: Decided = lambda *_: False,
+) -> None:
+    """Run a plan in virtual time.
+
+    Args:
+        plan: who runs, and how.
+        found: receives the model's results.
+        traced: also find out why tenants' slow requests were slow, from what the model did.
+        looks: at the window before its end.
+        decided: whether a look ends the window; told what a window of its length has measured.
+
+    Raises:
+        RunEnded: if the scheduler or a tenant is not modelled.
+        BadInput: if a tenant's arrival is not valid.
+
+    """
+    device = SimulatedDevice(plan.device.removeprefix("sim:"))
+    sharing = _sharing(plan)
+    _refuse_groups(plan, sharing, device)
+    modelled, works = [], []
+    for spec, request in zip(plan.tenants, plan.requests(), strict=True):
+        # The mode's settings are for those who are to give way, as in XSched's own mode.
+        tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
+        modelled.append(tenant)
+        works.append(work)
+    ran: list[DeviceWork] | None = None
+    duration_ns = plan.duration_ns
+    round_trip_ns = device.profile.sharing.preemption_round_trip_ns.value
+    if traced:
+        ran = []
+        modelled, duration_ns = _short_enough(modelled, duration_ns)
+        if reason := plan.too_short(duration_ns / 1e9):
+            raise _not_modelled(f"a trace holds no more: {reason}")
+        found.duration_s = duration_ns / 1e9
+    together = sharing.together or plan.placement == "threads"
+    window_ns = duration_ns
+
+    def seen(served: Sequence[ModelledTimes], window_ns: int) -> list[TenantResult]:
+        each = zip(modelled, works, map(own_time, plan.tenants), served, strict=True)
+        return [_result(*one, window_ns) for one in each]
+
+    def all_served_ns(served: Sequence[ModelledTimes]) -> int | None:
+        return served_all_ns(plan, {one.name: one for one in seen(served, duration_ns)})
+
+    # What is counted is mostly served long before the end.
+    counts_ns = [duration_ns >> halvings for halvings in _COUNTS] if plan.counted else []
+
+    def ended(number: int, served: Sequence[ModelledTimes]) -> bool:
+        nonlocal window_ns
+        if plan.counted:
+            done_ns = all_served_ns(served)
+            return done_ns is not None and Window(0, done_ns).over_ns <= counts_ns[number]
+        look = looks[number]
+        if not decided(look, seen(served, look.window_ns)):
+            return False
+        window_ns = look.window_ns
+        return True
+
+    results = run_tenants(
+        device.profile.hardware(),
+        modelled,
+        duration_ns,
+        "together" if together else "time-slices",
+        None if sharing.preemption is None else round_trip_ns,
+        grace_ns=Window(0, duration_ns).grace_ns,
+        ran=ran,
+        host=device.profile.request_host(),
+        threads=plan.placement == "threads",
+        looks_ns=counts_ns or [Window(0, look.window_ns).over_ns for look in looks],
+        ended=ended,
+    )
+    done_ns = all_served_ns(results)
+    found.counted(plan, done_ns, {one.name: one for one in seen(results, duration_ns)})
+    window_ns = window_ns if done_ns is None else done_ns
+    tenants = seen(results, window_ns)
+    notes = [
+        f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
+        "simulated: no values exist, so results were not checked",
+    ]
+    notes += [
+        f"simulated: of tenant {spec.name} the operations of torch are modelled, as its first "
+        "request has them; what else its function does takes no time"
+        for spec in plan.tenants
+        if spec.function is not None
+    ]
+    if ran is not None:
+        short = []
+        if duration_ns < plan.duration_ns:
+            short.append(
+                f"traced for at most {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the "
+                "tenants run too many kernels for a trace"
+            )
+        traces = {one.name: _trace(one.name, ran) for one in tenants}
+        found.device_use = device_use(tenants, traces, 0, duration_ns, not together)
+        tenants = kept_causes(
+            found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=not together
+        )
+        notes += short
+    found.tenants, found.fingerprint = tenants, device.fingerprint()
+    found.notes = [*notes, *found.notes]
+
+
+def _result(
+    tenant: ModelledTenant, work: _Request, own: OwnTime, ran: ModelledTimes, window_ns: int
+) -> TenantResult:
+    # In order of arrival: of several at once, a later one may end first.
+    served = sorted(zip(ran.started_ns, ran.scheduled_ns, ran.finished_ns, strict=True))
+    due = tenant.arrivals_ns
+    log = RequestLog(
+        closed=due is None,
+        scheduled_ns=array("q", [due_ns for _, due_ns, _ in served]),
+        started_ns=array("q", [started_ns for started_ns, _, _ in served]),
+        finished_ns=array("q", [finished_ns for _, _, finished_ns in served]),
+    ).until(window_ns, due and due[: bisect_left(due, window_ns)])
+    return delivered(tenant.name, log, window_ns, work.what, own)
+
+
+def _short_enough(
+    tenants: Sequence[ModelledTenant], duration_ns: int
+) -> tuple[list[ModelledTenant], int]:
+    """Return the tenants, and a window short enough for their kernels to fit into a trace."""
+    kernels = 0.0
+    for one in tenants:
+        # A closed loop is no faster than its host, nor than its kernels one after the other.
+        alone_ns = max(
+            len(operations_of(one.kernels)) * one.host_ns,
+            sum(work.duration_ns for work in one.kernels if isinstance(work, KernelWork)),
+        )
+        requests = duration_ns / max(1, alone_ns + one.synchronise_ns)
+        if one.arrivals_ns is not None:
+            requests = min(requests, len(one.arrivals_ns))
+        if one.most is not None:
+            requests = min(requests, one.most)
+        kernels += requests * len(one.kernels)
+    if kernels <= _MOST_KERNELS:
+        return list(tenants), duration_ns
+    duration_ns = round(duration_ns * _MOST_KERNELS / kernels)
+    return [
+        one
+        if one.arrivals_ns is None
+        else replace(one, arrivals_ns=[due for due in one.arrivals_ns if due < duration_ns])
+        for one in tenants
+    ], duration_ns
+
+
+def _trace(tenant: str, ran: Sequence[DeviceWork]) -> Trace:
+    return Trace(
+        owner=tenant,
+        device_kind="sim",
+        threads=[],
+        stream_threads={},
+        work=rows_of(work for work in ran if work.owner == tenant),
+        calls=[],
+        level="none",
+        refused=[Refusal("perf", None, VIRTUAL)],
+    )
+
+
+def _sharing(plan: Colocation) -> SimulatedSharing:
+    sharing = parse_scheduler(plan.scheduler).simulated
+    if sharing is None:
+        raise _not_modelled(f"{plan.scheduler} is no part of the model of a device; use a real one")
+    return sharing
+
+
+def _refuse_groups(plan: Colocation, sharing: SimulatedSharing, device: SimulatedDevice) -> None:
+    """Raise RunEnded if the device cannot be split into a mode's groups."""
+    if not sharing.groups:
+        return
+    others = any(tenant.name not in sharing.groups for tenant in plan.tenants)
+    with translated(_not_modelled, plan.scheduler, DeviceError):
+        device.profile.refuse_split(tuple(sharing.groups.values()), others=others)
+
+
+def _priority(sharing: SimulatedSharing, device: SimulatedDevice, priority: int) -> int:
+    """Return the priority of a tenant's stream in the engine, where larger is more urgent."""
+    if sharing.priorities == "streams":
+        return -device.device_priority(priority)
+    if sharing.priorities == "two-levels":
+        return int(priority > 0)
+    return priority if sharing.priorities == "all" else 0
+
+
+def _tenant(
+    plan: Colocation,
+    spec: TenantSpec,
+    device: SimulatedDevice,
+    sharing: SimulatedSharing,
+    most_urgent: bool,
+) -> tuple[ModelledTenant, _Request]:
+    if spec.streams != 1:
+        raise _not_modelled(
+            f"tenant {spec.name} has {spec.streams} streams; simulated tenants have one each",
+        )
+    if spec.faults:
+        raise _not_modelled(
+            f"tenant {spec.name}: faults are planted in tenants of real devices only"
+        )
+    # Whoever runs the same thing enqueues the same kernels, whenever its requests arrive.
+    same = replace(
+        spec, arrival="closed", priority=0, share=None, concurrency=1, start_s=0.0, requests=None
+    )
+    text = json.dumps(asdict(same), sort_keys=True)
+    try:
+        request = _request(plan.device, text, plan.seed_of_work, plan.folder)
+    except (BadInput, OwnCodeFailed) as error:
+        raise RunEnded("failed", f"tenant {spec.name}: {error}") from error
+    if not request.kernels:
+        raise _not_modelled(
+            f"tenant {spec.name}: {request.what.description} runs no operation of torch on the "
+            "device, and nothing else of it is modelled; use a real device",
+        )
+    loop = loop_of(plan, spec)
+    tenant = ModelledTenant(
+        spec.name,
+        request.kernels,
+        host_ns=round(request.host_ns / len(operations_of(request.kernels))),
+        synchronise_ns=device.profile.host.synchronise_ns.value,
+        arrivals_ns=schedule_of(plan, spec),
+        priority=_priority(sharing, device, spec.priority),
+        seed=plan.tenant_seed(spec.name),
+        concurrency=spec.concurrency,
+        partition=partition_of(sharing.groups, spec.name) if sharing.groups else None,
+        start_ns=loop.first_ns,
+        delay_ns=loop.delay_ns,
+        most=loop.most,
+    )
+    if sharing.preemption is not None:
+        in_flight, batch, of_most_urgent = sharing.preemption
+        if most_urgent:
+            in_flight = of_most_urgent
+        tenant = replace(tenant, in_flight=in_flight, batch=batch)
+    return tenant, request
+
+
+@lru_cache(maxsize=64)
+def _request(label: str, spec_json: str, seed: int, folder: str) -> _Request:
+    """Capture one request; kept, since a scenario's runs have the same tenants."""
+    device = SimulatedDevice(label.removeprefix("sim:"))
+    spec = TenantSpec(**json.loads(spec_json))
+    with device.open_streams(1, gradients=needs_gradients(spec)) as pool:
+        (work,) = open_work(spec, device, pool, seed, Path(folder))
+        # What happens only the first time happens here.
+        work.request()
+        before_ns = device.clock_ns()
+        work.enqueue()
+        host_ns = device.clock_ns() - before_ns
+        pool.synchronize()
+        captured = pool.capture(0, work.enqueue)
+    assert isinstance(captured, Enqueued)
+    assert isinstance(captured.work, GraphWork)
+    kernels = tuple(node.work for node in captured.work.nodes if node.work is not None)
+    if spec.model is not None:
+        # Beside its operations, which were costed, a network calls its modules.
+        host_ns += len(operations_of(kernels)) * device.profile.host.module_call_ns.value
+    return _Request(work.what, kernels, host_ns)
+
+
+def _not_modelled(reason: str) -> RunEnded:
+    """Return that the model cannot represent a plan; the reason says what is missing."""
+    return RunEnded("skipped", reason)

@@ -1,0 +1,272 @@
+"""What commands that take a scenario have in common: its file, its cases, how it is measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from pytest_hwqueue.data.errors import BadOption, HwqError, meant, refused_as, within
+from pytest_hwqueue.options.of_commands import Asked, combined, out_file, say
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from pytest_hwqueue.engine.scenarios.file import Scenario
+    from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
+    from pytest_hwqueue.engine.scenarios.planned_runs import Case
+    from pytest_hwqueue.parts.processes.starting import ForkServer
+
+
+class ScenarioFile(click.Path):
+    """A scenario's file, or one of the suite's by its name, such as ``high_load``."""
+
+    name = "scenario"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the file's path; what is a file here comes before the suite's."""
+        file = Path(value)
+        if file.exists() or file.suffix or file.name != str(value):
+            return file
+        brought = _of_the_suite()
+        if value not in brought:
+            self.fail(
+                f"{meant(value, brought)}there is no file {value}, and the suite's scenarios are "
+                f"{', '.join(brought)}", param, ctx,
+            )  # fmt: skip
+        return brought[value]
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the suite's names, and files."""
+        names = [CompletionItem(name) for name in _of_the_suite() if name.startswith(incomplete)]
+        return [*names, *super().shell_complete(ctx, param, incomplete)]
+
+
+def _of_the_suite() -> dict[str, Path]:
+    from pytest_hwqueue.engine.tenants import SCENARIO_SUFFIX
+    from pytest_hwqueue.options.suite import suite_path
+
+    files = sorted((suite_path() / "scenarios").glob(f"*{SCENARIO_SUFFIX}"))
+    return {file.name.removesuffix(SCENARIO_SUFFIX): file for file in files}
+
+
+# Of the plugin's options, those that commands take which measure a scenario's tenants.
+MEASURING_OPTIONS = (
+    "device", "size", "seed", "timeout", "lease-timeout", "dir", "commit", "xsched-root",
+    "preloads", "weights",
+)  # fmt: skip
+_NOTHING_SELECTED = 5
+
+
+def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Add the scenario, its cases, and the files to write; ``drawn`` says what --svg draws."""
+
+    return combined(
+        out_file("svg", f"also {drawn} to FILE; needs the extra report"),
+        out_file("markdown", "also write the tables to FILE"),
+        out_file("json", "also write every figure to FILE"),
+        click.option("--variant", metavar="NAME", help="only this variant of the scenario"),
+        click.option("--schedulers", metavar="MODE[,MODE...]",
+                     help="only these rows of the table; a mode without parameters or threads- "
+                     "selects all its kinds"),
+        click.argument("file", metavar="SCENARIO", type=ScenarioFile()),
+    )  # fmt: skip
+
+
+def unopened_modes(wanted: Sequence[Case], settings: WhichSettings) -> list[str]:
+    """Return why modes cannot be opened; refuse a scenario of which no case can be measured."""
+    from pytest_hwqueue.parts.schedulers.syntax import unopened
+
+    bad = unopened(dict.fromkeys(case.scheduler for case in wanted), settings.scheduler_paths)
+    if all(case.scheduler in bad for case in wanted):
+        raise HwqError("; ".join(bad.values()))
+    return list(bad.values())
+
+
+def refuse_late_starts(wanted: Sequence[Case], window_s: float) -> None:
+    """Refuse cases with a tenant that would serve nothing in windows of so many seconds."""
+    from pytest_hwqueue.engine.scenarios.planned_runs import late_start
+
+    for case in wanted:
+        if reason := late_start(case.tenants, window_s):
+            raise HwqError(f"{case.id}: {reason}")
+
+
+@contextmanager
+def tenants_server(scenario: Scenario, settings: WhichSettings) -> Iterator[ForkServer | None]:
+    """Run what forks the scenario's tenants during the ``with`` block, if anything does."""
+    from pytest_hwqueue.engine.scenarios.measurer import scenario_server
+
+    server = scenario_server(scenario, settings.device)
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.close()
+
+
+def figures_json(found: BaseModel) -> str:
+    """Return the text of --json."""
+    return found.model_dump_json(by_alias=True, indent=1) + "\n"
+
+
+def selected(
+    file: Path, given: dict[str, Any], noise: str, elsewhere: str, always: Sequence[str] = ()
+) -> tuple[Scenario, list[Case]]:
+    """Return a scenario and the cases of it that a command is to measure.
+
+    Args:
+        file: of the scenario.
+        given: the command's options.
+        noise: why a scenario with noises is refused.
+        elsewhere: how to get a picture where none can be drawn.
+        always: modes that the command measures even if the scenario does not list them.
+
+    Raises:
+        HwqError: if outputs could not be written, before anything is measured.
+
+    """
+    from pytest_hwqueue.data.document.drawing import INSTALL, can_plot
+    from pytest_hwqueue.engine.scenarios.file import read_scenario
+
+    scenario = read_scenario(file)
+    if scenario.noise:
+        raise HwqError(f"{file}: noise: {noise}")
+    wanted = _wanted_cases(scenario, given, always)
+    if given["svg"] is not None and not can_plot():
+        raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
+    for name in ("json_file", "markdown", "svg"):
+        path = given[name]
+        if path is not None and not path.absolute().parent.is_dir():
+            option = name.removesuffix("_file")
+            raise HwqError(f"--{option}: {path}: there is no folder {path.parent}")
+    return scenario, wanted
+
+
+def _wanted_cases(scenario: Scenario, given: dict[str, Any], always: Sequence[str]) -> list[Case]:
+    """Return the cases that --variant and --schedulers select; exit if there are none."""
+    from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases
+    from pytest_hwqueue.parts.schedulers.syntax import THREADS, parse_entry, split_entries
+
+    found = cases(scenario)
+    if given["variant"] is not None:
+        names = [variant.name for variant in scenario.variants]
+        if given["variant"] not in names:
+            raise BadOption("--variant", given["variant"], f"choose from {', '.join(names)}"
+                            if names else "the scenario has none")  # fmt: skip
+        found = [case for case in found if case.variant and case.variant.name == given["variant"]]
+    if given["schedulers"] is None:
+        return found
+    in_threads = f"{THREADS}-"
+    rows = [Case(scenario, None, case.placement, case.scheduler).id for case in found]
+    there = ", ".join(dict.fromkeys(rows))
+    modes = []
+    with within("--schedulers", remedy=f"the scenario has {there}"):
+        for entry in split_entries(given["schedulers"]):
+            mode = entry.removeprefix(in_threads)
+            modes += [f"{entry.removesuffix(mode)}{each}" for each in parse_entry(mode)]
+    # One without parameters stands for any, and one without its placement for both.
+    spelt = [(row, case.scheduler) for row, case in zip(rows, found, strict=True)]
+    kinds = [{*names, *(name.partition(":")[0] for name in names)} for names in spelt]
+    wanted = [case for case, each in zip(found, kinds, strict=True) if each.intersection(modes)]
+    if not wanted:
+        click.echo(f"no case was selected; the scenario has {there}", err=True)
+        raise click.exceptions.Exit(_NOTHING_SELECTED)
+    unlisted = [mode for mode in modes if not any(mode in each for each in (*kinds, always))]
+    if unlisted:
+        raise HwqError(
+            f"--schedulers: the scenario does not list {', '.join(unlisted)}: leave it out, or add "
+            f"it to the schedulers of the file, which has {there}"
+        )
+    return wanted
+
+
+@contextmanager
+def interrupts() -> Iterator[list[bool]]:
+    """Stop measuring on Ctrl-C and SIGTERM; the yielded list is then no longer empty."""
+    from pytest_hwqueue.parts.processes.reaper import signals_interrupt
+
+    happened: list[bool] = []
+    try:
+        with signals_interrupt():
+            yield happened
+    except KeyboardInterrupt:
+        happened.append(True)
+
+
+def session_devices(given: dict[str, Any]) -> AbstractContextManager[None]:
+    """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
+    from pytest_hwqueue.parts.devices.lease import session_leases
+
+    return session_leases(say, Asked(given).lease_timeout)
+
+
+def which_settings(
+    scenario: Scenario, file: Path, given: dict[str, Any], folder: str
+) -> WhichSettings:
+    """Return how runs are measured; records go to this folder in --dir."""
+    from pytest_hwqueue.data.redaction import redacted_command
+    from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
+    from pytest_hwqueue.engine.scenarios.own_functions import check_functions
+    from pytest_hwqueue.engine.scenarios.planned_runs import missing_weights, unset_variable
+    from pytest_hwqueue.engine.tenants.server_spec import missing_client
+    from pytest_hwqueue.parts.devices.kinds import only_device, resolve_size
+    from pytest_hwqueue.parts.processes.git import provenance_of
+    from pytest_hwqueue.parts.workloads.tenants.shapes import missing_package
+
+    check_functions(scenario, file)
+    asked, here = Asked(given), Path.cwd()
+    device = only_device(asked.device)
+    duration_s = scenario.duration_s(resolve_size(asked.size, device.kind))
+    if given.get("duration") is not None:
+        duration_s = seconds("--duration", given["duration"])
+    weights = asked.weights and here / asked.weights
+    if weights is not None:
+        lacking = missing_weights(scenario.tenants, weights)
+        if lacking is not None:
+            raise HwqError(lacking)
+    lacking = missing_package(each.model for each in scenario.tenants)
+    if lacking is None and any(each.server for each in scenario.tenants):
+        lacking = missing_client()
+    if lacking is not None:
+        raise HwqError(lacking)
+    unset = unset_variable(scenario.tenants, file)
+    if unset is not None:
+        raise HwqError(unset)
+    with refused_as("--commit", asked.commit):
+        provenance = provenance_of(file.absolute().parent, asked.commit)
+    return WhichSettings(
+        device=device.label,
+        size=asked.size,
+        duration_s=duration_s,
+        seed=asked.seed,
+        timeout_s=asked.timeout,
+        scheduler_paths=asked.scheduler_paths(Path()),
+        folder=here / asked.dir / folder,
+        scenario_folder=file.absolute().parent,
+        weights=weights,
+        command=redacted_command(["hwq", *sys.argv[1:]], scenario.secrets()),
+        provenance=provenance,
+    )
+
+
+def seconds(option: str, text: str) -> float:
+    """Read a duration such as 60s."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from pytest_hwqueue.engine.scenarios.fields import Seconds
+
+    try:
+        return TypeAdapter(Seconds).validate_python(text)
+    except ValidationError as error:
+        raise BadOption(option, text, str(error.errors()[0]["ctx"]["error"])) from None

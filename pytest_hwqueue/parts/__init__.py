@@ -1,0 +1,1 @@
+"""What an extension adds one of: devices, workloads, schedulers; and processes."""

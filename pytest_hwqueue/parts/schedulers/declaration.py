@@ -1,0 +1,360 @@
+"""Declarations of schedulers, and the modes that are declared here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pytest_hwqueue.data.errors import BadInput, nearest
+from pytest_hwqueue.data.extensions import Registry, origin
+from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+# Reads the text of one parameter into its one form, or raises BadInput with what is valid.
+Reader = Callable[[str], str]
+
+
+class SchedulerParameter(NamedTuple):
+    """A parameter of a scheduler mode, written ``NAME=VALUE`` after the mode's colon.
+
+    Create one with `whole`, `choice` or `share`, or give `read` for other values.
+
+    Attributes:
+        name: as users write it.
+        read: returns a value's canonical text; raises BadInput with what is valid.
+        default: the value if none is given.
+
+    """
+
+    name: str
+    read: Reader
+    default: str
+
+    @classmethod
+    def whole(cls, name: str, least: int, most: int, *, default: int) -> SchedulerParameter:
+        """Create a parameter that takes integers from ``least`` to ``most``."""
+
+        def read(text: str) -> str:
+            # The length first: Python refuses to read thousands of digits.
+            if not text.isdecimal() or len(text) > 9 or not least <= int(text) <= most:
+                raise BadInput(f"give a whole number from {least} to {most}")
+            return str(int(text))
+
+        return cls(name, read, str(default))
+
+    @classmethod
+    def choice(cls, name: str, choices: Collection[str], *, default: str) -> SchedulerParameter:
+        """Create a parameter that takes one of ``choices``, in any case."""
+
+        def read(text: str) -> str:
+            for each in choices:
+                if text.lower() == each.lower():
+                    return each
+            raise BadInput(f"choose from {', '.join(choices)}")
+
+        return cls(name, read, default)
+
+    @classmethod
+    def share(cls, name: str, *, default: str) -> SchedulerParameter:
+        """Create a parameter that takes a share of the device, such as ``80%`` or ``0.8``."""
+
+        def read(text: str) -> str:
+            try:
+                percent = float(text[:-1]) if text.endswith("%") else 100 * float(text)
+            except ValueError:
+                percent = -1.0
+            if not 0 < percent <= 100:
+                raise BadInput("give a share above 0 and up to 100%, such as 80% or 0.8")
+            return f"{percent:g}%"
+
+        return cls(name, read, default)
+
+
+class Preemption(NamedTuple):
+    """A preemptive scheduler in front of a simulated device; it holds back less urgent tenants.
+
+    Attributes:
+        in_flight: commands that a tenant may have on the device at once.
+        batch: commands that a tenant that is told to stop has begun to hand on, and hands on.
+        most_urgent_in_flight: the same for the most urgent tenant, which never gives way.
+
+    """
+
+    in_flight: int
+    batch: int
+    most_urgent_in_flight: int
+
+
+class SimulatedSharing(NamedTuple):
+    """How tenants share a simulated device under a mode.
+
+    Attributes:
+        together: processes share the device spatially, as under MPS; otherwise they take turns
+            (time slicing). Threads of one process always share it spatially.
+        priorities: how tenants' priorities act. ``ignored``: not at all; ``streams``: as stream
+            priorities, clipped to the device's range; ``two-levels``: those above 0 come first;
+            ``all``: each priority is a separate level.
+        preemption: the preemptive scheduler in front of the device, if any.
+        groups: multiprocessors that tenants of one process have of their own, by name; the others
+            share what is left.
+
+    """
+
+    together: bool = False
+    priorities: Literal["ignored", "streams", "two-levels", "all"] = "ignored"
+    preemption: Preemption | None = None
+    groups: Mapping[str, int] = MappingProxyType({})
+
+
+class SchedulerDeclaration(NamedTuple):
+    """What a session must know about a scheduler mode before it loads the implementation.
+
+    Every session that requests the mode imports the declaration's module: import torch, numpy and
+    pydantic only in the functions that need them.
+
+    Attributes:
+        name: of the mode on the command line, in scenario files and in ids.
+        help: what it does, in a few words.
+        implementation: its `Scheduler` class, as ``module:Class``; loaded when the mode is opened.
+        parameters: what it takes after its colon, in the order of its ids.
+        per_tenant: a parameter named after a tenant.
+        argument: for modes that take one text instead of parameters: its placeholder, and what it
+            is, such as ``("NAME", "the name of a description")``.
+        check: raises BadInput for parameters that exclude each other.
+        needs_environment: whether it works only in processes started for it, with its services and
+            environment.
+        devices: the kinds of devices it supports, such as ``cuda``; empty for all.
+        requires: whether a device has what the mode needs; None for all.
+        elsewhere: the reason given on other devices; may contain ``{mode}`` and ``{device}``.
+        simulated: how tenants share a simulated device, or a function of the given parameters; None
+            if the simulator has no model of the mode.
+        by_priority: whether it serves urgent tenants first as the device's own feature, which
+            nothing shows from outside: a probe before the window then proves its effect.
+
+    """
+
+    name: str
+    help: str
+    implementation: str
+    parameters: tuple[SchedulerParameter, ...] = ()
+    per_tenant: SchedulerParameter | None = None
+    argument: tuple[str, str] | None = None
+    check: Callable[[Mapping[str, str]], None] | None = None
+    needs_environment: bool = True
+    devices: tuple[str, ...] = ()
+    requires: Callable[[Capabilities], bool] | None = None
+    elsewhere: str = "{mode} cannot serve the device {device}"
+    simulated: SimulatedSharing | Callable[[Mapping[str, str]], SimulatedSharing | None] | None = (
+        None
+    )
+    by_priority: bool = False
+
+    @property
+    def usage(self) -> str:
+        """The mode with its parameters for help texts, such as ``xsched[:level=1,...]``."""
+        if self.argument is not None:
+            return f"{self.name}:{self.argument[0]}"
+        parts = [f"{each.name}={each.default}" for each in self.parameters]
+        if self.per_tenant is not None:
+            parts.append(f"{self.per_tenant.name}={self.per_tenant.default},...")
+        return f"{self.name}[:{','.join(parts)}]" if parts else self.name
+
+    def serves(self, device_kind: str) -> bool:
+        """Whether the mode supports devices of a kind."""
+        if self.devices and device_kind not in self.devices:
+            return False
+        return self.requires is None or self.requires(capabilities_of(device_kind))
+
+
+class SchedulerSpec(NamedTuple):
+    """A mode and its parameters as the user gave them; ``str`` returns the text.
+
+    Attributes:
+        declaration: the mode's.
+        parameters: the given ones, canonical and in the declaration's order.
+        argument: the text after the colon, for modes that take one.
+
+    """
+
+    declaration: SchedulerDeclaration
+    parameters: Mapping[str, str] = MappingProxyType({})
+    argument: str = ""
+
+    def __str__(self) -> str:
+        """As on the command line."""
+        name = self.declaration.name
+        given = ",".join(f"{each}={value}" for each, value in self.parameters.items())
+        return f"{name}:{self.argument or given}" if self.argument or given else name
+
+    def value(self, name: str) -> str:
+        """Return a parameter's value, given or default."""
+        if name in self.parameters:
+            return self.parameters[name]
+        return next(each.default for each in self.declaration.parameters if each.name == name)
+
+    @property
+    def simulated(self) -> SimulatedSharing | None:
+        """How tenants share a simulated device; None if the simulator has no model."""
+        found = self.declaration.simulated
+        return found(self.parameters) if callable(found) else found
+
+
+# Of xserver, by name; the server speaks of them by number.
+POLICIES = {
+    "HPF": 1, "HHPF": 2, "CHPF": 3, "UP": 4, "PUP": 5, "KEDF": 7, "LAX": 8, "AWF": 9, "CFS": 10,
+    "MLFQ": 11,
+}  # fmt: skip
+
+# What XSched itself uses where nothing is set.
+THRESHOLD, BATCH = 16, 8
+
+
+def in_flight(parameters: Mapping[str, str]) -> tuple[int, int]:
+    """Return XSched's threshold and batch size, in commands.
+
+    If only the threshold is given, the batch is half of it, as in XSched's own 16 and 8.
+    """
+    threshold = int(parameters.get("threshold", THRESHOLD))
+    default = max(1, threshold // 2) if "threshold" in parameters else BATCH
+    return threshold, int(parameters.get("batch", default))
+
+
+def check_in_flight(parameters: Mapping[str, str]) -> None:
+    """Raise BadInput if the batch exceeds the threshold."""
+    threshold, batch = in_flight(parameters)
+    if batch > threshold:
+        raise BadInput(
+            f"xsched: batch={batch} is more than threshold={threshold}, which ends every process "
+            "under XSched; give a batch of at most the threshold"
+        )
+
+
+def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
+    """Return the simulator's model of XSched, which covers only level 1 by priority, or None."""
+    others = {"level": "1", "policy": "HPF", "auto": "on"}
+    if any(parameters.get(name, value) != value for name, value in others.items()):
+        return None
+    # At its threshold XSched waits for a batch to end before it hands on the next.
+    preemption = Preemption(*in_flight(parameters), THRESHOLD - BATCH)
+    return SimulatedSharing(priorities="all", preemption=preemption)
+
+
+_PACKAGE = "pytest_hwqueue.parts.schedulers"
+_MOST_COMMANDS = 100_000
+_MOST_MULTIPROCESSORS = 1024
+
+NATIVE = SchedulerDeclaration(
+    "native",
+    "one priority for all streams",
+    f"{_PACKAGE}.native:Native",
+    needs_environment=False,
+    simulated=SimulatedSharing(),
+)
+_MPS = SchedulerDeclaration(
+    "mps",
+    "NVIDIA's Multi-Process Service, all clients alike",
+    f"{_PACKAGE}.mps:Mps",
+    devices=("cuda", "sim"),
+    elsewhere="{mode} needs an NVIDIA GPU; on {device} there is no MPS",
+    simulated=SimulatedSharing(together=True),
+)
+BUILT_IN = (
+    NATIVE,
+    SchedulerDeclaration(
+        "stream-priority",
+        "urgent streams of a process get a higher device priority",
+        f"{_PACKAGE}.stream_priority:StreamPriority",
+        needs_environment=False,
+        requires=lambda can: can.stream_priorities,
+        elsewhere="{mode} needs an accelerator: the CPU's streams have no priorities",
+        simulated=SimulatedSharing(priorities="streams"),
+        by_priority=True,
+    ),
+    _MPS,
+    _MPS._replace(
+        name="mps-priority",
+        help="MPS; tenants of priority 0 and below are clients below normal",
+        simulated=SimulatedSharing(together=True, priorities="two-levels"),
+        by_priority=True,
+    ),
+    _MPS._replace(
+        name="mps-partition",
+        help="MPS; each tenant is limited to its share of the multiprocessors",
+        per_tenant=SchedulerParameter.share("TENANT", default="80%"),
+        simulated=None,
+    ),
+    SchedulerDeclaration(
+        "green-context",
+        "each named tenant has multiprocessors of its own; the others share what is left",
+        f"{_PACKAGE}.green_context:GreenContext",
+        per_tenant=SchedulerParameter.whole("TENANT", 1, _MOST_MULTIPROCESSORS, default=32),
+        needs_environment=False,
+        requires=lambda can: can.partitions,
+        elsewhere="{mode} needs a GPU of NVIDIA or AMD; {device} cannot be split",
+        simulated=lambda given: SimulatedSharing(groups={n: int(c) for n, c in given.items()}),
+    ),
+    SchedulerDeclaration(
+        "xsched",
+        "XSched's global scheduler; batch defaults to half of a given threshold",
+        f"{_PACKAGE}.xsched:XSched",
+        parameters=(
+            SchedulerParameter.whole("level", 1, 3, default=1),
+            SchedulerParameter.whole("threshold", 1, _MOST_COMMANDS, default=THRESHOLD),
+            SchedulerParameter.whole("batch", 1, _MOST_COMMANDS, default=BATCH),
+            SchedulerParameter.choice("policy", POLICIES, default="HPF"),
+            SchedulerParameter.choice("auto", ("on", "off"), default="on"),
+        ),
+        check=check_in_flight,
+        requires=lambda can: not can.host,
+        elsewhere="{mode} needs an accelerator: XSched schedules CUDA or HIP streams",
+        simulated=simulated,
+    ),
+    SchedulerDeclaration(
+        "xsched-app",
+        "XSched's library alone, its app-managed scheduler: nobody schedules",
+        f"{_PACKAGE}.xsched:XSchedApp",
+        requires=lambda can: not can.host,
+        elsewhere="{mode} needs an accelerator: XSched stands before CUDA or HIP",
+    ),
+    SchedulerDeclaration(
+        "preload",
+        "any other library, described in NAME.yaml (--hwq-preloads) or in a file",
+        f"{_PACKAGE}.preload:Preload",
+        argument=("NAME", "the name of a description"),
+        requires=lambda can: can.tenant_processes,
+        elsewhere="{mode}: a simulated device runs no process that could load a library",
+    ),
+)
+
+
+def _adopt(point: EntryPoint, found: Any) -> SchedulerDeclaration:
+    if not isinstance(found, SchedulerDeclaration):
+        raise BadInput(f"{origin(point)} names {found!r}, which is no SchedulerDeclaration")
+    if found.name != point.name:
+        raise BadInput(f"{origin(point)} names the declaration of a mode {found.name!r}")
+    return found
+
+
+# A package adds one by the entry point ``NAME = "module:DECLARATION"``.
+SCHEDULERS = Registry("pytest_hwqueue.schedulers", {each.name: each for each in BUILT_IN}, _adopt)
+
+
+def declaration(name: str) -> SchedulerDeclaration:
+    """Return a mode's declaration.
+
+    Raises:
+        BadInput: if there is no such mode, or another package adds it and it cannot be used.
+
+    """
+    if name in SCHEDULERS:
+        return SCHEDULERS[name]
+    raise BadInput(f"there is no scheduler mode {name!r}; {nearest(name, SCHEDULERS)}")
+
+
+def describe_modes() -> dict[str, str]:
+    """Return what every built-in mode is, by how it is written."""
+    return {each.usage: each.help for each in BUILT_IN}

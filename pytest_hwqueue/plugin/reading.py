@@ -1,0 +1,228 @@
+"""Options read once into settings, and combinations that are refused.
+
+The command line takes precedence over the environment, the environment over the ini file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import SUPPRESS
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pytest_hwqueue.data.errors import BadInput, BadOption, shortened
+from pytest_hwqueue.options.options import BY_NAME, OPTIONS, Option, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pytest
+
+
+def is_distributed(config: pytest.Config) -> bool:
+    """Return whether xdist runs the tests in several processes."""
+    return bool(config.getoption("dist", "no") != "no")
+
+
+_RANKS_RUN_ALL = "ranks of torchrun run the same tests, whatever time they take: leave one out"
+
+
+def check_combinations(config: pytest.Config, settings: Settings) -> None:
+    """Refuse options that cannot be followed together.
+
+    Raises:
+        BadInput: naming both.
+
+    """
+    _refuse_first(_clashes(config, settings))
+
+
+def check_ranked(config: pytest.Config, settings: Settings) -> None:
+    """Refuse options that ranks started by a launcher cannot follow.
+
+    Raises:
+        BadInput: naming the option.
+
+    """
+    _refuse_first(_clashes_of_ranks(config, settings))
+
+
+# An option, its value if it is given, and why it cannot be followed here.
+_Clash = tuple[str, "str | int | None", str]
+
+
+def _refuse_first(clashes: Iterator[_Clash]) -> None:
+    for option, value, valid in clashes:
+        if value:
+            text = shortened(str(value))
+            raise BadInput(f"{option}={text} cannot be followed here: {valid}")
+
+
+def _clashes_of_ranks(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
+    if hasattr(config, "workerinput"):
+        yield (
+            "-n", str(config.workerinput["workercount"]),
+            "the ranks that torchrun has started run the same tests: leave out xdist's -n",
+        )  # fmt: skip
+    for name in ("compare", "against"):
+        yield (
+            f"--hwq-{name}", getattr(settings, name),
+            "one session decides which cells are measured again: leave out torchrun, and local "
+            "ranks are started; or compare stored runs with `hwq compare`",
+        )  # fmt: skip
+    if settings.budget is not None:
+        yield "--hwq-budget", f"{settings.budget:g}s", _RANKS_RUN_ALL
+
+
+def _clashes(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
+    distributed = is_distributed(config)
+    debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
+    if settings.budget is not None:
+        budget = "--hwq-budget", f"{settings.budget:g}s"
+        if distributed:
+            yield *budget, "it is one session's: leave out xdist's -n"
+        if settings.against:
+            yield *budget, "--hwq-against measures --hwq-pairs of each test: leave one out"
+    if settings.cache != "hot" and settings.sync_mode != "per_iteration":
+        between = "iterations follow each other at once, with no time to empty the cache between"
+        yield "--hwq-cache", settings.cache, f"{between}: leave out --hwq-sync-mode"
+    if config.getoption("hwq_setup") and not settings.against:
+        yield "--hwq-setup", settings.setup, "it sets up the sides of --hwq-against: give that, too"
+    if settings.save_records and not settings.save:
+        yield "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
+    if not (distributed or debugged or settings.isolation == "none"):
+        return
+    out = "leave out " + ("xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace")
+    from pytest_hwqueue.parts.schedulers.syntax import needs_environment
+
+    serves = "serves one process at a time" if distributed else "needs a process started for it"
+    for text in filter(needs_environment, settings.scheduler):
+        yield "--hwq-scheduler", text, f"it {serves}: {out}"
+    noise = ",".join(settings.noise)
+    yield "--hwq-noise", noise, f"noise runs with one worker process only: {out}"
+    counted = "runs are counted in one session" if distributed else "each run needs a process"
+    for name in ("save", "compare", "against", "runs"):
+        value = getattr(settings, name)
+        yield f"--hwq-{name}", None if value == 1 else value, f"{counted}: {out}"
+    if settings.isolation == "none" and config.getoption("hwq_timeout") is not None:
+        ended = "a cell is ended with its process: leave out --hwq-isolation=none"
+        yield "--hwq-timeout", f"{settings.timeout:g}", ended
+
+
+# What judges or stores, and what names cells or the conditions of all: never followed by silence.
+_NEED_MEASURING = (
+    "compare", "against", "save", "scheduler", "noise", "workload", "priority", "fault",
+    "cache",
+)  # fmt: skip
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register the table with pytest: a command-line option and an ini key for each row.
+
+    `pytest --help` lists the common options, by topic, with one line each.
+    """
+    group = parser.getgroup("hwqueue", "hardware queues ([default]; more of it: `hwq help`)")
+    for option in OPTIONS:
+        # Of a list its first entry is enough here.
+        how: dict[str, Any] = {"metavar": option.metavar.partition("[")[0]}
+        if option.flag:
+            how = {"action": "store_const", "const": "yes"}
+        elif option.repeatable:
+            how["action"] = "append"
+        # argparse expands %.
+        text = option.line_with(option.default).replace("%", "%%")
+        text = SUPPRESS if option.rare else text
+        # Without `dest`, pytest compares it with each other's.
+        group.addoption(option.command_line, dest=option.key, default=None, help=text, **how)
+        parser.addini(option.key, option.help, default=None)
+
+
+def hide_ini_keys(config: pytest.Config) -> None:
+    """Leave the ini keys out of `pytest --help`, where they would repeat the options.
+
+    pytest lists every key it knows, with no public way to leave one out.
+    """
+    known: dict[str, object] = getattr(config._parser, "_inidict", {})
+    for option in OPTIONS:
+        known.pop(option.key, None)
+
+
+def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:
+    """Read what is given: on the command line, else in the environment, else in the ini file.
+
+    Raises:
+        BadOption: naming the source of the refused value, the value, and what is valid.
+
+    """
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        source, text = _given(config, option, os.environ if environment is None else environment)
+        if text:
+            values[option.field] = option.parse(source, text)
+    return Settings(**values)
+
+
+def is_given(config: pytest.Config, name: str) -> bool:
+    """Whether an option has a value other than by default."""
+    return bool(_given(config, BY_NAME[name], os.environ)[1])
+
+
+def needs_measuring(config: pytest.Config, settings: Settings) -> list[tuple[str, str]]:
+    """Return the options given that a session can only follow if it measures, with their sources.
+
+    The others say how to measure and what to write: with nothing to measure they ask for nothing.
+    """
+    asked = []
+    for name in _NEED_MEASURING:
+        source, text = _given(config, BY_NAME[name], os.environ)
+        if text and getattr(settings, name) not in (False, "", (), ("native",), "hot"):
+            asked.append((name, f"{source}={text}"))
+    return asked
+
+
+def _given(
+    config: pytest.Config, option: Option[Any], environment: Mapping[str, str]
+) -> tuple[str, str]:
+    """Return where an option was given, and its text: empty if nowhere, or to switch it off."""
+    given = config.getoption(option.key)
+    if given is not None:
+        values = given if option.repeatable else [given]
+        return option.command_line, "\n".join(values) if values[-1] else ""
+    if option.variable in environment:
+        return f"environment variable {option.variable}", environment[option.variable]
+    import pytest
+
+    try:
+        value = config.getini(option.key)
+    except (pytest.UsageError, TypeError):
+        # pytest 9 keeps the types of [tool.pytest] and pytest.toml, and wants an ini key to have
+        # one type. Ours take a number, a list or a word.
+        value = _typed(config, option)
+    return f"ini key {option.key}", "" if value is None else _as_text(option, value)
+
+
+def _typed(config: pytest.Config, option: Option[Any]) -> object:
+    """Return an ini key's value as the file of pytest's typed configuration holds it."""
+    # pytest needs tomli where Python has no reader of its own.
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    assert config.inipath is not None
+    content = toml.loads(config.inipath.read_text(encoding="utf-8"))
+    table: dict[str, object] = content.get("pytest") or content["tool"]["pytest"]
+    return table[option.key]
+
+
+def _as_text(option: Option[Any], value: object) -> str:
+    """Return a typed value as the command line would spell it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) and (option.flag or not value):
+        return "yes" if value else ""
+    parts = value if isinstance(value, list) else [value]
+    if not all(
+        isinstance(part, (str, int, float)) and not isinstance(part, bool) for part in parts
+    ):
+        raise BadOption(
+            f"ini key {option.key}", str(value), "give text, a number, or a list of them"
+        )
+    return ("\n" if option.repeatable else ",").join(map(str, parts))

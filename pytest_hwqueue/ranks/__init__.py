@@ -1,1 +1,0 @@
-"""Several processes that measure a cell together: finding each other, agreeing, merging."""

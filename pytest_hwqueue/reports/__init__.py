@@ -1,1 +1,0 @@
-"""Reports for people: tables at the end of a session, and the samples for other tools."""

@@ -1,1 +1,0 @@
-"""Prints, plots and writes the result of ``hwq which``."""

@@ -1,1 +1,0 @@
-"""Compares new runs with a baseline: which figures are gated, and their verdicts."""

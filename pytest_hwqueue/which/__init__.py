@@ -1,1 +1,0 @@
-"""Compares schedulers on one scenario: its runs, its table and the choice."""
