@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.errors import HwqError, meant
 from pytest_hwqueue.options.of_commands import INTERRUPTED, REFUSED, USAGE, refusal
 
 
@@ -142,6 +142,15 @@ class _Commands(click.Group):
             if each.help is None and each.callback is not None:
                 each.help = _docstring(each.callback)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = meant(name, (*COMMANDS, *_ALIASES))
+            raise click.UsageError(f"no command is {name!r}; {near}`hwq --help` lists them", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         more = [name for name in self.list_commands(ctx) if name not in _FRONT]

@@ -221,6 +221,17 @@ def test_list_verbose_has_all_that_a_workload_declares() -> None:
     assert metadata.version("pytest-hwqueue") in hwq("--version").output
 
 
+def test_a_misspelt_command_is_answered_with_what_was_meant() -> None:
+    for wrong, meant in (
+        ("whihc", "which"),
+        ("basline", "baseline"),
+        ("run-priorty", "run-priority"),
+    ):
+        refused = hwq(wrong)
+        assert refused.exit_code == 4
+        assert f"no command is '{wrong}'; did you mean {meant}?" in refused.output
+
+
 def test_the_table_of_commands_has_each_ones_own_line_and_imports_none() -> None:
     context = click.Context(main)
     for name, entry in COMMANDS.items():

@@ -254,7 +254,7 @@ def test_of_the_library_alone_is_proven_what_can_be_seen(root: Path) -> None:
     quiet = mode.proof(PIDS, inside(root))
     assert quiet.evidence == (
         "shim and real driver mapped in all tenants, started as app-managed with XQueues off: "
-        "nobody schedules them (XQueues not seen: only an xserver tells of them); written "
+        "no scheduler was seen (XQueues neither: only an xserver tells of them); written "
         "'app-managed scheduler': by none"
     )
     assert (quiet.device_priorities, quiet.effective, quiet.counts) == ((0, 0), None, {})
@@ -264,7 +264,9 @@ def test_of_the_library_alone_is_proven_what_can_be_seen(root: Path) -> None:
         ({"maps": [DRIVER]}, rf"tenant low \(process 301\) has {DRIVER} mapped and not .*shimcuda"),
         ({"maps": [f"{root}/lib/libshimcuda.so"]}, r"and no real libcuda\.so"),
         ({"output": "[XSCHED INFO] using global scheduler\n"},
-         "wrote that it uses the global scheduler, which is the mode xsched"),
+         "wrote that it uses the global scheduler, which is another mode"),
+        ({"output": "[XSCHED INFO] using local scheduler with policy HPF\n"},
+         "wrote that it uses the local scheduler, which is another mode"),
     ):  # fmt: skip
         with pytest.raises(NotProven, match=said):
             mode.proof(PIDS, inside(root, **changed))

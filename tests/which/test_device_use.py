@@ -240,3 +240,25 @@ def test_who_is_not_traced_leaves_the_goals_undecided(tmp_path: Path) -> None:
     assert goal.reason.startswith(
         "not observable: the traced run was skipped: tenant low serves 2 requests at once"
     )
+
+
+def test_a_window_that_its_requests_end_is_all_that_counts(tmp_path: Path) -> None:
+    text = SCENARIO.replace(
+        'arrival: "poisson: 100/s",', 'arrival: "constant: 100/s", requests: 20,'
+    )
+    text = text.replace("{mm_dim: 4096}", "{mm_dim: 512}").replace(
+        "  processes: [native, mps]\n", ""
+    )
+    file, path = write(tmp_path, "device.busy > 1%", text=text), tmp_path / "use.json"
+    given = ("--device", "sim:h200", "--size", "tiny", "--duration", "8s", "--schedulers", "native")
+    result = hwq(file, *given, "--dir", tmp_path / "d", "--json", path)
+    assert result.exit_code == 0, result.output
+    (traced,) = (tmp_path / "d").rglob("traced/*.json")
+    record = read_colocation(traced)
+    assert record.duration_s < 4
+    use = case(WhichFile.model_validate_json(path.read_bytes()), "threads-native").device_use
+    busy = {each.tenant: each.busy for each in use}
+    # A closed loop keeps the device busy from begin to end.
+    assert 0.5 < (busy["low"].value or 0) <= (busy["device"].value or 0) <= 1
+    assert record.device_use is not None
+    assert 0 < sum(record.device_use.busy_ns) <= record.duration_s * 1e9 * 1.001

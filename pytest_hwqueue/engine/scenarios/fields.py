@@ -84,7 +84,7 @@ def _read_name(value: object) -> str:
     return name
 
 
-def _read_tenant_name(value: object) -> str:
+def _read_unreserved_name(value: object) -> str:
     name = _read_name(value)
     if name in RESERVED:
         raise ValueError(f"{name!r} means something else in goals; choose another name")
@@ -189,7 +189,7 @@ def _written(pattern: str, *examples: str) -> WithJsonSchema:
 
 
 Name = Annotated[str, BeforeValidator(_read_name), _written(f"^{_NAME}$")]
-TenantName = Annotated[str, BeforeValidator(_read_tenant_name), _written(f"^{_NAME}$")]
+NameInGoals = Annotated[str, BeforeValidator(_read_unreserved_name), _written(f"^{_NAME}$")]
 Seconds = Annotated[
     float, BeforeValidator(read_seconds), _written(f"^{_DURATION}$", "180s", "3m", "500ms")
 ]

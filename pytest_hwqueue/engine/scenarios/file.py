@@ -29,13 +29,13 @@ from pytest_hwqueue.engine.scenarios.fields import (
     GoalText,
     ModelName,
     Name,
+    NameInGoals,
     NoiseName,
     SchedulerField,
     Seconds,
     Server,
     ShareField,
     TenantArrival,
-    TenantName,
     WorkloadField,
     expanded,
 )
@@ -113,7 +113,7 @@ class TenantChange(_Model):
 class Tenant(TenantChange):
     """One model, workload, function or server, asked repeatedly."""
 
-    name: TenantName = Field(description="for goals and results")
+    name: NameInGoals = Field(description="for goals and results")
     model: ModelName | None = Field(
         None, description="what it runs; this, a workload, a function or a server"
     )
@@ -172,11 +172,11 @@ _Goals = Annotated[
 class Variant(_Model):
     """The scenario with something changed."""
 
-    name: Name
-    only: Annotated[tuple[TenantName, ...], Field(min_length=1, strict=False)] | None = Field(
+    name: NameInGoals
+    only: Annotated[tuple[NameInGoals, ...], Field(min_length=1, strict=False)] | None = Field(
         None, description="tenants that run; by default all"
     )
-    set: dict[TenantName, TenantChange] = Field(
+    set: dict[NameInGoals, TenantChange] = Field(
         default_factory=dict, description="what is changed, by tenant"
     )
     schedulers: _Schedulers | None = Field(None, description="in place of the scenario's")

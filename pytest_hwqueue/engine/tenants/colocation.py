@@ -152,7 +152,7 @@ class TenantSet:
                     plan.placement, plan.scheduler, plan.device, len(plan.tenants)
                 )
                 found.device_use = device_use(
-                    found.tenants, traces, window.begin_ns, window.duration_ns, turns
+                    found.tenants, traces, window.begin_ns, round(found.duration_s * 1e9), turns
                 )
                 found.tenants = kept_causes(
                     found.kept, found.tenants, traces,

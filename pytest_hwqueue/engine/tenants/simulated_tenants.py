@@ -156,7 +156,9 @@ def simulate(
                 "tenants run too many kernels for a trace"
             )
         traces = {one.name: _trace(one.name, ran) for one in tenants}
-        found.device_use = device_use(tenants, traces, 0, duration_ns, not together)
+        found.device_use = device_use(
+            tenants, traces, 0, round(found.duration_s * 1e9), not together
+        )
         tenants = kept_causes(
             found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=not together
         )

@@ -43,7 +43,7 @@ _LEVEL_2 = ([3, 5], [7, 0], [8, 6])
 
 
 # What its processes write of who schedules them.
-_APP, _GLOBAL = "app-managed scheduler", "global scheduler"
+_APP, _GLOBAL, _LOCAL = "app-managed scheduler", "global scheduler", "local scheduler"
 
 # What XSched does by itself.
 _DEFAULT = XQueueSettings(1, THRESHOLD, BATCH)
@@ -170,17 +170,18 @@ class XSchedApp(_Shimmed):
         for name, evidence in inside.items():
             self._prove_interception(name, pids[name], evidence)
             output = evidence.output or ""
-            if _GLOBAL in output:
-                raise NotProven(
-                    f"{self.mode}: tenant {name} (process {pids[name]}) wrote that it uses the "
-                    f"{_GLOBAL}, which is the mode xsched"
-                )
+            for other in (_GLOBAL, _LOCAL):
+                if other in output:
+                    raise NotProven(
+                        f"{self.mode}: tenant {name} (process {pids[name]}) wrote that it uses the "
+                        f"{other}, which is another mode"
+                    )
             if _APP in output:
                 wrote.append(name)
         return Proof(
             self.mode,
             "shim and real driver mapped in all tenants, started as app-managed with XQueues off: "
-            "nobody schedules them (XQueues not seen: only an xserver tells of them); written "
+            "no scheduler was seen (XQueues neither: only an xserver tells of them); written "
             f"'{_APP}': {', '.join(wrote) or 'by none'}",
             self.seen_priorities(inside),
         )
