@@ -17,6 +17,7 @@ from pytest_hwqueue.data.figures.of_requests import Served, Session
 from pytest_hwqueue.data.metrics.latency import minimum_samples, sufficient_samples
 from pytest_hwqueue.engine.scenarios.deciding import (
     ASSURANCE,
+    both_ends_by_s,
     chances,
     least_requests,
     may_decide,
@@ -113,6 +114,22 @@ def test_attainment_of_99_percent_is_decided_by_the_window_of_a_p99() -> None:
     )
     assert (p99.verdict, attained.verdict) == ("undecided", "undecided")
     assert p99.decided_by_s == attained.decided_by_s is not None
+
+
+def test_windows_that_are_named_begin_before_a_tenant_that_comes_later() -> None:
+    random = np.random.default_rng(2)
+    for text, seen in (
+        ("high.p99 < 10 ms", window(20, 0.005, random)),
+        ("high.throughput >= 100/s", poisson(2, 100, random)),
+    ):
+        at_once, later = (
+            evaluate(parse_goal(text), [replace(seen, from_ns=from_ns)]) for from_ns in (0, 19 * S)
+        )
+        assert later.decided_by_s == pytest.approx((at_once.decided_by_s or 0) + 19)
+    ends = [
+        both_ends_by_s([replace(seen, from_ns=from_ns)], 0.99, 0.95) or 0 for from_ns in (0, 19 * S)
+    ]
+    assert ends[1] == pytest.approx(ends[0] + 19)
 
 
 def test_where_no_length_would_decide_none_is_named() -> None:

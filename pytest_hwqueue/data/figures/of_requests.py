@@ -83,6 +83,7 @@ class Served:
             the first one waited to start.
         busy_ns: of a traced window, how long kernels and copies ran in each of its equal blocks.
         switches: likewise, how often the device went from one tenant to another.
+        from_ns: of the whole window, how much had passed when the tenant came.
 
     """
 
@@ -97,6 +98,7 @@ class Served:
     wait_ns: Sequence[int] = ()
     busy_ns: Sequence[int] = ()
     switches: Sequence[int] = ()
+    from_ns: int = 0
 
 
 TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns", "wait_ns"]

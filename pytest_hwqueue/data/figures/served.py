@@ -32,7 +32,10 @@ def served(result: TenantResult, window_ns: int, session: Session | None = None)
     ]
     tokens = None if result.server is None else result.server.tokens
     own_ns = result.own_ns(window_ns)
-    whole = Served(result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION)
+    whole = Served(
+        result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION,
+        from_ns=from_ns,
+    )  # fmt: skip
     if tokens is None:
         return whole
     tbt_ns = between_tokens_ns(tokens)

@@ -173,7 +173,7 @@ def decided_by_s(
             worth, slow = wider, round(slow * wider / worth)
         most = int(_LONGEST_S * worth / seen_s)
         requests = requests_to_decide(share, slow, worth, confidence, most)
-        return None if requests is None else requests * seen_s / worth
+        return None if requests is None else _late_s(windows) + requests * seen_s / worth
     if goal.reference is not None and estimate.sessions > 1:
         # How much sessions differ stays in the interval, however long they are.
         return None
@@ -181,7 +181,8 @@ def decided_by_s(
         return None
     deviation = (estimate.high - estimate.low) / 2 / NormalDist().inv_cdf((1 + confidence) / 2)
     times = _times_longer(abs(estimate.value - goal.bound) / deviation, confidence)
-    return times * seen_s if times * seen_s <= _LONGEST_S else None
+    found_s = _late_s(windows) + times * seen_s
+    return found_s if found_s <= _LONGEST_S else None
 
 
 def both_ends_by_s(windows: Sequence[Served], quantile: float, confidence: float) -> float | None:
@@ -205,8 +206,13 @@ def both_ends_by_s(windows: Sequence[Served], quantile: float, confidence: float
     levels = (quantile, 1 - _WIDER * (1 - quantile))
     worth = min(worth_at(windows, level, confidence) for level in levels)
     seen_s = sum(window.window_ns for window in windows) / 1e9
-    found_s = seen_s * sufficient_samples(quantile) / worth
+    found_s = _late_s(windows) + seen_s * sufficient_samples(quantile) / worth
     return found_s if found_s <= _LONGEST_S else None
+
+
+def _late_s(windows: Sequence[Served]) -> float:
+    """Return how long a window lasts in seconds before the tenant comes."""
+    return max((window.from_ns for window in windows), default=0) / 1e9
 
 
 def _worth(

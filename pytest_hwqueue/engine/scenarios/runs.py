@@ -272,7 +272,11 @@ class ScenarioRuns:
         """Return the whole time of a run, by that of its records; inf where nobody planned it."""
         if not self._rounds:
             return math.inf
-        return self.planned_s(run) / sum(record.duration_s for record in self.records(run))
+        # Of the time of the tenant that comes last: it grows most.
+        late_s = max(tenant.start or 0.0 for tenant in run.tenants)
+        records = self.records(run)
+        seen_s = sum(record.duration_s for record in records) - late_s * len(records)
+        return (self.planned_s(run) - late_s * self._rounds) / seen_s if seen_s > 0 else math.inf
 
     def planned_s(self, run: PlannedRun) -> float:
         """Return the whole time of a run in seconds: as planned, or as long as its windows were."""
