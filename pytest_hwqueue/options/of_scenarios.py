@@ -94,11 +94,11 @@ def unopened_modes(wanted: Sequence[Case], settings: WhichSettings) -> list[str]
 
 
 def refuse_late_starts(wanted: Sequence[Case], window_s: float) -> None:
-    """Refuse cases with a tenant that would serve nothing in windows of so many seconds."""
+    """Refuse cases with a tenant, or one compared with, that such windows end too soon for."""
     from pytest_hwqueue.engine.scenarios.planned_runs import late_start
 
     for case in wanted:
-        if reason := late_start(case.tenants, window_s):
+        if reason := late_start(case, window_s):
             raise HwqError(f"{case.id}: {reason}")
 
 

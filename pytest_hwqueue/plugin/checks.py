@@ -340,7 +340,7 @@ def _starts(test: ScenarioItem) -> str | None:
     among = cases(test.case.scenario)
     compares = any(each.noise != NONE or len(runs_needed(each)) > 1 for each in among)
     window_s = scenario_seconds(test.config, test.case.scenario) / (ROUNDS if compares else 1)
-    return late_start(test.case.tenants, window_s)
+    return late_start(test.case, window_s)
 
 
 SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (

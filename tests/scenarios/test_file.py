@@ -194,12 +194,55 @@ def test_a_tenant_starts_later_than_others_and_alone_with_the_window() -> None:
     assert [tenant.start_s for plan in plans for tenant in plan.tenants] == [0.0, 1.5, 0.0]
     # Compared runs share it.
     assert native_run(case).key == own_run(case).key
-    assert late_start(case.tenants, 2.0) is None
+    assert late_start(case, 2.0) is None
     assert plans[0].tenants[1].requests is None
-    assert late_start(case.tenants, 1.5) == (
+    assert late_start(case, 1.5) == (
         "tenant low starts 1.5 s after the window begins, and the window is 1.5 s long: give a "
         "longer duration, or an earlier start"
     )
+
+
+VARIED = """\
+variants:
+  - {name: plain}
+  - {name: late, set: {low: {start: 2s}}}
+  - {name: compared, goals: [high.p50 <= 2 x late]}
+"""
+
+
+def test_a_variant_that_goals_compare_with_is_checked_for_late_starts() -> None:
+    plain, _, compared = [
+        next(case for case in cases(read(MINIMAL + VARIED)) if case.id.startswith(name))
+        for name in ("plain", "late", "compared")
+    ]
+    assert late_start(plain, 1.0) is None
+    assert late_start(compared, 2.5) is None
+    assert str(late_start(compared, 2.0)).startswith(
+        f"its goals need {compared.scenario.name}.late: tenant low starts 2 s after the window"
+    )
+
+
+def test_in_a_variant_of_some_tenants_the_first_of_them_begins_with_the_window() -> None:
+    low = "workload: hetero_kernels\n    start: 1s\n"
+    more = "  - {name: third, workload: hetero_kernels, start: 1500ms}\n"
+    text = (
+        MINIMAL.replace("workload: hetero_kernels\n", low + more)
+        + """\
+variants:
+  - {name: all}
+  - {name: alone, only: [low]}
+  - {name: both, only: [low, third]}
+  - {name: with_high, only: [high, third]}
+"""
+    )
+    starts = {
+        case.variant.name: [tenant.start for tenant in case.tenants]
+        for case in cases(read(text))
+        if case.variant
+    }
+    assert starts == {
+        "all": [None, 1.0, 1.5], "alone": [None], "both": [None, 0.5], "with_high": [None, 1.5],
+    }  # fmt: skip
 
 
 def test_requests_are_counted_in_every_run_but_that_of_a_peak() -> None:

@@ -197,9 +197,7 @@ def test_a_reference_that_failed_in_another_session_costs_nothing(
     assert (other.value, other.refused) == (None, "mix.solo_high was failed: no driver")
 
 
-def test_a_goal_compares_with_a_variant_that_was_not_asked_for(tmp_path: Path) -> None:
-    file = tmp_path / "varied.hwq.yaml"
-    file.write_text("""\
+VARIED = """\
 name: varied
 duration: 4s
 schedulers: [mps]
@@ -212,7 +210,27 @@ variants:
   - name: heavy
     set: {low: {parameters: {mm_dim: 4096}, arrival: closed}}
     goals: [high.p50 <= 1.2 x standard, high.p50 <= 100 x standard]
-""")
+"""
+
+
+def test_a_late_start_in_a_variant_to_compare_with_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "varied.hwq.yaml"
+    file.write_text(VARIED.replace("{name: standard}", "{name: standard, set: {low: {start: 3s}}}"))
+    given = ("--device", "sim:h200", "--variant", "heavy", "--dir", tmp_path / "all")
+    result = hwq(file, *given)
+    assert result.exit_code == 4, result.output
+    said = "heavy-mps: its goals need varied.standard: tenant low starts 3 s after the window"
+    assert said in " ".join(result.stderr.split())
+    assert not (tmp_path / "all").exists()
+    # One window of 4 s is long enough.
+    assert hwq(file, *given, "--rounds", "1").exit_code == 0
+
+
+def test_a_goal_compares_with_a_variant_that_was_not_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "varied.hwq.yaml"
+    file.write_text(VARIED)
     measuring = ("--device", "sim:h200", "--size", "full", "--variant", "heavy")
     result = hwq(file, *measuring, "--dir", tmp_path / "all", "--json", tmp_path / "w.json")
     assert result.exit_code == 0, result.output

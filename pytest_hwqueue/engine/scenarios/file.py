@@ -236,16 +236,29 @@ class Scenario(_Model):
         """Return the tenants of a variant, with its changes; None is the scenario itself."""
         if variant is None:
             return self.tenants
-        return tuple(
+        running = tuple(
             tenant.changed(variant.set[tenant.name]) if tenant.name in variant.set else tenant
             for tenant in self.tenants
             if variant.only is None or tenant.name in variant.only
         )
+        return running if variant.only is None else _from_the_first(running)
 
     def goals_of(self, variant: Variant | None, placement: TenantPlacement) -> tuple[Goal, ...]:
         """Return the goals of a variant in a placement; None is the scenario itself."""
         given = (self.goals,) if variant is None else (self.goals, variant.goals)
         return tuple(goal for goals in given for goal in _goals_in(placement, goals))
+
+
+def _from_the_first(tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+    """Return tenants whose starts count from the first of them: nobody else is there before."""
+    starts = [tenant.start or 0.0 for tenant in tenants]
+    first = min(starts, default=0.0)
+    if first == 0:
+        return tenants
+    return tuple(
+        tenant.model_copy(update={"start": start - first or None})
+        for tenant, start in zip(tenants, starts, strict=True)
+    )
 
 
 def _goals_in(placement: TenantPlacement, goals: _Goals) -> Iterable[Goal]:

@@ -298,10 +298,20 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
     return list(found.values())
 
 
-def late_start(tenants: Iterable[Tenant], window_s: float) -> str | None:
-    """Return which tenant starts too late to serve in a window; None if none does."""
-    reasons = (starts_too_late(each.name, each.start or 0.0, window_s) for each in tenants)
-    return next(filter(None, reasons), None)
+def late_start(case: Case, window_s: float) -> str | None:
+    """Return which tenant of a case, or of what its goals compare, starts too late for a window.
+
+    Returns:
+        why, and what to do; None if none does.
+
+    """
+    own = own_run(case)
+    for run in once([own, *runs_needed(case)]):
+        for tenant in run.tenants:
+            reason = starts_too_late(tenant.name, tenant.start or 0.0, window_s)
+            if reason:
+                return reason if run.name == own.name else f"its goals need {run.name}: {reason}"
+    return None
 
 
 def missing_weights(tenants: Iterable[Tenant], folder: Path | None) -> str | None:
