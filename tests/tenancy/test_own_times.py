@@ -152,6 +152,7 @@ def test_a_traced_window_that_ends_before_a_tenant_starts_is_skipped(
     cut = colocate(plan, native, lambda *_: None, tmp_path / "cut", traced=True)
     assert cut.status == "skipped"
     assert "a trace holds no more: tenant low starts 0.5 s after the window begins" in cut.reason
+    assert cut.reason.endswith(": give work of fewer kernels, or an earlier start")
 
 
 def test_a_tenant_for_which_the_window_is_too_short_is_refused() -> None:
@@ -261,7 +262,19 @@ def test_the_duration_is_the_cap(tmp_path: Path, device: str) -> None:
     own = record.tenant("one")
     assert (record.duration_s, own.until_ns) == (0.5, None)
     said = f"tenant one: {own.issued} of 100000 requests until the window ended after 0.5 s"
-    assert any(note.startswith(said) for note in record.notes), record.notes
+    (note,) = [note for note in record.notes if note.startswith(said)]
+    assert note.endswith(": give a longer duration")
+
+
+def test_where_a_trace_holds_no_more_than_a_part_of_the_count_no_duration_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated, "_MOST_KERNELS", 100)
+    plan = Colocation("apart", (replace(TASK, requests=900),), duration_s=30.0, device="sim:h200")
+    native = open_scheduler("native", SchedulerPaths())
+    record = colocate(plan, native, lambda *_: None, tmp_path, traced=True)
+    (note,) = [note for note in record.notes if "of 900 requests" in note]
+    assert note.endswith(": give work of fewer kernels")
 
 
 @pytest.mark.parametrize("device", ["sim:h200", "cpu"])
@@ -278,6 +291,7 @@ def test_who_comes_after_the_last_counted_request_makes_it_invalid(
     )  # fmt: skip
     assert record.status == "invalid"
     assert record.reason.startswith("all requests were served too soon: tenant low starts 5 s")
+    assert record.reason.endswith(": give more requests, or an earlier start")
 
 
 def test_each_window_of_living_tenants_counts_anew(tmp_path: Path) -> None:

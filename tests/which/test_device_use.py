@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from click.testing import Result
 
 from pytest_hwqueue.answers.which.file import WhichFile
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation, write_colocation
+from pytest_hwqueue.engine.tenants import simulated_tenants
 from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES
 from tests.which.conftest import case, hwq
 
@@ -229,6 +231,61 @@ def test_causes_come_from_the_window_that_goals_had_traced(tmp_path: Path) -> No
     _, result = measure(file, tmp_path / "all", "--causes", "--schedulers", "mps")
     assert "mps: high: causes of the slowest 1 % in a traced run of its own" in result.stdout
     assert len(list((tmp_path / "all").glob("*/traced/*-mps-*.json"))) == 1
+
+
+OPEN = "high.wait_p999 < 5 ms"
+THREADS = ("--schedulers", "threads-native", "--device", "sim:h200")
+
+
+@pytest.mark.parametrize(
+    ("duration", "goal", "ended_by", "said"),
+    [
+        # 1000 requests take 11 s, with some to spare.
+        ("8s", OPEN, "duration", f"A longer --duration may decide {OPEN} under threads-native: "),
+        ("30s", OPEN, "", f"No --duration decides {OPEN} under threads-native: has "),
+    ],
+)
+def test_what_decides_a_goal_of_a_traced_window_depends_on_what_ended_it(
+    tmp_path: Path, duration: str, goal: str, ended_by: str, said: str
+) -> None:
+    file = write(tmp_path, goal)
+    found, result = measure(file, tmp_path / "all", *THREADS, "--duration", duration)
+    (judged,) = case(found, "threads-native").goals
+    assert (judged.verdict, judged.ended_by) == ("undecided", ended_by)
+    assert said in " ".join(result.stdout.split())
+    again, text = measure(file, tmp_path, "--from", *(tmp_path / "all").iterdir(), *THREADS)
+    assert (again, text.stdout) == (found, result.stdout)
+
+
+def test_what_a_trace_cannot_hold_stands_beside_the_undecided_goal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulated_tenants, "_MOST_KERNELS", 1000)
+    file = write(tmp_path, "high.wait_p99 < 5 ms")
+    found, result = measure(file, tmp_path / "all", *THREADS)
+    (judged,) = case(found, "threads-native").goals
+    assert (judged.verdict, judged.ended_by) == ("undecided", "trace")
+    cut = r"; traced for [0-9.]+ s of 8 s: a trace holds no more kernels"
+    assert re.search(cut, judged.reason)
+    text = " ".join(result.stdout.split())
+    assert re.search(f"No --duration decides {judged.goal} under threads-native: .*{cut}", text)
+
+
+def test_where_requests_are_counted_more_of_them_decide(tmp_path: Path) -> None:
+    text = SCENARIO.replace('"poisson: 100/s",', '"constant: 100/s", requests: 20,')
+    file = write(tmp_path, "high.wait_p99 < 5 ms", "high.p99 < 50 ms", text=text)
+    found, result = measure(file, tmp_path / "all", *THREADS)
+    judged = case(found, "threads-native").goals
+    assert [(each.verdict, each.ended_by) for each in judged] == [("undecided", "requests")] * 2
+    said = "More `requests` may decide high.wait_p99 < 5 ms and high.p99 < 50 ms under threads-nat"
+    assert said in " ".join(result.stdout.split())
+    assert "--duration" not in result.stdout.replace("--duration 8s", "")
+    # If the time is over first, that is what lacks.
+    more = write(tmp_path, "high.p99 < 50 ms", text=text.replace("requests: 20", "requests: 900"))
+    short, result = measure(more, tmp_path / "short", *THREADS, "--duration", "2s")
+    (judged_short,) = case(short, "threads-native").goals
+    assert (judged_short.verdict, judged_short.ended_by) == ("undecided", "")
+    assert "a longer --duration" in " ".join(result.stdout.split())
 
 
 def test_who_is_not_traced_leaves_the_goals_undecided(tmp_path: Path) -> None:

@@ -308,23 +308,35 @@ def _longer(undecided: Sequence[WhichCase]) -> list[str]:
     open_goals = [
         (case.id, goal) for case in undecided for goal in case.goals if goal.verdict == "undecided"
     ]
-    traced = [(name, goal) for name, goal in open_goals if parse_goal(goal.goal).traced]
+    apart = [
+        (_remedy(goal), (name, goal.goal))
+        for name, goal in open_goals
+        if goal.ended_by or parse_goal(goal.goal).traced
+    ]
     sentences = []
-    for reason, each in grouped((goal.reason, (name, goal.goal)) for name, goal in traced).items():
+    for (begin, end), each in grouped(apart).items():
         names, goals = (listed(dict.fromkeys(of)) for of in zip(*each, strict=True))
-        sentences.append(f"No --duration decides {goals} under {names}: {reason}.")
-    measured = [goal for _, goal in open_goals if not parse_goal(goal.goal).traced]
+        sentences.append(f"{begin} {goals} under {names}: {end}.")
+    measured = [
+        goal for _, goal in open_goals if not (goal.ended_by or parse_goal(goal.goal).traced)
+    ]
     return [*([_window(measured)] if measured else []), *sentences]
+
+
+def _remedy(goal: GoalResult) -> tuple[str, str]:
+    """Return what may decide a goal, and why: the words before and after its text."""
+    if goal.ended_by == "requests":
+        return "More `requests` may decide", "the window ends with the last that is counted"
+    if goal.ended_by == "duration":
+        return "A longer --duration may decide", "the traced window is as long as it lets it be"
+    return "No --duration decides", goal.reason
 
 
 def _window(goals: Sequence[GoalResult]) -> str:
     """Return how long a window would decide these goals."""
     known_s = [goal.decided_by_s for goal in goals if goal.decided_by_s is not None]
     if not known_s:
-        return (
-            "More requests may decide what is undecided: a longer --duration, or where the "
-            "scenario counts them, more `requests`."
-        )
+        return "More requests may decide what is undecided: a longer --duration."
     longest_s = math.ceil(max(known_s))
     sentence = (
         f"A window of {duration(longest_s)} (--duration {longest_s}s) would decide each undecided "

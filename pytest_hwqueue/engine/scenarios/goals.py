@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.data.figures.of_requests import Estimator, Served, TimesOf
 
 GoalVerdict = Literal["met", "missed", "undecided"]
+EndedBy = Literal["", "duration", "requests", "trace"]
 
 NATIVE, SOLO = "native", "solo"
 REFERENCES = (NATIVE, SOLO)
@@ -152,6 +153,12 @@ class GoalResult(PlainData):
     )
     rate_per_s: float | None = Field(
         None, description="requests of the tenant in these windows, for which that holds"
+    )
+    ended_by: EndedBy = Field(
+        "",
+        description="what ended the window that leaves it undecided: `requests` that are counted, "
+        "or of a traced one `trace`, which holds no more kernels, or `duration`, the measuring "
+        "time, which it does not exceed; else empty",
     )
 
     @model_validator(mode="before")
@@ -298,7 +305,7 @@ def evaluate(
     reason, longer, rate = "", None, None
     if verdict == "undecided":
         reason = estimate.refused or "the interval reaches to both sides of the bound"
-        # How long a traced window is, nobody can set.
+        # A traced window has a plan of its own.
         if not goal.traced:
             longer = decided_by_s(goal, windows, estimate, confidence, within_ns)
             rate = sum(w.issued for w in windows) / sum(w.window_ns for w in windows) * 1e9

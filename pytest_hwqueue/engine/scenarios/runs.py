@@ -17,12 +17,14 @@ from pytest_hwqueue.data.figures import over_sessions
 from pytest_hwqueue.data.figures.of_requests import Estimator, percentile, throughput, worth_at
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.metrics.latency import minimum_samples, sufficient_samples
+from pytest_hwqueue.data.metrics.numbers import duration
 from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.engine.scenarios.deciding import agrees_in_blocks, chances, may_decide
 from pytest_hwqueue.engine.scenarios.goals import (
     CONFIDENCE,
     NATIVE,
     SOLO,
+    EndedBy,
     Goal,
     GoalResult,
     GoalVerdict,
@@ -42,6 +44,7 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
     solo_run,
     within_of,
 )
+from pytest_hwqueue.engine.scenarios.traced_windows import enough_s, served_all, traced_ended_by
 from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES, in_time_slices, used
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ Decided = Callable[["ColocationRecord", Path], bool]
 # Measures a run: peaks by tenant, share of the scenario's duration, number of the round, and what
 # ends its window early; None measures it to its end.
 Measure = Callable[[PlannedRun, Mapping[str, float], float, int, Decided | None], Stored]
+_MENDED_FIRST: tuple[EndedBy, ...] = ("duration", "requests", "trace")
 # Of a figure by which others are divided: how far its interval may reach from its middle.
 _SHARP = 0.05
 
@@ -466,8 +470,10 @@ class ScenarioRuns:
     ) -> GoalResult:
         if goal.traced:
             use = self.use(own, goal.tenant)
+            if isinstance(use, str):
+                return _undecided(goal, use)
             # It is looked at once.
-            return _undecided(goal, use) if isinstance(use, str) else evaluate(goal, use)
+            return self._with_end_of_trace(own, goals, evaluate(goal, use))
         windows = self.windows(own, goal.tenant)
         compared = reference_of(case, goal)
         reference = None
@@ -485,8 +491,30 @@ class ScenarioRuns:
         result = evaluate(goal, windows, reference, within_ns, confidence=confidence)
         if any(tenant.requests is not None for tenant in own.tenants):
             # No longer one: it ends with the last request that is counted.
-            return result.model_copy(update={"decided_by_s": None})
+            result = result.model_copy(update={"decided_by_s": None})
+            if result.verdict == "undecided" and all(map(served_all, self.records(own))):
+                return result.model_copy(update={"ended_by": "requests"})
         return result
+
+    def _with_end_of_trace(
+        self, own: PlannedRun, goals: Sequence[Goal], result: GoalResult
+    ) -> GoalResult:
+        """Return a traced window's result; undecided, it says what kept that window short."""
+        if result.verdict != "undecided":
+            return result
+        needed_s = enough_s(own, self.records(own), [goal for goal in goals if goal.traced])
+        planned_s = self.planned_s(own)
+        traced = [record for record in self.traced(own) if not _unobserved(record)]
+        ends = {traced_ended_by(record, needed_s, planned_s): record for record in traced}
+        for ended_by, record in ends.items():
+            if ended_by == "trace":
+                given_s = record.plan["duration_s"]
+                cut = f"traced for {duration(record.duration_s)} of {duration(given_s)}"
+                reason = f"{result.reason}; {cut}: a trace holds no more kernels"
+                result = result.model_copy(update={"reason": reason})
+        # Of several sessions, what can be mended comes first.
+        ended_by = next((each for each in _MENDED_FIRST if each in ends), "")
+        return result.model_copy(update={"ended_by": ended_by})
 
     def _measure(
         self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int

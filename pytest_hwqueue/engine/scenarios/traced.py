@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from pytest_hwqueue.data.metrics.latency import minimum_samples, sufficient_samples
+from pytest_hwqueue.data.metrics.latency import minimum_samples
 from pytest_hwqueue.data.records.noise import Causes, causes_line
 from pytest_hwqueue.engine.scenarios.planned_runs import Case, PlannedRun
 from pytest_hwqueue.engine.scenarios.runs import PeakUnknown, ScenarioRuns, Stored
-from pytest_hwqueue.engine.tenants import DEVICE
-
-if TYPE_CHECKING:
-    from pytest_hwqueue.data.records.tenants import ColocationRecord
-
-MOST_S = 20.0
-LEAST_S = 1.0
-# A random schedule may have fewer than its rate says; a closed loop is slower while it is traced.
-_SPARE, _SPARE_CLOSED = 1.1, 2.0
+from pytest_hwqueue.engine.scenarios.traced_windows import MOST_S, enough_s, time_for
 
 Trace = Callable[[PlannedRun, Mapping[str, float], float], Stored]
 """Runs tenants traced: peaks by tenant as for any run, and for how many seconds."""
@@ -39,16 +30,8 @@ def trace_for_goals(runs: ScenarioRuns, case: Case, trace: Trace) -> None:
     failed = any(record.status != "ok" for record in records)
     if failed or runs.traced(run) or runs.not_traced(run):
         return
-    planned_s = runs.planned_s(run)
-    enough_s = 0.0
-    for goal in asked:
-        everyone = [tenant.name for tenant in run.tenants]
-        tenants = everyone if goal.tenant == DEVICE else [goal.tenant]
-        # Blocks of time give the others' intervals, and requests those of a wait.
-        most_s = planned_s if goal.figure.startswith("wait") else MOST_S
-        needed_s = _seconds(run, records, tenants, sufficient_samples(0.99), most_s)
-        enough_s = max(enough_s, needed_s)
-    runs.add_traced(run, *trace(run, peaks, min(enough_s, planned_s)))
+    length_s = min(enough_s(run, records, asked), runs.planned_s(run))
+    runs.add_traced(run, *trace(run, peaks, length_s))
 
 
 def tenants_in_question(case: Case) -> list[str]:
@@ -73,30 +56,13 @@ def causes_in_words(
 
     """
     run, records, peaks = runs.measured(case)
-    enough_s = _seconds(run, records, tenants, minimum_samples(0.99), MOST_S)
-    traced = [each for each in runs.traced(run) if each.plan["duration_s"] >= enough_s]
-    record = traced[-1] if traced else trace(run, peaks, enough_s)[0]
+    needed_s = time_for(run, records, tenants, minimum_samples(0.99), MOST_S)
+    traced = [each for each in runs.traced(run) if each.plan["duration_s"] >= needed_s]
+    record = traced[-1] if traced else trace(run, peaks, needed_s)[0]
     if record.status != "ok":
         return [f"causes are not known: the traced run was {record.status}: {record.reason}"]
     found = {name: record.tenant(name).causes for name in tenants}
     return [_line(name, causes) for name, causes in found.items() if causes is not None]
-
-
-def _seconds(
-    run: PlannedRun, records: Sequence[ColocationRecord], tenants: Sequence[str], requests: int,
-    most_s: float,
-) -> float:  # fmt: skip
-    """Return how long it takes until each of these tenants has so many requests, or ``most_s``."""
-    needed = [LEAST_S]
-    for tenant in run.tenants:
-        if tenant.name not in tenants:
-            continue
-        seconds = sum(record.duration_s for record in records)
-        issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
-        spare = _SPARE_CLOSED if tenant.arrival.closed else _SPARE
-        needed.append(requests * spare * seconds / issued if issued else most_s)
-    # Of the time in which all are there.
-    return min(max(needed), most_s) + max(tenant.start or 0.0 for tenant in run.tenants)
 
 
 def _line(tenant: str, causes: Causes) -> str:

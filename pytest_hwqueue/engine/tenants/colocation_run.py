@@ -24,7 +24,7 @@ from pytest_hwqueue.engine.noise.neighbours import Noise
 from pytest_hwqueue.engine.noise.running import RunningNoise, running
 from pytest_hwqueue.engine.tenants.looks import CAN_SHOW, Decided, Look, Watch, served_all_ns
 from pytest_hwqueue.engine.tenants.open_loop import Window
-from pytest_hwqueue.engine.tenants.plan import Colocation, identify
+from pytest_hwqueue.engine.tenants.plan import FEWER_KERNELS, Colocation, identify
 from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -220,7 +220,7 @@ class LivingTenants:
             f"{name} runs too many kernels for its trace"
         )
         self.found.duration_s = longest_ns / 1e9
-        if reason := self.plan.too_short(longest_ns / 1e9):
+        if reason := self.plan.too_short(longest_ns / 1e9, FEWER_KERNELS):
             raise RunEnded("skipped", f"a trace holds no more: {reason}")
         return longest_ns
 

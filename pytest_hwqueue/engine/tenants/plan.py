@@ -40,6 +40,9 @@ LATER: Mapping[str, Any] = {
 }  # fmt: skip
 """Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
 
+LONGER_WINDOW = "give a longer duration"
+FEWER_KERNELS = "give work of fewer kernels"
+
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -184,10 +187,16 @@ class Colocation:
         """Length of the window in nanoseconds."""
         return round(self.duration_s * 1e9)
 
-    def too_short(self, window_s: float) -> str | None:
-        """Return which tenant would serve nothing in a window of so many seconds, or None."""
+    def too_short(self, window_s: float, longer: str = LONGER_WINDOW) -> str | None:
+        """Return which tenant would serve nothing in a window of so many seconds, or None.
+
+        Args:
+            window_s: its length.
+            longer: what would make it longer, as an order.
+
+        """
         late = max(self.tenants, key=lambda tenant: tenant.start_s)
-        return starts_too_late(late.name, late.start_s, window_s)
+        return starts_too_late(late.name, late.start_s, window_s, longer)
 
     @property
     def all_there_ns(self) -> int:
@@ -245,13 +254,15 @@ class Colocation:
         return plain
 
 
-def starts_too_late(name: str, start_s: float, window_s: float) -> str | None:
-    """Return why a tenant would serve nothing in a window; None if it would."""
+def starts_too_late(
+    name: str, start_s: float, window_s: float, longer: str = LONGER_WINDOW
+) -> str | None:
+    """Return why a tenant would serve nothing in a window, and what to do; None if it would."""
     if start_s < window_s:
         return None
     return (
         f"tenant {name} starts {start_s:g} s after the window begins, and the window is "
-        f"{window_s:g} s long: give a longer duration, or an earlier start"
+        f"{window_s:g} s long: {longer}, or an earlier start"
     )
 
 

@@ -21,7 +21,7 @@ from pytest_hwqueue.engine.cell.attempt import RunEnded
 from pytest_hwqueue.engine.tenants.device_use import device_use
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
 from pytest_hwqueue.engine.tenants.open_loop import RequestLog, Window
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.engine.tenants.plan import FEWER_KERNELS, Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
 from pytest_hwqueue.engine.tenants.tenant_window import (
@@ -94,7 +94,7 @@ def simulate(
     if traced:
         ran = []
         modelled, duration_ns = _short_enough(modelled, duration_ns)
-        if reason := plan.too_short(duration_ns / 1e9):
+        if reason := plan.too_short(duration_ns / 1e9, FEWER_KERNELS):
             raise _not_modelled(f"a trace holds no more: {reason}")
         found.duration_s = duration_ns / 1e9
     together = sharing.together or plan.placement == "threads"

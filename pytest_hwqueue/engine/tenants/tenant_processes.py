@@ -15,7 +15,12 @@ from pydantic_core import to_jsonable_python
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
 from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
-from pytest_hwqueue.engine.tenants.plan import Colocation, tenant_environment
+from pytest_hwqueue.engine.tenants.plan import (
+    FEWER_KERNELS,
+    LONGER_WINDOW,
+    Colocation,
+    tenant_environment,
+)
 from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready, Start, TenantCalls
 from pytest_hwqueue.engine.tenants.tenant_cells import with_advice
@@ -83,15 +88,16 @@ class FoundOfTenants(Found):
         """
         if served_ns is not None:
             self.duration_s = served_ns / 1e9
-            if reason := plan.too_short(self.duration_s):
+            if reason := plan.too_short(self.duration_s, "give more requests"):
                 raise RunEnded("invalid", f"all requests were served too soon: {reason}")
             return
         for name, requests in plan.counted.items():
             if results[name].until_ns is None:
                 done = results[name].issued
+                cut = self.duration_s < plan.duration_s
                 self.notes.append(
                     f"tenant {name}: {done} of {requests} requests until the window ended after "
-                    f"{self.duration_s:g} s: give a longer duration"
+                    f"{self.duration_s:g} s: {FEWER_KERNELS if cut else LONGER_WINDOW}"
                 )
 
 
