@@ -86,11 +86,11 @@ class ScenarioSession:
 
     def trace(
         self, scenario: Scenario, folder: Path, run: PlannedRun, peaks_per_s: Mapping[str, float],
-        duration_s: float,
+        duration_s: float, traced_in: str,
     ) -> Stored:  # fmt: skip
         """Run a scenario's tenants traced, as `scenarios.traced.Trace`, with separate records."""
         with self._measurer(scenario, folder) as measurer:
-            return measurer.trace(run, peaks_per_s, self._at_most(duration_s))
+            return measurer.trace(run, peaks_per_s, self._at_most(duration_s), traced_in)
 
     @contextmanager
     def _measurer(self, scenario: Scenario, folder: Path) -> Iterator[Measurer]:

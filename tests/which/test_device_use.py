@@ -233,6 +233,24 @@ def test_causes_come_from_the_window_that_goals_had_traced(tmp_path: Path) -> No
     assert len(list((tmp_path / "all").glob("*/traced/*-mps-*.json"))) == 1
 
 
+def test_a_window_traced_again_for_causes_judges_no_goal(tmp_path: Path) -> None:
+    # The goal's window is as long as the measuring time; the causes of a P99 want 20 s.
+    text = SCENARIO.replace("100/s", "20/s").replace("arrival: closed", 'arrival: "constant: 90/s"')
+    file = write(tmp_path, "high.p99 < 1 s", "device.switches > 1/s", text=text)
+    given = ("--schedulers", "mps", "--duration", "4s")
+    found, result = measure(file, tmp_path / "all", "--causes", *given)
+    assert "mps: high: causes of the slowest" in result.stdout
+    (session,) = (tmp_path / "all").iterdir()
+    lengths = [
+        [read_colocation(path).duration_s for path in (session / folder).glob("*-mps-*.json")]
+        for folder in ("traced", "traced_again")
+    ]
+    ((judged_s,), (explained_s,)) = lengths
+    assert judged_s == 4 < explained_s
+    again, _ = measure(file, tmp_path, "--from", session, *given[:2])
+    assert again == found
+
+
 OPEN = "high.wait_p999 < 5 ms"
 THREADS = ("--schedulers", "threads-native", "--device", "sim:h200")
 

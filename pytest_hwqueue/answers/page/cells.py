@@ -14,7 +14,7 @@ from pytest_hwqueue.data.document.cell_rows import shown as shown_run
 from pytest_hwqueue.data.errors import RecordError, files, translated
 from pytest_hwqueue.data.metrics.numbers import grouped
 from pytest_hwqueue.data.records.cell import Json, RunRecord, read_record
-from pytest_hwqueue.data.records.files import TRACED
+from pytest_hwqueue.data.records.files import TRACED, TRACED_AGAIN
 from pytest_hwqueue.data.records.noise import Causes
 from pytest_hwqueue.data.records.stored import SESSION_FILES, CellRuns, gather
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
@@ -105,7 +105,7 @@ def session_folder(folder: Path) -> Path:
     Windows of scenarios, and what was run again for causes, lie in folders within a session's.
     """
     whole = (each for each in (folder, *folder.parents[:2]) if (each / _SESSION).exists())
-    return next(whole, folder.parent if folder.name == TRACED else folder)
+    return next(whole, folder.parent if folder.name in (TRACED, TRACED_AGAIN) else folder)
 
 
 def own_judgements(found: Found) -> list[Judgement]:

@@ -186,3 +186,5 @@ def is_cell_file_name(name: str) -> bool:
 
 TRACED = "traced"
 """The folder, below that of a session's records, of those of its traced windows."""
+TRACED_AGAIN = "traced_again"
+"""Likewise, of windows for causes alone where goals have judged others."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.data.errors import BadInput
-from pytest_hwqueue.data.records.files import TRACED, record_path
+from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.tenants import ColocationRecord
@@ -141,9 +141,11 @@ class Measurer:
         planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
         return self.window(run, peaks_per_s, duration_s, number, planned, decided)
 
-    def trace(self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float) -> Stored:
+    def trace(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, folder: str
+    ) -> Stored:
         """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
-        return self.window(run, peaks_per_s, duration_s, 1, (), None, traced=True)
+        return self.window(run, peaks_per_s, duration_s, 1, (), None, traced_in=folder)
 
     def plan(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
@@ -179,22 +181,23 @@ class Measurer:
         planned: Sequence[Look],
         decided: Decided | None,
         *,
-        traced: bool = False,
+        traced_in: str = "",
     ) -> Stored:
         """Measure a run in a window of so many seconds, looked at as planned until it is decided.
 
-        Without ``decided`` it is measured to its end.
+        Without ``decided`` it is measured to its end; with ``traced_in`` it is traced, and the
+        record is in that folder.
         """
         settings = self._settings
         plan = self.plan(run, peaks_per_s, duration_s, number)
-        folder = settings.folder / TRACED if traced else settings.folder
+        folder = settings.folder / traced_in
         self.running = plan.id
         path = record_path(folder, plan.id)
         looks = None if decided is None else Looks(planned, lambda seen: decided(seen, path))
         scheduler = opened_or_not(plan.scheduler, settings.scheduler_paths)
         limits = Limits(settings.timeout_s, settings.timeout_s)
         if self._lives_on:
-            assert not traced
+            assert not traced_in
             record = self._tenants_for(plan, scheduler, limits).window(
                 plan, run=number, looks=looks
             )
@@ -214,7 +217,7 @@ class Measurer:
                 command=settings.command,
                 provenance=settings.provenance,
                 run=number,
-                traced=traced,
+                traced=bool(traced_in),
                 noise=noise,
                 server=self._server,
                 looks=looks,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pytest_hwqueue.data.metrics.latency import minimum_samples
+from pytest_hwqueue.data.records.files import TRACED, TRACED_AGAIN
 from pytest_hwqueue.data.records.noise import Causes, causes_line
 from pytest_hwqueue.engine.scenarios.planned_runs import Case, PlannedRun
 from pytest_hwqueue.engine.scenarios.runs import PeakUnknown, ScenarioRuns, Stored
 from pytest_hwqueue.engine.scenarios.traced_windows import MOST_S, enough_s, time_for
 
-Trace = Callable[[PlannedRun, Mapping[str, float], float], Stored]
-"""Runs tenants traced: peaks by tenant as for any run, and for how many seconds."""
+Trace = Callable[[PlannedRun, Mapping[str, float], float, str], Stored]
+"""Runs tenants traced: peaks by tenant as for any run, for how many seconds, and in which folder
+of the session's the record is."""
 
 
 def trace_for_goals(runs: ScenarioRuns, case: Case, trace: Trace) -> None:
@@ -31,7 +33,7 @@ def trace_for_goals(runs: ScenarioRuns, case: Case, trace: Trace) -> None:
     if failed or runs.traced(run) or runs.not_traced(run):
         return
     length_s = min(enough_s(run, records, asked), runs.planned_s(run))
-    runs.add_traced(run, *trace(run, peaks, length_s))
+    runs.add_traced(run, *trace(run, peaks, length_s, TRACED))
 
 
 def tenants_in_question(case: Case) -> list[str]:
@@ -45,8 +47,9 @@ def causes_in_words(
 ) -> list[str]:
     """Run a test's tenants traced; return a line per tenant in question.
 
-    A window that was traced for goals serves if it is long enough. If tracing fails, the one line
-    says why there are no causes.
+    A window that was traced for goals serves if it is long enough; else another is traced, whose
+    record stands apart, as no goal was judged by it. If tracing fails, the one line says why there
+    are no causes.
 
     Args:
         runs: with the test's records, all ``ok``.
@@ -58,7 +61,11 @@ def causes_in_words(
     run, records, peaks = runs.measured(case)
     needed_s = time_for(run, records, tenants, minimum_samples(0.99), MOST_S)
     traced = [each for each in runs.traced(run) if each.plan["duration_s"] >= needed_s]
-    record = traced[-1] if traced else trace(run, peaks, needed_s)[0]
+    if traced:
+        record = traced[-1]
+    else:
+        folder = TRACED_AGAIN if runs.traced(run) else TRACED
+        record, _ = trace(run, peaks, needed_s, folder)
     if record.status != "ok":
         return [f"causes are not known: the traced run was {record.status}: {record.reason}"]
     found = {name: record.tenant(name).causes for name in tenants}
