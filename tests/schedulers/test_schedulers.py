@@ -137,6 +137,11 @@ def test_where_a_process_can_have_a_mode() -> None:
     mps = open_scheduler("mps")
     assert "needs an NVIDIA GPU" in (unavailable_for_process(mps, "cpu") or "")
     assert "not for single tests" in (unavailable_for_process(mps, "sim") or "")
+    # What scenario files could not simulate either is not sent there.
+    for mode in ("xsched-app", "xsched:level=3", "mps-partition"):
+        assert unavailable_for_process(open_scheduler(mode), "sim") == (
+            f"{mode} is no part of the model of a device; use a real one"
+        )
     assert unavailable_for_cell(mps, "cpu", [0]) is None
 
 

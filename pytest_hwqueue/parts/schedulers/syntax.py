@@ -430,6 +430,8 @@ MPS_CLIENT = "the process is a client of an MPS daemon that was not started here
 def unavailable_for_process(scheduler: Scheduler, device_kind: str) -> str | None:
     """Return why no process for cells can be started under a mode, or None."""
     if not capabilities_of(device_kind).tenant_processes:
+        if scheduler.spec.simulated is None:
+            return f"{scheduler.mode} is no part of the model of a device; use a real one"
         return (
             f"{scheduler.mode}: a simulated device knows it between tenants, in scenario files, "
             "and not for single tests"
