@@ -94,6 +94,15 @@ def test_a_coarse_bracket_comes_early(truth: float, blur: int) -> None:
     assert len(verdicts) <= 5
 
 
+def test_where_the_least_rate_stays_undecided_the_search_goes_up() -> None:
+    coarse = make_grid(100.0, 1.0, 100.0, 6400.0)
+    assert (coarse.steps, coarse.least, coarse.most) == (1, 0, 6)
+    assert next_index(coarse, {0: "undecided"}, {0: False}, 0) == 1
+    # Up to the last, and no further.
+    undecided: dict[int, RateVerdict] = dict.fromkeys(range(7), "undecided")
+    assert next_index(coarse, undecided, dict.fromkeys(range(7), False), 0) is None
+
+
 @given(st.dictionaries(st.integers(GRID.least, GRID.most), st.sampled_from(["held", "broken"])))
 def test_contradictions_end_at_the_lowest_rate_that_broke(
     verdicts: dict[int, RateVerdict],

@@ -15,11 +15,11 @@ from click.testing import CliRunner, Result
 from pytest_hwqueue.answers.which.budget import MOST_WINDOWS, SearchBudget
 from pytest_hwqueue.answers.which.capacity_file import CapacityCase, CapacityFile, CapacityRate
 from pytest_hwqueue.answers.which.rates import RateVerdict
-from pytest_hwqueue.answers.which.search import RateRuns, _starts_alone
+from pytest_hwqueue.answers.which.search import RateRuns, _starts_alone, verdict_on
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
-from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
+from pytest_hwqueue.engine.scenarios.goals import GoalResult, evaluate, parse_goal
 from tests.capacity.test_command import SCENARIO
 from tests.tenancy.test_colocation import FAULTY
 
@@ -40,6 +40,20 @@ def search(folder: Path, text: str, *options: str, status: int = 0) -> Searched:
     paths = [path for path in folder.glob("d/*/*.json") if path.name != "capacity.json"]
     records = sorted(map(read_colocation, paths), key=lambda record: record.started)
     return found.cases, records, result
+
+
+def test_a_rate_that_is_undecided_shows_no_goal_missed() -> None:
+    goals = [GoalResult(goal="high.p99 < 8 ms", verdict=each) for each in ("missed", "met")]
+
+    def judge(case: Any, *, confidence: float) -> list[GoalResult]:
+        # What one goal by itself misses, two together do not.
+        if confidence < 0.97:
+            return goals
+        return [each.model_copy(update={"verdict": "undecided"}) for each in goals]
+
+    runs: Any = SimpleNamespace(judge=judge)
+    verdict, results = verdict_on(runs, SimpleNamespace(), 0.95)  # type: ignore[arg-type]
+    assert (verdict, [each.verdict for each in results]) == ("undecided", ["undecided", "met"])
 
 
 ON_SIM = ("--device", "sim:h200", "--size", "full", "--window", "500ms")

@@ -17,6 +17,7 @@ from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, ServerOrigin
 from pytest_hwqueue.engine.scenarios.goals import GoalResult
+from pytest_hwqueue.parts.schedulers.declaration import NATIVE
 from pytest_hwqueue.parts.schedulers.syntax import parse_scheduler
 
 KIND: Final = "pytest-hwqueue/which/"
@@ -242,6 +243,18 @@ class Origin(PlainData):
         if self.fingerprint is None:
             return self.device
         return str(self.fingerprint.hard.get("device_name", self.device))
+
+
+def natives(cases: Iterable[WhichCase], variant: str | None) -> list[WhichCase]:
+    """Return a variant's rows of native with figures, also where only measured to compare with."""
+    return [
+        case
+        for case in cases
+        if case.scheduler == NATIVE.name
+        and case.variant == variant
+        and case.role != "solo"
+        and case.status == "ok"
+    ]
 
 
 def origin_of(records: Sequence[ColocationRecord]) -> dict[str, Any]:

@@ -146,7 +146,8 @@ def _outward(
 ) -> int | None:
     """Return the first rate from an index on that lacks a verdict; None after a wanted one."""
     index = min(max(index, grid.least), grid.most)
-    while verdicts.get(index) not in (None, wanted) and grid.least < index < grid.most:
+    end = grid.most if step > 0 else grid.least
+    while verdicts.get(index) not in (None, wanted) and index != end:
         index = min(max(index + step, grid.least), grid.most)
     return None if index in verdicts else index
 

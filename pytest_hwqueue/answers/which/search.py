@@ -152,7 +152,9 @@ def verdict_on(
     strict = met if len(met) == 1 else runs.judge(case, confidence=each)
     if any(goal.verdict == "missed" for goal in strict):
         return "broken", strict
-    return "undecided", met
+    # What is missed at this confidence alone is as undecided as the rate.
+    open_yet = zip(met, strict, strict=True)
+    return "undecided", [sure if goal.verdict == "missed" else goal for goal, sure in open_yet]
 
 
 class RateRuns(WhichRuns):

@@ -268,14 +268,9 @@ def _shortest(windows: Sequence[Served]) -> Estimate:
 
 
 def _longest(windows: Sequence[Served]) -> Estimate:
-    n = sum(window.issued for window in windows)
-    latencies = [latency for window in windows for latency in window.latency_ns]
-    if len(latencies) < n:
-        reason = f"{n - len(latencies)} of {n} requests never completed"
-        return Estimate(n=n, unit="ms", refused=reason)
-    if not latencies:
-        return Estimate(unit="ms", refused="there was no request")
-    return Estimate(value=max(latencies) / _NS_PER_MS, n=n, unit="ms")
+    """Return the longest latency, of these requests alone: without an interval."""
+    found = told(figures.longest(windows, CONFIDENCE), 1 / _NS_PER_MS, "ms")
+    return found.model_copy(update={"low": -math.inf, "high": math.inf})
 
 
 def _throughput(windows: Sequence[Served], items: Sequence[float], unit: str) -> Estimate:

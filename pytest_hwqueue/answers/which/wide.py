@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.answers.which import words
-from pytest_hwqueue.answers.which.file import WhichCase, WhichFile, WhichTenant
+from pytest_hwqueue.answers.which.file import WhichCase, WhichFile, WhichTenant, natives
 from pytest_hwqueue.data.document.document import (
     Column,
     Command,
@@ -110,18 +110,8 @@ def _native(case: WhichCase, cases: Sequence[WhichCase]) -> WhichCase | None:
     """Return the row that a row's changes are to; None for native itself, and alone."""
     if case.scheduler == NATIVE.name:
         return None
-    place = (case.variant, case.placement)
-    return next(
-        (
-            each
-            for each in cases
-            if each.scheduler == NATIVE.name
-            and each.role != "solo"
-            and each.status == "ok"
-            and (each.variant, each.placement) == place
-        ),
-        None,
-    )
+    found = natives(cases, case.variant)
+    return next((each for each in found if each.placement == case.placement), None)
 
 
 def _rows(case: WhichCase, native: WhichCase | None, notes: Notes) -> list[Row]:

@@ -12,13 +12,13 @@ from pytest_hwqueue.answers.which.file import (
     WhichFile,
     WhichProof,
     WhichTenant,
+    natives,
 )
 from pytest_hwqueue.data.document.servers import failures
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import counted, duration, grouped, in_unit, listed
 from pytest_hwqueue.data.records.tenants import NOT_OURS
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, parse_goal
-from pytest_hwqueue.parts.schedulers.declaration import NATIVE
 from pytest_hwqueue.parts.schedulers.syntax import THREADS
 
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
@@ -207,14 +207,7 @@ def headline(found: WhichFile, choice: WhichChoice) -> str:
 
 def _native_that_met_all(found: WhichFile, choice: WhichChoice) -> list[str]:
     """Return native's rows that met all goals, also where it was only measured to compare with."""
-    return [
-        case.id
-        for case in found.cases
-        if case.variant == choice.variant
-        and case.scheduler == NATIVE.name
-        and case.role != "solo"
-        and case.met_all
-    ]
+    return [case.id for case in natives(found.cases, choice.variant) if case.met_all]
 
 
 def _variant(choice: WhichChoice) -> str:
@@ -237,7 +230,7 @@ def what_it_leaves(found: WhichFile, choice: WhichChoice) -> str:
     if not choice.alike:
         alone = len(choice.met) == 1
         only = choice.best if _native_that_met_all(found, choice) else "It"
-        lead = f"{only} leaves" if alone else f"Of these, it is {choice.best} that leaves most to"
+        lead = f"{only} leaves" if alone else f"Of these, {choice.best} leaves most:"
         sentences = [f"{lead} {left}."]
     else:
         several = len(found.sessions) > 1

@@ -192,12 +192,15 @@ def longest(windows: Sequence[Served], _: float) -> Estimate:
     It is no estimate of what further requests do: the longest of more is longer. So both ends are
     the value itself.
     """
+    import numpy as np
+
     times = [each for each in _times(windows) if each.size]
     n = sum(each.size for each in times)
     if n == 0:
         return Estimate(low=0.0, unit="ns", refused="there was no request")
     value = max(float(each.max()) for each in times)
-    never = NEVER_COMPLETED.format("some") if math.isinf(value) else ""
+    lost = sum(int(np.isinf(each).sum()) for each in times)
+    never = NEVER_COMPLETED.format(f"{lost} of {n}") if lost else ""
     return Estimate(value=value, low=value, high=value, n=n, unit="ns", refused=never)
 
 
