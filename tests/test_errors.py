@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from pytest_hwqueue.data.errors import (
     BadInput,
     BadOption,
+    BadScenario,
     DeviceError,
     HwqError,
     RecordError,
+    SideFailed,
     files,
     refused_as,
     translated,
     within,
 )
+from pytest_hwqueue.engine.cell.attempt import RunEnded
+from pytest_hwqueue.engine.scenarios.located_yaml import Problem
 
 
 class Held(BaseModel):
@@ -49,6 +54,36 @@ def test_pydantic_is_quoted_by_its_first_field(given: str, said: str) -> None:
     assert str(raised.value).startswith(said)
     assert str(raised.value).endswith("; mend it")
     assert raised.value.__cause__ is not None
+
+
+class Own(BaseModel):
+    n: int
+
+    @field_validator("n")
+    @classmethod
+    def _refuse(cls, n: int) -> int:
+        raise ValueError("is too much")
+
+
+def test_what_is_our_own_is_said_without_pydantics_words() -> None:
+    with pytest.raises(BadInput) as raised, translated(BadInput, "here", ValueError):
+        Own(n=1)
+    assert str(raised.value) == "here: n: is too much"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SideFailed(["A", "B"], "no such commit"),
+        BadOption("--runs", "x", "give a number"),
+        BadScenario(Path("a.hwq.yaml"), [Problem(3, "goals", "is no goal")]),
+        RunEnded("skipped", "no GPU"),
+    ],
+)
+def test_an_error_passes_between_processes(error: HwqError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))
 
 
 def test_what_others_write_cannot_steer_a_terminal_or_fill_it() -> None:

@@ -24,46 +24,60 @@ from pytest_hwqueue.options.of_commands import INTERRUPTED, REFUSED, USAGE, refu
 
 
 class ListedCommand(NamedTuple):
-    """A command: where it is, and its line in the help, the first of its own."""
+    """A command: where it is, its line in the help, which is its own first, and if it leads."""
 
     module: str
     attribute: str
     line: str
+    leads: bool = False
 
 
 COMMANDS = {
     # What most people come for, in the order in which they need it.
     "doctor": ListedCommand(
-        "answers.doctor.command", "doctor", "Check this machine, and measure its limits."
+        "answers.doctor.command",
+        "doctor",
+        "Check this machine, and measure its limits.",
+        leads=True,
     ),
     "run": ListedCommand(
-        "options.measuring", "run", "Measure workloads by name, or all of P0, P1, P2 or P3."
+        "options.measuring",
+        "run",
+        "Measure workloads by name, or all of P0, P1, P2 or P3.",
+        leads=True,
     ),
     "ab": ListedCommand(
         "answers.versions.command",
         "ab",
         "Measure two versions or variants in turn: is the second worse?",
+        leads=True,
     ),
     "compare": ListedCommand(
-        "answers.baselines.command", "compare", "Compare stored runs: the newer B with the older A."
+        "answers.baselines.command",
+        "compare",
+        "Compare stored runs: the newer B with the older A.",
+        leads=True,
     ),
     "baseline": ListedCommand(
         "answers.baselines.command",
         "baseline",
         "Record, list, show, move and prune stored baselines.",
+        leads=True,
     ),
     "which": ListedCommand(
         "answers.which.command",
         "which",
         "Compare schedulers on a scenario: goals met, and the cost.",
+        leads=True,
     ),
     "capacity": ListedCommand(
         "answers.which.command",
         "capacity",
         "Find the greatest arrival rate at which all goals hold.",
+        leads=True,
     ),
     "report": ListedCommand(
-        "answers.page.command", "report", "Write stored records as one HTML page."
+        "answers.page.command", "report", "Write stored records as one HTML page.", leads=True
     ),
     # And the others by name.
     "bisect": ListedCommand(
@@ -104,7 +118,6 @@ COMMANDS = {
         "answers.trace.command", "trace", "Trace one workload's iterations into one file."
     ),
 }
-_FRONT = (*COMMANDS,)[:8]
 
 # Other names of commands, which the help does not list.
 _ALIASES = {"run-priority": "run", "diff": "compare", "info": "doctor", "profile": "trace"}
@@ -153,9 +166,10 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        more = [name for name in self.list_commands(ctx) if name not in _FRONT]
+        leading = [name for name, each in COMMANDS.items() if each.leads]
+        more = [name for name in self.list_commands(ctx) if name not in leading]
         room = formatter.width - 6 - max(map(len, COMMANDS))
-        for title, names in (("Commands", _FRONT), ("More commands", more)):
+        for title, names in (("Commands", leading), ("More commands", more)):
             with formatter.section(title):
                 lines = {name: click.Command(name, help=COMMANDS[name].line) for name in names}
                 formatter.write_dl(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pytest_hwqueue.engine.scenarios.located_yaml import Problem
@@ -38,6 +38,16 @@ class HwqError(Exception):
     """
 
     exit_status: ClassVar[int] = 4
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it pass between processes, whatever its class is made of."""
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[HwqError], said: tuple[Any, ...]) -> HwqError:
+    error = kind.__new__(kind, *said)
+    error.args = said
+    return error
 
 
 class BadInput(HwqError, ValueError):
@@ -200,8 +210,14 @@ def complaint(error: BaseException) -> str:
     if problems is None:
         return abridged(error)
     first = problems()[0]
-    field = ".".join(map(str, first["loc"]))
-    return abridged(f"{field}: {first['msg']}" if field else first["msg"])
+    field, reason = ".".join(map(str, first["loc"])), reason_of(first)
+    return abridged(f"{field}: {reason}" if field else reason)
+
+
+def reason_of(problem: Mapping[str, Any]) -> str:
+    """Return what is wrong by one of pydantic's errors: in our own words where they are ours."""
+    said: str = problem["msg"]
+    return said.removeprefix("Value error, ")
 
 
 @contextmanager

@@ -51,17 +51,21 @@ _WORD = rf"(?:'[^']*'|\"{_IN_DOUBLE}\"|\\.|[^\s'\"\\]|['\"\\](?=\S))+"
 # Of a URL in a text: what ends the text's sentence or quotation is none of its own.
 _OF_QUERY = rf"(?:{_SHELLS_QUOTE}|[^\s&#\"])+?(?=['\"]?[,;:.)\]]*(?:[\s&#]|\"(?!'\"')|$))"
 # What follows in a list of JSON, Python or YAML.
-_NEXT = r"\s*(?:[:,=]|\n[ \t]*-[ \t])\s*"
+_NEXT = r"\s*(?::=|=>|[:,=]|\n[ \t]*-[ \t])\s*"
 # `--token --port 1` is a switch and another option.
 _NO_OPTION = r"(?!--[a-z][a-z0-9-]*(?:[\s=,\]]|$))"
-# Between a name and its value, as shells, ini files and Python write it; `a == b` compares.
-_EQUALS = rf"(?:=|=[ \t]+{_NO_OPTION}|[ \t]+=(?!=)[ \t]*{_NO_OPTION})"
+# Between a name and its value, as shells, ini files and Python write it, makefiles and Go (`:=`),
+# Ruby and PHP (`=>`); `a == b` compares.
+_EQUALS = (
+    rf"(?:[ \t]*(?::=|=>)[ \t]*{_NO_OPTION}"
+    rf"|=|=[ \t]+{_NO_OPTION}|[ \t]+=(?!=)[ \t]*{_NO_OPTION})"
+)
 # What says that there is no secret is none.
 NOTHING = ("none", "null", "true", "false")
 _NO_WORD = rf"(?!(?:{'|'.join(NOTHING)})(?:[,;]?(?:\s|$)|['\")\]}}]))"
 _SCHEME = r"(?:(?:Bearer|Basic|Digest|Token)\s+)?"
 # What is known by value is out already, and the sentence around it says something.
-_NOT_YET = rf"(?!\s*(?:\w+\s+)?{REDACTED})"
+_NOT_YET = rf"(?!=?\s*(?:\w+\s+)?{REDACTED})"
 
 
 def _rule(before: str, secret: str) -> re.Pattern[str]:
@@ -72,8 +76,8 @@ _RULES = (
     # In a URL, up to the last @ before its path: a password may hold one itself.
     _rule(r"(?<=://)", rf"(?:{_SHELLS_QUOTE}|[^\s/?#\"])+(?=@)"),
     # An argument, header or variable that was quoted as a whole.
-    _rule(rf"(?<=')(?:--?)?{_NAMES}(?:[ \t]*=|:\s*)", rf"{_NOT_YET}{_IN_SINGLE}"),
-    _rule(rf"(?<=\")(?:--?)?{_NAMES}(?:[ \t]*=|:\s*)", rf"{_NOT_YET}{_IN_DOUBLE}"),
+    _rule(rf"(?<=')(?:--?)?{_NAMES}(?:[ \t]+:=|[ \t]*=|:\s*)", rf"{_NOT_YET}{_IN_SINGLE}"),
+    _rule(rf"(?<=\")(?:--?)?{_NAMES}(?:[ \t]+:=|[ \t]*=|:\s*)", rf"{_NOT_YET}{_IN_DOUBLE}"),
     # Fields of JSON, also within a text of JSON, and of Python.
     _rule(rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote){_NEXT}b?(?P<other>\\+[\"'])",
           r"(?:(?!(?P=other)).)+"),
@@ -82,7 +86,8 @@ _RULES = (
     _rule(rf"[?&](?:{_NAMES}|key|sig)=", _OF_QUERY),
     _rule(rf"(?<![\w?&'\"-])(?:--?)?{_NAMES}{_EQUALS}", rf"{_NO_WORD}{_SCHEME}{_WORD}"),
     # In a list of YAML, each argument may be a line.
-    _rule(rf"(?<![\w-])--?{_NAMES}(?:\s+|[ \t]*\n[ \t]*-[ \t]+)(?!-[ \t])",
+    _rule(rf"(?<![\w-])--?{_NAMES}(?:\s+|[ \t]*\n[ \t]*-[ \t]+)(?!-[ \t])"
+          rf"(?!(?::=|=>)[ \t]*{REDACTED})",
           rf"{_NO_OPTION}{_NO_WORD}{_SCHEME}{_WORD}"),
     # Or it is of one line, without quotes.
     _rule(rf"(?:(?<=\[)|(?<=,[ ]))--?{_NAMES},[ ]*", rf"{_NO_OPTION}{_NO_WORD}[^\s,\]\"']+"),
@@ -95,7 +100,7 @@ _RULES = (
     _rule(r"\b(?:Bearer|Basic)\s+", r"[^\s'\",;]+"),
 )  # fmt: skip
 
-_FIELD = rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*:\s*"
+_FIELD = rf"(?<!\\)(?P<quote>\\*[\"']){_NAMES}(?P=quote)\s*(?::=?|=>)\s*"
 _NUMBER = _rule(_FIELD, r"-?\d[\w.+-]*")
 """A field of JSON that is a number: it is found by its name alone, as numbers stand everywhere."""
 _LIST = _rule(rf"{_FIELD}\[", r"(?:(?P=quote).*?(?<!\\)(?P=quote)|[^\]\"'])*")

@@ -132,6 +132,8 @@ def test_wrong_usage_is_refused_before_anything_is_measured(
     assert says in said
     assert "test_new.py" not in arguments or "file or directory not found: test_new.py" in said
     assert not list(project.glob(".hwqueue/*/01-a*"))
+    # Only what pytest says of the tests is kept.
+    assert (project / ".hwqueue").exists() is ("test_new.py" in arguments)
     assert left_behind(project) == []
 
 

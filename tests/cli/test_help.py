@@ -7,6 +7,7 @@ import re
 import pytest
 from click.testing import Result
 
+from pytest_hwqueue.cli.main import COMMANDS
 from pytest_hwqueue.data.noise_names import describe_noises
 from pytest_hwqueue.data.shipped import shipped
 from pytest_hwqueue.options.options import OPTIONS, TOPICS
@@ -99,6 +100,14 @@ def test_what_only_few_need_is_listed_apart() -> None:
     listed = re.findall(r"^(--hwq-\S+) ", explained("advanced").output, re.MULTILINE)
     assert listed == [option.command_line for option in OPTIONS if option.rare]
     assert "--hwq-sync-mode" in listed
+
+
+def test_commands_that_lead_come_first_wherever_the_table_has_them() -> None:
+    leading = [name for name, each in COMMANDS.items() if each.leads]
+    assert leading == ["doctor", "run", "ab", "compare", "baseline", "which", "capacity", "report"]
+    listed = hwq("--help").output.partition("\nCommands:")[2]
+    shown = re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE)
+    assert shown == [*leading, *sorted(COMMANDS.keys() - set(leading))]
 
 
 @pytest.mark.parametrize("command", [("run",), ("sweep",)])

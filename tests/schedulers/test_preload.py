@@ -108,8 +108,8 @@ _PROOF = {"maps": "x"}
     ("fields", "said"),
     [
         ({}, "proof: Field required"),
-        ({"proof": {}}, "proof: Value error, give maps or output"),
-        ({"proof": {"maps": "("}}, "proof.maps: Value error, is no regular expression"),
+        ({"proof": {}}, "proof: give maps or output"),
+        ({"proof": {"maps": "("}}, "proof.maps: is no regular expression"),
         ({"proof": _PROOF, "prelaod": []}, "prelaod: Extra inputs"),
         ({"proof": _PROOF, "environment": {"LD_PRELOAD": "x"}}, "use the field preload"),
         ({"proof": _PROOF, "services": [{"command": []}]}, "services.0.command: List"),

@@ -104,7 +104,12 @@ def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **gi
     """
     from pytest_hwqueue.answers.versions.judge import InterleavedJudging
     from pytest_hwqueue.answers.versions.session import ProcessRuns, interleave, session_folder
-    from pytest_hwqueue.answers.versions.sides import SideRequest, is_same, open_sides
+    from pytest_hwqueue.answers.versions.sides import (
+        SideRequest,
+        found_places,
+        is_same,
+        open_sides,
+    )
     from pytest_hwqueue.answers.versions.variants import (
         SideVariant,
         read_variant,
@@ -130,6 +135,8 @@ def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **gi
     )
     settings, figures, allow = _judged_by(given, pairs)
     here = Path.cwd()
+    # What names no side leaves no folder.
+    found_places((a, b), here)
     folder = session_folder(here / Asked(given).dir)
     say(f"what is measured is kept in {folder}")
     judging = InterleavedJudging(

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -225,10 +225,7 @@ def open_sides(
         HwqError: if neither can.
 
     """
-    places = []
-    for request in requests:
-        with of_side(request.name):
-            places.append(_find(request.place, here))
+    places = found_places(requests, here)
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder(say))
         notes: dict[str, list[str]] = {request.name: [] for request in requests}
@@ -332,6 +329,20 @@ def _trees(here: Path, folders: Sequence[Path]) -> list[Tree]:
         return [Tree(str(each), str(working), (str(a), str(b))) for each in folders]
     others = tuple(map(str, dict.fromkeys([*tops, *worktrees(here)])))
     return [Tree(str(top), str(working), others) for top in tops]
+
+
+def found_places(requests: Iterable[SideRequest], here: Path) -> list[Path | str]:
+    """Return each side's folder, or the commit to check out for it.
+
+    Raises:
+        SideFailed: if what names a side is neither.
+
+    """
+    places = []
+    for request in requests:
+        with of_side(request.name):
+            places.append(_find(request.place, here))
+    return places
 
 
 def _find(place: str | None, here: Path) -> Path | str:

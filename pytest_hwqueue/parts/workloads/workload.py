@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ge
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.errors import BadInput, reason_of
 from pytest_hwqueue.data.records.declared import LatencyRatio, Primary, Traffic
 from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
@@ -265,5 +265,5 @@ def valid_parameters(whose: str, model: type[Checked], values: Mapping[str, obje
         if first["type"] == "extra_forbidden":
             known = ", ".join(model.model_fields)
             raise BadInput(f"{whose} has no parameter {name!r}; it has {known}") from None
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = reason_of(first)
         raise BadInput(f"{whose}.{name}={first['input']!r}: {reason}") from None
