@@ -195,9 +195,13 @@ def assert_counted(record: ColocationRecord, counts: Mapping[str, int]) -> None:
             assert tenant.until_ns is None
             # Closed or not, nobody's requests begin when the window is over.
             assert max(requests.scheduled_ns) < window_ns
-        own_ns = tenant.own_ns(window_ns)
-        inside = sum(end <= window_ns for end in requests.finished_ns)
-        per_s = inside / own_ns * S
+        until_ns = tenant.from_ns + tenant.own_ns(window_ns)
+        begins_ns, ends_ns = tenant.from_ns, sorted(requests.finished_ns)
+        if tenant.name in counts:
+            # Of several at once, all that began before one was done are the first.
+            begins_ns = ends_ns[sum(at < ends_ns[0] for at in requests.started_ns) - 1]
+        inside = sum(begins_ns < end <= window_ns for end in ends_ns)
+        per_s = inside / (until_ns - begins_ns) * S
         assert tenant.throughput.requests_per_s == pytest.approx(per_s)
         estimate = throughput([served(tenant, window_ns)], CONFIDENCE)
         assert estimate.value == pytest.approx(per_s)
@@ -224,6 +228,42 @@ def test_simulated_tenants_end_their_window_with_their_last_request(tmp_path: Pa
     cut = run(tmp_path / "cut", free, greedy, **where | {"duration_s": both.duration_s})
     assert both.tenant("low") == cut.tenant("low")
     assert both.tenant("one").latency_ns == cut.tenant("one").latency_ns
+
+
+@pytest.mark.parametrize(
+    ("task", "known_per_s"),
+    [
+        # 20 requests span 19 gaps, whatever makes these.
+        (replace(TASK, arrival="constant: 50/s"), 50.0),
+        (replace(TASK, arrival="constant: 50/s", requests=2), 50.0),
+        (replace(TASK, arrival="constant: 50/s", start_s=0.5), 50.0),
+        (replace(TASK, arrival="closed: delay=10ms"), None),
+        (replace(TASK, arrival="closed"), None),
+        (replace(TASK, arrival="closed: delay=10ms", concurrency=2, requests=40), None),
+    ],
+)
+def test_the_rate_of_counted_requests_is_that_of_a_long_window(
+    tmp_path: Path, task: TenantSpec, known_per_s: float | None
+) -> None:
+    # Of a tenant that starts later another is there before.
+    others = (HIGH2,) if task.start_s else ()
+    where: dict[str, Any] = {"device": "sim:h200", "duration_s": 20.0}
+    counted = run(tmp_path / "counted", task, *others, **where)
+    assert counted.duration_s < 2
+    if known_per_s is None:
+        long = run(tmp_path / "long", replace(task, requests=None), *others, **where)
+        known_per_s = rates(long.tenant("one"))[0]
+    own = counted.tenant("one")
+    estimate = throughput([served(own, round(counted.duration_s * S))], CONFIDENCE)
+    assert rates(own)[0] == pytest.approx(known_per_s, rel=0.03)
+    assert estimate.value == pytest.approx(rates(own)[0])
+    assert estimate.low <= known_per_s <= estimate.high
+
+
+def test_one_request_alone_has_the_rate_of_its_own_time(tmp_path: Path) -> None:
+    own = run(tmp_path, replace(TASK, requests=1), device="sim:h200").tenant("one")
+    assert own.requests is not None
+    assert rates(own)[0] == pytest.approx(S / own.requests.finished_ns[0])
 
 
 @pytest.mark.parametrize("placement", ["processes", slow("threads")])

@@ -84,6 +84,8 @@ class Served:
         busy_ns: of a traced window, how long kernels and copies ran in each of its equal blocks.
         switches: likewise, how often the device went from one tenant to another.
         from_ns: of the whole window, how much had passed when the tenant came.
+        rate_from_ns: when throughput begins, which counts what is done after that; above 0 where
+            a number of requests ends the window (`records.tenants.rate_begins_ns`).
 
     """
 
@@ -99,6 +101,22 @@ class Served:
     busy_ns: Sequence[int] = ()
     switches: Sequence[int] = ()
     from_ns: int = 0
+    rate_from_ns: int = 0
+
+    @property
+    def rated_ns(self) -> list[int]:
+        """When each request was done that counts for throughput, from when that begins."""
+        begins_ns = self.rate_from_ns
+        return [
+            ended_ns - begins_ns
+            for ended_ns in self.finished_ns
+            if ended_ns <= self.window_ns and (ended_ns > begins_ns or not begins_ns)
+        ]
+
+    @property
+    def rate_ns(self) -> int:
+        """The time that throughput is of."""
+        return self.window_ns - self.rate_from_ns
 
 
 TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns", "wait_ns"]
@@ -260,25 +278,27 @@ def throughput(windows: Sequence[Served], confidence: float) -> Estimate:
     """
     import numpy as np
 
-    n = sum(finished <= window.window_ns for window in windows for finished in window.finished_ns)
+    rated = [window.rated_ns for window in windows]
+    n = sum(map(len, rated))
     wanted = max(LEAST_BLOCKS, min(_MOST_COUNTS, n // LEAST_BLOCK_ITERATIONS))
     # Two per window at least: a spread within it must show.
     blocks = max(2, round(wanted / len(windows)))
     counts = [
-        np.histogram(window.finished_ns, bins=blocks, range=(0, window.window_ns))[0]
-        for window in windows
+        np.histogram(ended_ns, bins=blocks, range=(0, window.rate_ns))[0]
+        for window, ended_ns in zip(windows, rated, strict=True)
     ]
-    return _rate(windows, counts, confidence, "requests", "what is completed")
+    lengths_ns = [window.rate_ns for window in windows]
+    return _rate(lengths_ns, counts, confidence, "requests", "what is completed")
 
 
 def _rate(
-    windows: Sequence[Served], counts: Sequence[Sequence[int] | NDArray[np.int64]],
+    lengths_ns: Sequence[int], counts: Sequence[Sequence[int] | NDArray[np.int64]],
     confidence: float, unit: str, what: str,
 ) -> Estimate:  # fmt: skip
     """Estimate how many there are per second, by counts of each window's equal blocks.
 
     Args:
-        windows: the windows.
+        lengths_ns: of the windows.
         counts: of each.
         confidence: of the interval.
         unit: what is counted, in the plural.
@@ -287,11 +307,11 @@ def _rate(
     """
     import numpy as np
 
-    seconds = sum(window.window_ns for window in windows) / _NS_PER_S
+    seconds = sum(lengths_ns) / _NS_PER_S
     n = sum(int(np.sum(each)) for each in counts)
     rates = [
-        np.asarray(each, np.float64) * (len(each) * _NS_PER_S / window.window_ns)
-        for window, each in zip(windows, counts, strict=True)
+        np.asarray(each, np.float64) * (len(each) * _NS_PER_S / length_ns)
+        for length_ns, each in zip(lengths_ns, counts, strict=True)
     ]
     value, resolution = n / seconds, math.sqrt(sum(map(len, counts)) / 12) / seconds
     mean = mean_interval(rates, confidence)
@@ -318,7 +338,8 @@ def switches(windows: Sequence[Served], confidence: float) -> Estimate:
     The interval is that of `throughput`, of the counts in the traced windows' blocks.
     """
     counts = [window.switches for window in windows]
-    return _rate(windows, counts, confidence, "switches", "how often tenants switch")
+    lengths_ns = [window.window_ns for window in windows]
+    return _rate(lengths_ns, counts, confidence, "switches", "how often tenants switch")
 
 
 def busy(windows: Sequence[Served], confidence: float) -> Estimate:

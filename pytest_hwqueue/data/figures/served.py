@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_hwqueue.data.figures.of_requests import ONLY_SESSION, Served, Session
-from pytest_hwqueue.data.records.tenants import TenantResult, TokenTimes
+from pytest_hwqueue.data.records.tenants import TenantResult, TokenTimes, rate_begins_ns
 
 # Of failed requests; a record has those of each.
 _REASONS = 3
@@ -35,6 +35,7 @@ def served(result: TenantResult, window_ns: int, session: Session | None = None)
     whole = Served(
         result.issued, result.latency_ns, finished, own_ns, session or ONLY_SESSION,
         from_ns=from_ns,
+        rate_from_ns=rate_begins_ns(from_ns, result.until_ns, result.requests) - from_ns,
     )  # fmt: skip
     if tokens is None:
         return whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,7 +39,7 @@ class RequestFailure(PlainData):
 
 
 class TenantThroughput(PlainData):
-    """Rates of what was completed inside the window."""
+    """Rates of what was completed inside the window, as `completed_per_s` has them."""
 
     requests_per_s: float
     items_per_s: float
@@ -116,7 +116,7 @@ class TenantResult(PlainData):
     until_ns: int | None = Field(
         None,
         description="when the last of the plan's `requests` was done, with which its time ends; "
-        "null if it ends with the window",
+        "its rates begin with the end of the first; null if it ends with the window",
     )
     issued: int | None = Field(None, description="requests scheduled in the window, or begun in it")
     completed: int | None = Field(None, description="requests that ended well, also after its end")
@@ -149,6 +149,48 @@ class TenantResult(PlainData):
     def own_ns(self, window_ns: int) -> int:
         """Return how much of a window of this length is its own time."""
         return (window_ns if self.until_ns is None else self.until_ns) - self.from_ns
+
+
+def rate_begins_ns(from_ns: int, until_ns: int | None, requests: RequestTimes) -> int:
+    """Return when a tenant's rate begins, from the window's start: when it does, mostly.
+
+    Where a number of requests ends its time, the last ends it and the first began it, so that n
+    requests span n - 1 gaps: then the rate begins when the first was done, of several that are
+    served at once as many as began before. Where no request follows these, nothing else is known.
+
+    Args:
+        from_ns: when the tenant began to serve.
+        until_ns: when the last counted request was done; None if its time ends with the window.
+        requests: all that it served.
+
+    """
+    if until_ns is None:
+        return from_ns
+    ended = sorted(requests.finished_ns)
+    at_once = sum(start_ns < ended[0] for start_ns in requests.started_ns)
+    first_ns = ended[max(1, at_once) - 1]
+    return first_ns if first_ns < ended[-1] else from_ns
+
+
+def completed_per_s(
+    from_ns: int, until_ns: int | None, window_ns: int, requests: RequestTimes,
+    completed_ns: Sequence[int],
+) -> float:  # fmt: skip
+    """Return how many requests a tenant completed per second of its own time.
+
+    Args:
+        from_ns: as `rate_begins_ns` takes it.
+        until_ns: likewise.
+        window_ns: length of the window.
+        requests: all that it served.
+        completed_ns: when each that did not fail was done.
+
+    """
+    begins_ns = rate_begins_ns(from_ns, until_ns, requests)
+    # What ended as the rate begins is not of it.
+    after_ns = begins_ns if begins_ns > from_ns else -1
+    inside = sum(after_ns < ended_ns <= window_ns for ended_ns in completed_ns)
+    return inside * 1e9 / ((window_ns if until_ns is None else until_ns) - begins_ns)
 
 
 class TenantUse(PlainData):
@@ -294,8 +336,7 @@ def require_own_figures(record: ColocationRecord) -> None:
 def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int) -> Iterator[str]:
     """Say which figures of a tenant are not those of its requests."""
     due, begun, ended = requests.scheduled_ns, requests.started_ns, requests.finished_ns
-    own_ns = tenant.own_ns(window_ns)
-    if own_ns <= 0 or min(due, default=tenant.from_ns) < tenant.from_ns:
+    if tenant.own_ns(window_ns) <= 0 or min(due, default=tenant.from_ns) < tenant.from_ns:
         yield f"from_ns is {tenant.from_ns}, which is after its first request, or the window's end"
         return
     if not len(due) == len(begun) == len(ended):
@@ -324,7 +365,9 @@ def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int
         if len(getattr(tokens, name)) != len(done):
             yield f"{name} has {len(getattr(tokens, name))} of {counted(len(done), 'request')}"
     if (rates := tenant.throughput) is not None:
-        per_s = sum(ended[index] <= window_ns for index in done) * 1e9 / own_ns
+        per_s = completed_per_s(
+            tenant.from_ns, tenant.until_ns, window_ns, requests, [ended[index] for index in done]
+        )
         items = rates.items_per_request
         expected = {"requests_per_s": per_s, "items_per_s": items and per_s * items}
         for name, rate in expected.items():

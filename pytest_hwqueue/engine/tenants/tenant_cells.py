@@ -19,6 +19,7 @@ from pytest_hwqueue.data.records.tenants import (
     RequestTimes,
     TenantResult,
     TenantThroughput,
+    completed_per_s,
 )
 from pytest_hwqueue.engine.tenants import TENANTS
 from pytest_hwqueue.engine.tenants.plan import LATER
@@ -248,9 +249,13 @@ def delivered(
     failed = {failure.index for failure in log.failed}
     scheduled_ns, finished_ns = log.scheduled_ns.tolist(), log.finished_ns.tolist()
     done = [index for index in range(len(finished_ns)) if index not in failed]
-    inside = sum(finished_ns[index] <= window_ns for index in done)
+    requests = RequestTimes(
+        scheduled_ns=scheduled_ns, started_ns=log.started_ns.tolist(), finished_ns=finished_ns
+    )
     until_ns = own.until_ns(log, window_ns)
-    per_s = inside * 1e9 / ((until_ns or window_ns) - own.from_ns)
+    per_s = completed_per_s(
+        own.from_ns, until_ns, window_ns, requests, [finished_ns[index] for index in done]
+    )
     return TenantResult(
         name=name,
         work=work.description,
@@ -267,9 +272,7 @@ def delivered(
             items_per_request=work.items_per_request,
         ),
         latency_ns=[finished_ns[index] - scheduled_ns[index] for index in done],
-        requests=RequestTimes(
-            scheduled_ns=scheduled_ns, started_ns=log.started_ns.tolist(), finished_ns=finished_ns
-        ),
+        requests=requests,
         failures=log.failed,
         **seen,
     )
