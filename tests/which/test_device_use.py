@@ -271,8 +271,14 @@ def test_what_decides_a_goal_of_a_traced_window_depends_on_what_ended_it(
     (judged,) = case(found, "threads-native").goals
     assert (judged.verdict, judged.ended_by) == ("undecided", ended_by)
     assert said in " ".join(result.stdout.split())
-    again, text = measure(file, tmp_path, "--from", *(tmp_path / "all").iterdir(), *THREADS)
+    (session,) = (tmp_path / "all").iterdir()
+    again, text = measure(file, tmp_path, "--from", session, *THREADS)
     assert (again, text.stdout) == (found, result.stdout)
+    # Each session's own window was ended so, whatever they have together.
+    both = ("--from", session, "--from", changed(session))
+    twice, _ = measure(file, tmp_path, *both, *THREADS)
+    (together,) = case(twice, "threads-native").goals
+    assert (together.verdict, together.ended_by) == ("undecided", ended_by)
 
 
 def test_what_a_trace_cannot_hold_stands_beside_the_undecided_goal(

@@ -284,7 +284,9 @@ class ScenarioRuns:
 
     def planned_s(self, run: PlannedRun) -> float:
         """Return the whole time of a run in seconds: as planned, or as long as its windows were."""
-        records = self.records(run)
+        return self._planned_s(self.records(run))
+
+    def _planned_s(self, records: Sequence[ColocationRecord]) -> float:
         window_s: float = records[0].plan["duration_s"]
         return window_s * (self._rounds or len(records))
 
@@ -502,10 +504,16 @@ class ScenarioRuns:
         """Return a traced window's result; undecided, it says what kept that window short."""
         if result.verdict != "undecided":
             return result
-        needed_s = enough_s(own, self.records(own), [goal for goal in goals if goal.traced])
-        planned_s = self.planned_s(own)
-        traced = [record for record in self.traced(own) if not _unobserved(record)]
-        ends = {traced_ended_by(record, needed_s, planned_s): record for record in traced}
+        asked = [goal for goal in goals if goal.traced]
+        measured = [*zip(self.records(own), self.sessions(own), strict=True)]
+        ends: dict[EndedBy, ColocationRecord] = {}
+        for record, path in self._traced.get(own.key, ()):
+            # Each was planned by what its own session had measured.
+            session = self._session(record, path)
+            records = [each for each, of in measured if of == session]
+            if records and not _unobserved(record):
+                needed_s = enough_s(own, records, asked)
+                ends[traced_ended_by(record, needed_s, self._planned_s(records))] = record
         for ended_by, record in ends.items():
             if ended_by == "trace":
                 given_s = record.plan["duration_s"]
