@@ -626,7 +626,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
     assert [record.status for record in of["dies"]] == ["failed"]
 
 
-# tests/which/test_sessions.py has windows that stay invalid, tests/tenancy the lateness.
+# tests/answers/which/test_sessions.py has windows that stay invalid, tests/tenancy the lateness.
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_process_is_left")
 def test_real_tenants_that_come_late_fail_their_test(run: Run, tmp_path: Path) -> None:
