@@ -1,7 +1,7 @@
 """Texts compared whole with files in ``snapshots/`` beside their tests.
 
-Where a change is meant, ``UPDATE_SNAPSHOTS=1 pytest tests/reports tests/which tests/cli`` writes
-them anew; ``git diff`` shows what readers will see.
+Where a change is meant, ``UPDATE_SNAPSHOTS=1 pytest tests/answers tests/judge`` writes them
+anew; ``git diff`` shows what readers will see.
 """
 
 from __future__ import annotations

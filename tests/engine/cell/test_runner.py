@@ -149,7 +149,7 @@ def run(
     return record, failure
 
 
-# With ratios and without, requests, copies; tests/workloads measures every one.
+# With ratios and without, requests, copies; tests/parts/workloads measures every one.
 _ALWAYS = ("hetero_kernels", "tiny_kernel_stress", "continuous_batch", "moe", "zero_offload")
 
 

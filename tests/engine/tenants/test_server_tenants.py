@@ -181,7 +181,7 @@ def test_one_that_lives_on_serves_each_window_its_own_load(tmp_path: Path) -> No
     assert first.tenants_started == second.tenants_started
 
 
-# Each process of a server is proven above, a preloaded library in tests/schedulers.
+# Each process of a server is proven above, a preloaded library in tests/parts/schedulers.
 @pytest.mark.slow
 @needs_compiler
 def test_under_a_preloaded_scheduler_every_process_has_its_library(
