@@ -34,7 +34,7 @@ LEFT_OUT = {
     "docs/distributed.md": {"torchrun": "needs eight GPUs, or two machines"},
     "docs/fleet.md": {
         "hwq fleet check --out": GPU,
-        "hwq fleet run": "needs the extra fleet: tests/fleet/test_cluster.py",
+        "hwq fleet run": "needs the extra fleet: tests/answers/fleet/test_cluster.py",
         "ray start": "needs the extra fleet",
     },
     "docs/history.md": {

@@ -2,7 +2,7 @@
 
 A folder may be shared: whoever can write to it can leave a link of a name that is known beforehand,
 and what is written there would replace a file of the user's. So all that the package writes goes
-through here; tests/test_safe_files.py has the exceptions, with reasons.
+through here; tests/data/test_safe_files.py has the exceptions, with reasons.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.interleaved.repositories import git
+from tests.answers.versions.repositories import git
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / "benchmarks"

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.options.suite import plugin_name
 from tests.acceptance.inner import ROOT, SHORT, commit, left_behind, new_repository, started
-from tests.interleaved.repositories import TEST, git
+from tests.answers.versions.repositories import TEST, git
 
 # Measured in the runs of a comparison alone, as a product may that its environment changes.
 MORE = """

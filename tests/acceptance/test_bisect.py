@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.inner import SHORT, commit, left_behind, new_repository, started
-from tests.interleaved.repositories import TEST
+from tests.answers.versions.repositories import TEST
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from pytest_hwqueue.options.suite import plugin_name, pytest_environment
 from pytest_hwqueue.parts.processes.starting import ForkServer, worker_environment
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS, ahead
 from tests.acceptance.inner import ROOT, plain_environment
-from tests.workloads.cells import make, simulated_timeline
+from tests.parts.workloads.cells import make, simulated_timeline
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess, Sessions
@@ -136,7 +136,7 @@ def test_its_workload_runs_on_a_simulated_device(monkeypatch: pytest.MonkeyPatch
     assert {kernel.stream for kernel in kernels} == set(range(4))
 
 
-# tests/schedulers/test_added.py has a session under an installed package's scheduler.
+# tests/parts/schedulers/test_added.py has a session under an installed package's scheduler.
 @pytest.mark.slow
 def test_its_test_measures_under_its_scheduler_and_its_noise(
     example: Example, tmp_path: Path
@@ -163,7 +163,8 @@ def test_its_test_measures_under_its_scheduler_and_its_noise(
     assert neighbour.notes == ["64 MiB a process"]
 
 
-@pytest.mark.slow  # tests/test_extensions.py and tests/schedulers/test_added.py, in this process.
+# In this process: tests/data/test_extensions.py and tests/parts/schedulers/test_added.py.
+@pytest.mark.slow
 def test_what_is_not_there_is_refused_with_what_is(example: Example, tmp_path: Path) -> None:
     suite = f"'-p', {plugin_name()!r}, {str(ROOT / 'benchmarks')!r}, '--hwq-device=cpu', "
     code = f"import pytest, sys\nfor each in sys.argv[1:]: print(pytest.main([{suite}each]))"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interleaved.repositories import git
+from tests.answers.versions.repositories import git
 
 if TYPE_CHECKING:
     from tests.conftest import Sessions

@@ -230,7 +230,7 @@ def test_the_suite_measures_three_workloads(sessions: Sessions, tmp_path: Path) 
         assert loaded(trace)["traceEvents"]
 
 
-# Values that no option takes are refused in tests/settings.
+# Values that no option takes are refused in tests/options.
 @pytest.mark.parametrize(
     ("option", "message"),
     [

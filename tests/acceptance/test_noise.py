@@ -232,7 +232,7 @@ def test_a_block_where_there_can_be_no_noise_is_skipped(
     result.stdout.fnmatch_lines([f"SKIPPED*{reason}*"])
 
 
-# As in tests/noise; a session is killed in test_hostile.py, too.
+# As in tests/engine/noise; a session is killed in test_hostile.py, too.
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_burns_on_when_pytest_has_gone(session: pytest.Pytester, number: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_hwqueue.options.suite import plugin_name
 from tests.acceptance.inner import ROOT, commit, left_behind, new_repository, plain_environment
-from tests.interleaved.repositories import git
+from tests.answers.versions.repositories import git
 
 TEST = """
 import libx

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_hwqueue.options.suite import plugin_name
-from tests.interleaved.repositories import git
+from tests.answers.versions.repositories import git
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess

@@ -626,7 +626,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
     assert [record.status for record in of["dies"]] == ["failed"]
 
 
-# tests/which/test_sessions.py has windows that stay invalid, tests/tenancy the lateness.
+# tests/answers/which/test_sessions.py has windows that stay invalid, tests/engine the lateness.
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_process_is_left")
 def test_real_tenants_that_come_late_fail_their_test(run: Run, tmp_path: Path) -> None:
@@ -644,7 +644,8 @@ def test_real_tenants_that_come_late_fail_their_test(run: Run, tmp_path: Path) -
     assert "met: urgent" not in session.output
 
 
-@pytest.mark.slow  # As in tests/tenancy; a session with cells is interrupted in test_measuring.
+# As in tests/engine/tenants; a session with cells is interrupted in test_measuring.py.
+@pytest.mark.slow
 @pytest.mark.usefixtures("run")
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     write(tmp_path, duration="600s")

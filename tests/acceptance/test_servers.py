@@ -38,7 +38,7 @@ def example(folder: Path, name: str, **replaced: str) -> Path:
         # A goal that is missed: the server is not traced for its causes.
         ("completions", "chat", {"goodput > 5/s": "p50 < 1 us"},
          ("goodput", "skipped: tenant chat is a server, which is not traced")),
-        # Its parts stand in tests/tenancy/test_server_tenants.py.
+        # Its parts stand in tests/engine/tenants/test_server_tenants.py.
         pytest.param("http", "high", {}, ("connections opened, at most",), marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -14,8 +14,8 @@ from pytest_hwqueue.data.document.document import Chart
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.data.records.cell import RunRecord, write_record
 from pytest_hwqueue.data.records.timelines import Kept, write_kept
+from tests.answers.conftest import make
 from tests.browser.conftest import Open
-from tests.reports.conftest import make
 
 STORED = Path(__file__).parents[2] / "baselines" / "nvidia-h200"
 HOSTILE = "<img src=x onerror=alert(1)> & <b>gemm</b>"

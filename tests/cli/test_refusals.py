@@ -11,10 +11,10 @@ import pytest
 
 from pytest_hwqueue.data.records.cell import Metrics, write_record
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
+from tests.answers.conftest import make
+from tests.answers.stored import DEVICE, noisy, put, session_file
 from tests.cli.conftest import Launched, hwq
-from tests.cli.stored import DEVICE, noisy, put, session_file
 from tests.conftest import make_record
-from tests.reports.conftest import make
 
 LINES = (Path(__file__).parent / "refusals.txt").read_text(encoding="utf-8").splitlines()
 REFUSED = [line.split(" | ") for line in LINES if line[:1].isdigit()]

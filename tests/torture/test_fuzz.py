@@ -172,7 +172,7 @@ EVENT = {
 @given(damaged(EVENT), st.sampled_from([b"\n\n", b"\r\n", b""]), st.binary(max_size=20))
 def test_answers_of_servers(event: Any, end: bytes, more: bytes) -> None:
     pytest.importorskip("aiohttp")
-    from tests.servers.test_client import _OPENAI, ask, saying
+    from tests.engine.tenants.test_client import _OPENAI, ask, saying
 
     events = b"data: " + json.dumps(event, default=str).encode() + end + more + b"\n\n"
     body = events + b"data: [DONE]\n\n"
@@ -197,7 +197,7 @@ def test_answers_of_servers(event: Any, end: bytes, more: bytes) -> None:
 )
 def test_answers_of_great_size(data: bytes) -> None:
     pytest.importorskip("aiohttp")
-    from tests.servers.test_client import _OPENAI, ask, saying
+    from tests.engine.tenants.test_client import _OPENAI, ask, saying
 
     body = b"data: " + data + b"\n\ndata: [DONE]\n\n"
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()

@@ -1,0 +1,169 @@
+"""The figures of every record in this repository follow from its samples, to the digit."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import operator
+import re
+import shutil
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_hwqueue.data.figures.of_cell import summarise
+from pytest_hwqueue.data.records.cell import RunRecord, read_record
+from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
+from pytest_hwqueue.data.records.timelines import read_kept
+from pytest_hwqueue.engine.causes.explain import Trace, rows_of, with_causes
+from pytest_hwqueue.engine.tenants.open_loop import RequestLog, lateness
+from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
+from pytest_hwqueue.judge.baselines.cell_file import read_cell
+from pytest_hwqueue.judge.baselines.sources import read_session_file
+
+ROOT = Path(__file__).parents[3]
+if (ROOT / "PKG-INFO").exists():
+    pytest.skip("a source distribution has only the reference baselines", allow_module_level=True)
+FILES = [
+    path for path in sorted((ROOT / "baselines").rglob("*.json*")) if path.name != "which.json"
+]  # fmt: skip
+H200 = ROOT / "baselines" / "nvidia-h200"
+CELL = next((H200 / "noise/causes").glob("llm_decode*.json"))
+TRACED = next((H200 / "co-location/high_load-causes/traced").glob("*native*.json"))
+OF_SAMPLES = {"latency", "iteration", "device_time", "tags", "throughput"}
+OF_REQUESTS = {"issued", "completed", "failed", "latency_ns", "throughput", "lateness", "causes"}
+
+
+SAMPLED = "what threads waited for was looked at"
+
+
+def figures(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a record; of a refusal only that it is one, as its words have changed.
+
+    That waits were sampled is not said again: the names that samples gave them are kept.
+    """
+    if isinstance(value, dict):
+        if "high" in value and value["high"] is None:
+            # Earlier versions kept no lower end alone.
+            value = value | {"low": None}
+        for key, each in value.items():
+            yield from figures(bool(each) if key == "refused" else each, f"{name}.{key}")
+    elif isinstance(value, list):
+        said = [one for one in value if not (isinstance(one, str) and one.startswith(SAMPLED))]
+        for index, each in enumerate(said):
+            yield from figures(each, f"{name}[{index}]")
+    else:
+        yield name, value
+
+
+Differing = dict[str, tuple[Any, Any]]
+
+
+def differing(stored: Any, again: Any) -> Differing:
+    ours, theirs = dict(figures(stored)), dict(figures(again))
+    both = {name: (ours.get(name, "-"), theirs.get(name, "-")) for name in {**ours, **theirs}}
+    return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+
+
+def of_cell(record: RunRecord) -> Differing:
+    assert record.samples is not None
+    # No record of the repository has ratios, overlap or bandwidth.
+    assert record.declared is None
+    again = summarise(record.samples, record.work_per_iteration, primary=record.primary)
+    return differing(*(one.model_dump(include=OF_SAMPLES) for one in (record.metrics, again)))
+
+
+def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> TenantResult:
+    times, rates = tenant.requests, tenant.throughput
+    assert times is not None
+    assert rates is not None
+    scheduled, started, finished = (array("q", each) for each in times.model_dump().values())
+    log = RequestLog(
+        False, scheduled, started, finished, tenant.failures, tenant.unserved or 0, concurrency
+    )
+    work = WorkDone("", rates.items_per_request or 0.0, rates.unit)
+    again = delivered(
+        tenant.name, log, duration_ns, work, lateness=tenant.lateness and lateness(log)
+    )
+    if rates.items_per_request is not None or again.throughput is None:
+        return again
+    # Early records do not say how many items a request has.
+    unknown = {"items_per_s": rates.items_per_s, "items_per_request": None}
+    return again.model_copy(update={"throughput": again.throughput.model_copy(update=unknown)})
+
+
+def of_colocation(record: ColocationRecord, folder: Path) -> Differing:
+    at_once = {each["name"]: each.get("concurrency", 1) for each in record.plan["tenants"]}
+    duration_ns = round(record.duration_s * 1e9)
+    stored = [tenant for tenant in record.tenants if tenant.requests is not None]
+    again = [of_tenant(tenant, duration_ns, at_once[tenant.name]) for tenant in stored]
+    if record.timelines is not None:
+        kept = read_kept(folder, record.timelines)
+        about = kept.about["causes of tenants"]
+        traces = {}
+        for name, each in about["traces"].items():
+            trace = Trace.model_validate(each)
+            work = rows_of(kept.work(f"tenant {name}", trace.owner))
+            traces[name] = trace.model_copy(update={"work": work})
+        again = with_causes(again, traces, **about["arguments"])
+    parts = [[one.model_dump(include=OF_REQUESTS) for one in side] for side in (stored, again)]
+    found = differing(*parts)
+    # Early records did not keep the longest interrupt of a type.
+    return {
+        name: pair for name, pair in found.items() if pair[0] is not None or ".max_ns" not in name
+    }
+
+
+def of_file(path: Path) -> Differing:
+    if path.suffix == ".jsonl":
+        # It refuses a run whose figures are not those of its samples.
+        assert read_cell(path).runs
+        return {}
+    if path.name == "session.json":
+        # It has the intervals of the version that measured.
+        found = [each for record in read_session_file(path)[1] for each in of_cell(record).items()]
+        return {name: pair for name, pair in found if not re.search("low|high|refused", name)}
+    if '"plan"' in path.read_text(encoding="utf-8"):
+        return of_colocation(read_colocation(path), path.parent)
+    return of_cell(read_record(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # That a traced one has no other figures than its samples', those changed below show, too.
+        pytest.param(path, marks=[pytest.mark.slow] * (path.parent == TRACED.parent))
+        for path in FILES
+    ],
+    ids=lambda path: str(path.relative_to(ROOT / "baselines")),
+)
+def test_stored_figures_follow_from_the_samples(path: Path) -> None:
+    assert of_file(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        (CELL, ["metrics latency mean", "metrics throughput 0 value", "metrics device_time max"]),
+        (TRACED, ["tenants 0 causes tails p99 threshold_ms"]),
+    ],
+)  # fmt: skip
+def test_figures_off_by_their_last_digit_are_found(
+    path: Path, parts: list[str], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(path.parent, tmp_path / "copy")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    changed = set()
+    for each in parts:
+        *above, last = (int(part) if part.isdigit() else part for part in each.split())
+        at = functools.reduce(operator.getitem, above, data)
+        before = at[last]
+        at[last] = before + 1 if isinstance(before, int) else math.nextafter(before, math.inf)
+        changed.add((at[last], before))
+    (folder / path.name).write_text(json.dumps(data), encoding="utf-8")
+    # The latency of a cell may stand in it twice.
+    assert set(of_file(folder / path.name).values()) == changed

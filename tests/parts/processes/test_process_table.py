@@ -1,0 +1,162 @@
+"""Who listens at an address, by the kernel's tables, and who is in a container."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.parts.processes import process_table
+from pytest_hwqueue.parts.processes.process_table import is_contained, listeners, processes_under
+from pytest_hwqueue.parts.processes.services import free_port
+from tests.parts.schedulers.processes import wait_for
+
+# Of what descends from the parent, this process is one; of what descends from itself, it is none.
+OURS, STRANGE = os.getppid(), os.getpid()
+UNSHARE = shutil.which("unshare") or "unshare"
+
+
+@contextmanager
+def listening(
+    host: str, port: int = 0, backlog: int = 1, *, ipv6_alone: bool = False
+) -> Iterator[int]:
+    """Listen at an address, at a port of one's own or, if it is given, beside others; yield it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, bool(port))
+        try:
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, ipv6_alone)
+            listener.bind((host, port))
+        except OSError as error:
+            pytest.skip(f"this machine has no {host}: {error}")
+        if backlog:
+            listener.listen(backlog)
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("at", "host", "reached"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "localhost", True),
+        ("127.0.0.1", "0.0.0.0", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("0.0.0.0", "127.0.0.1", True),
+        ("0.0.0.0", "::1", False),
+        ("::", "127.0.0.1", True),
+        ("::", "::1", True),
+        ("::1", "::1", True),
+        ("::1", "127.0.0.1", False),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+    ],
+)
+def test_those_are_found_that_a_client_of_the_address_reaches(
+    at: str, host: str, *, reached: bool
+) -> None:
+    if "::1" in (at, host) and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with listening(at) as port:
+        own, strange = (listeners(host, port, root) for root in (OURS, STRANGE))
+    assert own.own == ({os.getpid()} if reached else set())
+    assert own.others == ()
+    assert strange.own == set()
+    assert len(strange.others) == reached
+    for each in strange.others:
+        assert re.fullmatch(rf".+ \(process {os.getpid()}\)", each)
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"), [("127.0.0.1", False), ("0.0.0.0", False), ("::1", True), ("::", True)]
+)
+def test_one_of_ipv6_alone_is_not_reached_by_ipv4(host: str, *, reached: bool) -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with listening("::", ipv6_alone=True) as port:
+        assert bool(listeners(host, port, OURS).own) == reached
+        # Of two at one port, one may be of all addresses.
+        with listening("0.0.0.0", port):
+            assert len(listeners(host, port, STRANGE).others) == 1
+
+
+def test_where_netlink_is_forbidden_all_of_ipv6_counts_as_listening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with listening("::", ipv6_alone=True) as port:
+        monkeypatch.setattr(socket, "AF_NETLINK", 9999)  # no family of sockets
+        assert listeners("127.0.0.1", port, OURS).own == {os.getpid()}
+
+
+def test_a_port_that_is_only_bound_has_no_listener() -> None:
+    with listening("127.0.0.1", backlog=0) as port:
+        assert listeners("127.0.0.1", port, STRANGE).others == ()
+
+
+_SHARES = """
+import socket, sys, time
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("127.0.0.1", int(sys.argv[1])))
+listener.listen()
+time.sleep(600)
+"""
+
+
+def test_a_stranger_that_shares_the_port_is_named_beside_ours() -> None:
+    with listening("127.0.0.1", free_port()) as port:
+        child = subprocess.Popen([sys.executable, "-S", "-c", _SHARES, str(port)])
+        try:
+            wait_for(lambda: bool(listeners("127.0.0.1", port, STRANGE).own), "the child")
+            found = listeners("127.0.0.1", port, STRANGE)
+        finally:
+            child.kill()
+            child.wait()
+    assert found.own == {child.pid}
+    (other,) = found.others
+    assert f"(process {os.getpid()})" in other
+
+
+def test_one_that_cannot_be_seen_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_table, "_all_processes", list)
+    with listening("127.0.0.1") as port:
+        (other,) = listeners("127.0.0.1", port, STRANGE).others
+    assert other.startswith("a process of ")
+    assert other.endswith(" that cannot be seen from here")
+
+
+def test_where_the_tables_are_missing_that_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_table, "_PROC", tmp_path)
+    with pytest.raises(NotProven, match=r"who listens on port 1 cannot be seen.*mount /proc here"):
+        listeners("127.0.0.1", 1, OURS)
+
+
+def test_another_machine_is_refused() -> None:
+    # Of a network that is kept for documentation (RFC 5737).
+    with pytest.raises(NotProven, match=r"192\.0\.2\.1 .* is not this machine"):
+        listeners("192.0.2.1", 80, OURS)
+
+
+@pytest.mark.parametrize("namespace", ["--pid", "--net"])
+def test_a_process_with_a_namespace_of_its_own_is_in_a_container(namespace: str) -> None:
+    command = [UNSHARE, "--user", namespace, "--fork"]
+    if not Path(UNSHARE).exists() or subprocess.run([*command, "true"], check=False).returncode:
+        pytest.skip("this machine gives no namespaces")
+    with subprocess.Popen([*command, "cat"], stdin=subprocess.PIPE) as process:
+        wait_for(lambda: any(map(is_contained, processes_under(process.pid))), "its namespace")
+        (child,) = processes_under(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert not is_contained(os.getpid())
+    # It has ended.
+    assert not is_contained(child)
