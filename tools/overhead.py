@@ -30,9 +30,10 @@ from pytest_hwqueue.data.metrics.latency import (
     minimum_samples,
     quantile_interval,
 )
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, measure, warm_up
+from pytest_hwqueue.engine.cell.closed_loop import Plan, measure, warm_up
 from pytest_hwqueue.engine.cell.measured_pass import back_to_back, block_iterations
 from pytest_hwqueue.engine.cell.program import Program, eager, graph
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.kinds import choose_devices, open_device
 from pytest_hwqueue.parts.devices.lease import lease
 from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
@@ -42,8 +43,8 @@ from pytest_hwqueue.parts.workloads.workload import Setup, parameters_for
 Enqueue = Callable[[Sequence[Stream]], None]
 # Short blocks, because the speed of launching from Python wanders within a second.
 _BLOCK, _CYCLES = 10, 5
-_WARM_UP = LoopPlan(iterations=1, warmup=20, max_time_ns=4_000_000_000, sync_mode="per_iteration")
-_PLAN = LoopPlan(_BLOCK, 0, 10**15, "per_iteration")
+_WARM_UP = Plan(StopRule(1, 4_000_000_000), warmup=20, sync_mode="per_iteration")
+_PLAN = Plan(StopRule(_BLOCK, 10**15), 0, "per_iteration")
 
 
 def by_hand(enqueue: Enqueue, pool: StreamPool) -> list[int]:
@@ -146,7 +147,7 @@ def full_queues(device: Device, streams: int) -> tuple[float, list[float]]:
         pool.synchronize()
         program, replay = both(device, pool, workload.iterate, "graph")
         warm = warm_up(device, pool, program, _WARM_UP)
-        each = block_iterations(warm.iteration_ns, _WARM_UP.max_time_ns)
+        each = block_iterations(warm.iteration_ns, _WARM_UP.stop.time_ns)
 
         def ours() -> float:
             return float(np.mean(back_to_back(device, pool, program, each).blocks_ns)) / each

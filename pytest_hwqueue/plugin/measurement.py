@@ -243,11 +243,12 @@ class Hwq:
         mark: str | None,
     ) -> RunRecord:
         from pytest_hwqueue.engine.causes.traced_cell import find_causes
-        from pytest_hwqueue.engine.cell.cell import CellRequest
-        from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+        from pytest_hwqueue.engine.cell.cell import CellOrigin, CellRequest, Passes
+        from pytest_hwqueue.engine.cell.closed_loop import Plan
         from pytest_hwqueue.engine.cell.ranks import measure_cell
         from pytest_hwqueue.engine.cell.runner import CellRunner
         from pytest_hwqueue.engine.cell.sample_plan import USUAL
+        from pytest_hwqueue.engine.cell.stop_rule import StopRule
         from pytest_hwqueue.parts.schedulers.syntax import impossible_split, unavailable_for_cell
 
         settings, assignment = self._settings, self._assignment
@@ -258,38 +259,42 @@ class Hwq:
         ) or impossible_split(self._scheduler, self._device, urgency)
         if refused:
             pytest.skip(refused)
-        plan = trace_plan(settings, only_traced)
+        traced = trace_plan(settings, only_traced)
         launched = self._launched
         # What is the same on all ranks is written by the first.
         writes = launched is None or launched.rank == 0
+        iterations = 1 if only_traced else settings.iterations or USUAL
         request = CellRequest(
             cell=cell,
             workload=workload,
-            make_workload=make,
             urgency=urgency,
-            nodeid=self._request.node.nodeid,
-            family=family,
-            mark=mark,
-            plan=LoopPlan(
-                iterations=1 if only_traced else settings.iterations or USUAL,
+            plan=Plan(
+                StopRule(iterations, int(settings.max_time * stretch * 1e9)),
                 warmup=settings.warmup,
-                max_time_ns=int(settings.max_time * stretch * 1e9),
                 sync_mode=settings.sync_mode,
+                samples=None if only_traced else sample_plan(settings, planned),
             ),
             seed=settings.seed,
-            command=self._sink.command,
-            provenance=provenance(self._request.config),
-            trace_folder=settings.profile_dir if settings.profile else None,
-            record_folder=self._sink.folder if writes else None,
-            samples=None if only_traced else sample_plan(settings, planned),
-            run=assignment.run,
-            notes=tuple(assignment.notes),
+            origin=CellOrigin(
+                nodeid=self._request.node.nodeid,
+                family=family,
+                mark=mark,
+                command=self._sink.command,
+                provenance=provenance(self._request.config),
+                run=assignment.run,
+                notes=tuple(assignment.notes),
+            ),
+            passes=Passes(
+                lean=lean(settings, workload, assignment.run),
+                throughput=measures_throughput(settings),
+                find_causes=None if traced is None else partial(find_causes, traced),
+                only_traced=only_traced,
+                trace_folder=settings.profile_dir if settings.profile else None,
+            ),
+            make_workload=make,
             faults=settings.fault,
+            record_folder=self._sink.folder if writes else None,
             noise=self._noise_runner(),
-            find_causes=None if plan is None else partial(find_causes, plan),
-            only_traced=only_traced,
-            throughput_pass=measures_throughput(settings),
-            lean=lean(settings, workload, assignment.run),
         )
         sink, session = self._sink, self._sink.session
         self._begin(cell, family, mark)

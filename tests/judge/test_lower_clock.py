@@ -11,8 +11,9 @@ import pytest
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RanksSummary, RunRecord, Samples, now
 from pytest_hwqueue.data.records.files import cell_file_name
 from pytest_hwqueue.data.records.telemetry import Telemetry, TelemetrySample
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, measure
+from pytest_hwqueue.engine.cell.closed_loop import Plan, measure
 from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.judge.baselines.cell_file import read_cell, write_cell
 from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.judge.baselines.sources import Source
@@ -24,7 +25,7 @@ from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
 from pytest_hwqueue.parts.devices.telemetry import TelemetryLog
 from tests.conftest import make_record
 
-_PLAN = LoopPlan(iterations=320, warmup=0, max_time_ns=2_000_000_000, sync_mode="per_iteration")
+_PLAN = Plan(StopRule(320, 2_000_000_000), warmup=0, sync_mode="per_iteration")
 _CELL = Cell(
     name="cell", device="sim:h200", streams=1, scheduler="native", dispatch="eager",
     sync_mode="per_iteration", size=None,

@@ -8,8 +8,9 @@ from functools import reduce
 import pytest
 
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples, now
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, measure
+from pytest_hwqueue.engine.cell.closed_loop import Plan, measure
 from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.judge.baselines.sources import Source
 from pytest_hwqueue.judge.judging import Judging
@@ -19,7 +20,7 @@ from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
 
 _BASELINE_RUNS = 10
-_PLAN = LoopPlan(iterations=1000, warmup=0, max_time_ns=2_000_000_000, sync_mode="per_iteration")
+_PLAN = Plan(StopRule(1000, 2_000_000_000), warmup=0, sync_mode="per_iteration")
 _CELL = Cell(
     name="cell", device="sim:h200", streams=1, scheduler="native", dispatch="eager",
     sync_mode="per_iteration", size=None,

@@ -28,7 +28,7 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
     What cannot be traced here is refused, without affecting the measurement.
     """
     request, found = cell.request, cell.found
-    beside = not request.only_traced and plan.folder is None
+    beside = not request.passes.only_traced and plan.folder is None
     if beside and not cell.device.capabilities.virtual_time:
         measured = found.samples
         took_ns = sum(measured.host_ns or measured.pace_ns) if measured else 0

@@ -16,9 +16,8 @@ from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.telemetry import Telemetry
 from pytest_hwqueue.engine.cell.attempt import Found
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.closed_loop import Plan
 from pytest_hwqueue.engine.cell.program import Enqueue, Place, Program, SlowedLaunches
-from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
 from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
 from pytest_hwqueue.parts.devices.telemetry import TelemetryLog, Unavailable
 from pytest_hwqueue.parts.workloads.workload import Setup, Workload
@@ -28,39 +27,83 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class CellRequest:
-    """What to measure, and the origin that the record states."""
+class CellOrigin:
+    """Where a cell comes from, as its record states it.
 
-    cell: Cell
-    workload: Workload
-    make_workload: Callable[[Mapping[str, Any]], Workload] | None
-    urgency: Sequence[int]
+    Attributes:
+        nodeid: of the test that measures it.
+        family: of its workload; None of the user's own code.
+        mark: priority of its workload; None of the user's own code.
+        command: that began the session.
+        provenance: of the code.
+        run: its number among the runs of the cell in this session, from 1.
+        notes: what is known before it is measured.
+
+    """
+
     nodeid: str
     family: str | None
     mark: str | None
-    plan: LoopPlan
-    seed: int
     command: str
     provenance: Provenance
-    trace_folder: Path | None
-    # The record's, for the timelines that its figures are computed from; None keeps none.
-    record_folder: Path | None = None
-    # Of the primary latency; None where the plan's iterations were asked for.
-    samples: SamplePlan | None = None
     run: int = 1
-    faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    # Runs background noise, for so many seconds at most; None where noise is no question.
-    noise: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
-    # Finds the causes of slow iterations in a pass of its own; None does not.
-    find_causes: Callable[[OpenCell, Program], None] | None = None
-    # Nothing but that pass is wanted: the measured one is cut short, and the timeline left out.
-    only_traced: bool = False
-    # Only what a verdict needs is measured: no references, no timeline.
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Which passes over a cell there are, beside the measured one.
+
+    Attributes:
+        lean: only what a verdict needs is measured: no references, no timeline.
+        throughput: it is taken from iterations that follow each other at once, where a graph is
+            replayed.
+        find_causes: finds the causes of slow iterations in a pass of its own; None does not.
+        only_traced: nothing but that pass is wanted: the measured one is cut short, and the
+            timeline left out.
+        trace_folder: for a trace that other tools read; None writes none.
+
+    """
+
     lean: bool = False
-    # Throughput is taken from iterations that follow each other at once, where a graph is replayed.
-    throughput_pass: bool = True
-    # Opens torch.distributed's group, of this process or of several ranks.
+    throughput: bool = True
+    find_causes: Callable[[OpenCell, Program], None] | None = None
+    only_traced: bool = False
+    trace_folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class CellRequest:
+    """What to measure.
+
+    Attributes:
+        cell: names it.
+        workload: what runs.
+        urgency: of each stream.
+        plan: how much is measured.
+        seed: of random choices and input data.
+        origin: where it comes from.
+        passes: which there are.
+        make_workload: makes the workload with other parameters; None for the user's own code.
+        faults: to plant, by their names.
+        record_folder: the record's, for the timelines that its figures are computed from; None
+            keeps none.
+        noise: runs background noise, for so many seconds at most; None where noise is no question.
+        group: opens torch.distributed's group, of this process or of several ranks.
+
+    """
+
+    cell: Cell
+    workload: Workload
+    urgency: Sequence[int]
+    plan: Plan
+    seed: int
+    origin: CellOrigin
+    passes: Passes = Passes()
+    make_workload: Callable[[Mapping[str, Any]], Workload] | None = None
+    faults: tuple[str, ...] = ()
+    record_folder: Path | None = None
+    noise: Callable[[int], AbstractContextManager[list[NoiseRound]]] | None = None
     group: Callable[[], AbstractContextManager[object]] = nullcontext
 
 

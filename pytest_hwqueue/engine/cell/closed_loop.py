@@ -11,15 +11,16 @@ two readings of the clock.
 from __future__ import annotations
 
 import gc
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from pytest_hwqueue.data.records.cell import WarmUp
 from pytest_hwqueue.engine.cell.program import Program
+from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.cpu_counters import CpuCounting
 from pytest_hwqueue.parts.devices.launches import no_garbage_collection
 from pytest_hwqueue.parts.devices.protocol import Device, Event, StreamPool
@@ -61,29 +62,42 @@ ONE_RANK = RankSynchronisation()
 
 
 @dataclass(frozen=True)
-class LoopPlan:
-    """When to stop: after ``iterations``, or after ``max_time_ns``, whichever comes first."""
+class Plan:
+    """How much of a cell is measured, and how.
 
-    iterations: int
+    Attributes:
+        stop: when the measured loop ends.
+        warmup: iterations before it, at least.
+        sync_mode: what is waited for: ``per_iteration``, ``end_only`` or ``none``.
+        samples: of the primary latency; None where iterations were asked for.
+        iteration_ns: what an iteration takes, known from the warm-up. Where nothing is synchronised
+            the host runs ahead of the device by up to a thousand launches, so the time cap is kept
+            by it.
+        traced_iterations: of a traced pass that times the primary latency; 0 for as many as the
+            measured one.
+        rank_sync: several processes begin together, and stop after the same iteration.
+        flush: called before each synchronised iteration, outside of what is measured: empties the
+            cache.
+
+    """
+
+    stop: StopRule
     warmup: int
-    max_time_ns: int
     sync_mode: str
-    # Where nothing is synchronised the host runs ahead of the device by up to a thousand launches,
-    # so the time cap is kept by the time that an iteration takes, known from the warm-up.
+    samples: SamplePlan | None = None
     iteration_ns: int = 0
-    # Of a traced pass that times the primary latency; 0 where it has as many as the measured one.
     traced_iterations: int = 0
-    # On a simulated device, how long it may take in wall time; 0: as long as max_time_ns.
-    wall_ns: int = 0
-    # Several processes begin together, and stop after the same iteration.
     rank_sync: RankSynchronisation = ONE_RANK
-    # Called before each synchronised iteration, outside of what is measured: empties the cache.
     flush: Callable[[], None] | None = None
 
     @property
-    def wall_cap_ns(self) -> int:
-        """How much wall time simulating may take."""
-        return self.wall_ns or self.max_time_ns
+    def iterations(self) -> int:
+        """Measured iterations, at most."""
+        return self.stop.turns
+
+    def of(self, iterations: int) -> Plan:
+        """Return the plan with another number of iterations."""
+        return replace(self, stop=replace(self.stop, turns=iterations))
 
 
 @dataclass
@@ -112,7 +126,7 @@ class LoopResult:
 Pause = Callable[[int], None]
 
 
-def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) -> WarmUp:
+def warm_up(device: Device, pool: StreamPool, program: Program, plan: Plan) -> WarmUp:
     """Iterate until two windows' median times agree within 5 %, with a cap on time.
 
     The cap is a quarter of the measuring time, at most 5 s; a cell that is still changing then is
@@ -120,9 +134,8 @@ def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) 
     """
     clock_ns, rank_sync = device.clock_ns, plan.rank_sync
     times: list[int] = []
-    cap_ns = min(plan.max_time_ns // 4, _MOST_WARM_UP_NS)
-    deadline = clock_ns() + cap_ns
-    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
+    stop = plan.stop.within(min(plan.stop.time_ns // 4, _MOST_WARM_UP_NS))
+    stopping = stop.begin(device)
     pool.tags = program.tags
     while True:
         if plan.flush is not None:
@@ -141,8 +154,9 @@ def warm_up(device: Device, pool: StreamPool, program: Program, plan: LoopPlan) 
         if len(times) >= 2 * _WARM_UP_WINDOW:
             before = median(times[-2 * _WARM_UP_WINDOW : -_WARM_UP_WINDOW])
             stable = abs(last - before) <= _WARM_UP_TOLERANCE * before
-        if rank_sync.agreed(stable or now >= deadline or simulated_too_long()):
-            cap_s = (cap_ns if now >= deadline else plan.wall_cap_ns) / 1e9
+        late = stopping.time_is_up(now)
+        if rank_sync.agreed(stable or late or stopping.simulated_too_long()):
+            cap_s = (stop.time_ns if late else stop.wall_ns) / 1e9
             return WarmUp(
                 iterations=len(times),
                 iteration_ns=rank_sync.agreed(round(last)),
@@ -155,7 +169,7 @@ def measure(
     device: Device,
     pool: StreamPool,
     program: Program,
-    plan: LoopPlan,
+    plan: Plan,
     pause: Pause,
     window: CpuCounting | None = None,
 ) -> LoopResult:
@@ -175,7 +189,7 @@ def _synchronised(
     device: Device,
     pool: StreamPool,
     program: Program,
-    plan: LoopPlan,
+    plan: Plan,
     pause: Pause,
     window: CpuCounting | None,
 ) -> LoopResult:
@@ -194,8 +208,7 @@ def _synchronised(
             tags.rewind()
         enqueue(streams)
         pool.synchronize()
-    deadline = clock_ns() + plan.max_time_ns
-    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
+    stopping = plan.stop.begin(device)
     next_pause = clock_ns() + _PAUSE_NS
     done = 0
     while done < plan.iterations:
@@ -220,11 +233,11 @@ def _synchronised(
         done += 1
         if tags is not None:
             tags.collect(device.elapsed_ns, result.tags_ns)
-        if done < plan.iterations and rank_sync.agreed(finished >= deadline):
-            result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
+        if done < plan.iterations and rank_sync.agreed(stopping.time_is_up(finished)):
+            result.stopped = plan.stop.time_cap
             break
-        if simulated_too_long() and done < plan.iterations:
-            result.stopped = wall_cap_reached(plan.wall_cap_ns, done, plan.iterations)
+        if stopping.simulated_too_long() and done < plan.iterations:
+            result.stopped = stopping.wall_cap(done, plan.iterations)
             break
         if finished >= next_pause:
             pause(done)
@@ -243,7 +256,7 @@ def _pipelined(
     device: Device,
     pool: StreamPool,
     program: Program,
-    plan: LoopPlan,
+    plan: Plan,
     pause: Pause,
     window: CpuCounting | None,
 ) -> LoopResult:
@@ -252,10 +265,10 @@ def _pipelined(
     clock_ns = device.clock_ns
     result = LoopResult(stopped=f"{plan.iterations} iterations")
     by_events = max(1, _MOST_EVENTS // len(streams))
-    by_time = max(1, plan.max_time_ns // max(1, plan.iteration_ns))
-    planned = min(plan.iterations, by_events, by_time)
+    by_time = plan.stop.fitting(plan.iteration_ns)
+    planned = min(by_events, by_time)
     if planned == by_time < plan.iterations:
-        result.stopped = f"time cap of {plan.max_time_ns / 1e9:.3g} s"
+        result.stopped = plan.stop.time_cap
     elif planned == by_events < plan.iterations:
         result.stopped = f"{_MOST_EVENTS} events, the most kept without synchronising"
     origin = device.new_event()
@@ -268,11 +281,11 @@ def _pipelined(
     done = 0
     if window is not None:
         window.opened()
-    simulated_too_long = wall_cap(device, plan.wall_cap_ns)
+    stopping = plan.stop.begin(device)
     streams[0].record(origin)
     while done < planned:
-        if done and simulated_too_long():
-            result.stopped = wall_cap_reached(plan.wall_cap_ns, done, planned)
+        if done and stopping.simulated_too_long():
+            result.stopped = stopping.wall_cap(done, planned)
             break
         began = clock_ns()
         enqueue(streams)
@@ -313,25 +326,3 @@ def garbage_collection_held() -> Iterator[None]:
     gc.collect()
     with no_garbage_collection():
         yield
-
-
-def wall_cap(device: Device, max_time_ns: int) -> Callable[[], bool]:
-    """Return a function that says whether simulating takes too long; never so on real devices.
-
-    Args:
-        device: to measure.
-        max_time_ns: how long simulating may take from now on.
-
-    """
-    if not device.capabilities.virtual_time:
-        return lambda: False
-    deadline = time.monotonic_ns() + max_time_ns
-    return lambda: time.monotonic_ns() >= deadline
-
-
-def wall_cap_reached(max_time_ns: int, done: int, planned: int) -> str:
-    """Return text saying that a loop ended because simulating took too long."""
-    return (
-        f"wall-time cap of {max_time_ns / 1e9:.3g} s, after {done} of {planned} iterations, which "
-        "take this machine so long to simulate: raise --hwq-max-time, or measure less"
-    )

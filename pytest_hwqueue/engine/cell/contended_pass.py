@@ -31,10 +31,10 @@ from pytest_hwqueue.engine.cell.closed_loop import (
     ONE_RANK,
     RankSynchronisation,
     garbage_collection_held,
-    wall_cap,
 )
 from pytest_hwqueue.engine.cell.program import Enqueue, Program, Taped, eager, marked_graphs
 from pytest_hwqueue.engine.cell.sample_plan import FEW, SamplePlan
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.held import MOST_MARKS, NotHeld
 from pytest_hwqueue.parts.devices.protocol import Device, Marks, StreamPool
 from pytest_hwqueue.parts.workloads.workload import PrimaryLatency
@@ -142,19 +142,15 @@ class ContendedPlan:
 
     Attributes:
         samples: of the judged latency, if there is time.
-        time_ns: of the device's clock, at most.
-        wall_ns: on a simulated device, how long it may take in wall time.
+        stop: when it ends, in windows.
         rank_sync: of the processes that do the same.
-        most_windows: at most; None for no limit.
         flush: empties the device's cache before each window, whose streams then have one iteration.
 
     """
 
     samples: SamplePlan
-    time_ns: int
-    wall_ns: int
+    stop: StopRule
     rank_sync: RankSynchronisation = ONE_RANK
-    most_windows: int | None = None
     flush: Callable[[], object] | None = None
 
 
@@ -207,13 +203,12 @@ def contended_pass(
             window_ns,
             modelled=device.capabilities.virtual_time,
         )
-        fitting = min(plan.time_ns // window_ns, plan.most_windows or needed)
-        planned = rank_sync.agreed(min(needed, max(1, fitting)))
-        too_long = wall_cap(device, plan.wall_ns)
+        planned = rank_sync.agreed(min(needed, plan.stop.fitting(window_ns)))
+        stopping = plan.stop.begin(device)
         for number in range(planned):
             rank_sync.barrier()
             windows.add(number % max(windows.one_in, -(-planned // _COMPARED)) == 0)
-            if rank_sync.agreed(too_long()):
+            if rank_sync.agreed(stopping.simulated_too_long()):
                 break
             pause(number + 1)
     return windows.results(needed)

@@ -8,6 +8,7 @@ is waited for. Eager launches are bounded by Python either way, so that pass is 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,8 +22,8 @@ from pytest_hwqueue.data.records.declared import Declared
 from pytest_hwqueue.engine.cell.cell import OpenCell
 from pytest_hwqueue.engine.cell.closed_loop import (
     ONE_RANK,
-    LoopPlan,
     LoopResult,
+    Plan,
     RankSynchronisation,
     garbage_collection_held,
     measure,
@@ -113,14 +114,14 @@ def take_samples(
     }
     refused: dict[str, str] = {}
     blocks, planned = None, planned_of(cell)
-    if planned and request.throughput_pass:
+    if planned and request.passes.throughput:
         blocks = measure_blocks(cell, program, programs.iteration, planned)
     elif planned:
         refused["throughput"] = _NOT_NEEDED
     if traced:
         _measure_references(cell, programs, passes)
     others = {tag for tag in workload.tags if contended is None or tag != found.primary.name}
-    timed = traced and bool(others) and not (contended and request.lean)
+    timed = traced and bool(others) and not (contended and request.passes.lean)
     if timed and request.plan.flush is not None:
         if found.primary.per != "iteration" and contended is None:
             raise InvalidMeasurement(
@@ -132,7 +133,7 @@ def take_samples(
         cell.pool.tags = None
         if programs.contended is not None:
             enough = programs.contended.judged.iterations(others)
-            plan = replace(plan, iterations=min(plan.iterations, enough))
+            plan = plan.of(min(plan.iterations, enough))
         result.tags_ns, result.tag_iterations = traced_latencies(
             cell.pool, program, plan, primary=found.primary.per != "iteration" and not contended
         )
@@ -140,7 +141,7 @@ def take_samples(
         if not result.tags_ns:
             refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
     _measure_references(cell, programs, passes)
-    if request.lean and workload.ratios:
+    if request.passes.lean and workload.ratios:
         refused["ratios"] = _NOT_NEEDED
     elif programs.references and not passes and workload.ratios:
         refused["ratios"] = "references need synchronised iterations"
@@ -153,7 +154,7 @@ def take_samples(
         taken, needed = contended.contention.windows, contended.needed_windows
         if taken < needed:
             found.notes.append(
-                f"{taken} of {needed} windows fit into {plan.max_time_ns / 1e9:.3g} s "
+                f"{taken} of {needed} windows fit into {plan.stop.time_ns / 1e9:.3g} s "
                 "(--hwq-max-time)"
             )
     found.declared = Declared(
@@ -172,15 +173,15 @@ def _measure(
     programs: CellPrograms,
     log: TelemetryLog,
     confirm_scheduler: Callable[[], None],
-) -> tuple[LoopResult, LoopPlan, Contended | None]:
+) -> tuple[LoopResult, Plan, Contended | None]:
     request, found = cell.request, cell.found
     assert found.warm_up is not None
     plan = replace(request.plan, iteration_ns=found.warm_up.iteration_ns)
-    if request.samples is not None and programs.contended is None:
-        iterations = request.samples.iterations(
+    if plan.samples is not None and programs.contended is None:
+        iterations = plan.samples.iterations(
             plan.iterations, plan.iteration_ns, modelled=cell.device.capabilities.virtual_time
         )
-        plan = replace(plan, iterations=iterations)
+        plan = plan.of(iterations)
     cell.stage("measure", 0, plan.iterations)
     log.poll(0, force=True)
 
@@ -200,12 +201,12 @@ def _measure(
         cell.pool.tags = None
         # Where so many iterations were asked for, no more.
         launches = plan.iterations * programs.contended.judged.by_stream().total()
-        samples = request.samples or SamplePlan(launches, exact=True)
+        samples = plan.samples or SamplePlan(launches, exact=True)
         contended = contended_pass(
             cell.device,
             cell.pool,
             programs.contended,
-            _contended_plan(cell, samples, plan.max_time_ns),
+            _contended_plan(plan, samples),
             lambda windows: log.poll(result.iterations + windows),
         )
         taken = contended.contention.windows
@@ -219,25 +220,22 @@ def _measure(
     return result, plan, contended
 
 
-def _contended_plan(cell: OpenCell, samples: SamplePlan, time_ns: int) -> ContendedPlan:
-    plan = cell.request.plan
-    return ContendedPlan(
-        samples, max(1, time_ns), plan.wall_cap_ns, plan.rank_sync, flush=plan.flush
-    )
+def _contended_plan(plan: Plan, samples: SamplePlan) -> ContendedPlan:
+    """Return the plan of a pass that takes as many windows as samples need, and as fit."""
+    stop = replace(plan.stop, turns=sys.maxsize)
+    return ContendedPlan(samples, stop, plan.rank_sync, plan.flush)
 
 
 def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes) -> None:
     plan = cell.request.plan
     if plan.sync_mode != "per_iteration":
         return
-    asked = cell.request.samples or SamplePlan(plan.iterations, exact=True)
-    half = asked.half
-    short = LoopPlan(
-        iterations=half.least,
+    half = (plan.samples or SamplePlan(plan.iterations, exact=True)).half
+    stop = plan.stop.within(plan.stop.time_ns // _SHARE_OF_REFERENCE)
+    short = Plan(
+        replace(stop, turns=half.least),
         warmup=min(plan.warmup, 5),
-        max_time_ns=max(1, plan.max_time_ns // _SHARE_OF_REFERENCE),
         sync_mode=plan.sync_mode,
-        wall_ns=plan.max_time_ns,
         rank_sync=plan.rank_sync,
         flush=plan.flush,
     )
@@ -246,7 +244,7 @@ def _measure_references(cell: OpenCell, programs: CellPrograms, passes: _Passes)
         known = passes.setdefault(name, ([], []))
         if reference.contended is not None:
             # By the same instrument as what the ratio is formed with.
-            timed = _contended_plan(cell, half, short.max_time_ns)
+            timed = _contended_plan(short, half)
             alone = contended_pass(cell.device, cell.pool, reference.contended, timed)
             known[0].extend(alone.latencies_ns)
             continue
@@ -406,9 +404,9 @@ def planned_of(cell: OpenCell) -> int:
     replayed = request.cell.dispatch == "graph" and request.plan.sync_mode == "per_iteration"
     if not replayed or cell.device.capabilities.virtual_time:
         return 0
-    if request.only_traced or request.noise is not None or request.plan.flush is not None:
+    if request.passes.only_traced or request.noise is not None or request.plan.flush is not None:
         return 0
-    return block_iterations(warm_up.iteration_ns, request.plan.max_time_ns)
+    return block_iterations(warm_up.iteration_ns, request.plan.stop.time_ns)
 
 
 def measure_blocks(

@@ -8,11 +8,12 @@ figure itself, in passes before the measured one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_hwqueue.data.metrics.latency import LatencySummary, percentile
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, measure
+from pytest_hwqueue.engine.cell.closed_loop import Plan, measure
 from pytest_hwqueue.engine.cell.contended_pass import (
     ContendedPlan,
     ContendedProgram,
@@ -20,6 +21,7 @@ from pytest_hwqueue.engine.cell.contended_pass import (
 )
 from pytest_hwqueue.engine.cell.program import Program
 from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
 
 # Of the judged figure: what is asked for is met, if it is met so nearly.
@@ -121,18 +123,18 @@ def _between(below: PlantedFault, above: Sequence[PlantedFault], asked: float) -
 
 
 def launches_ns(
-    device: Device, pool: StreamPool, program: ContendedProgram, plan: LoopPlan
+    device: Device, pool: StreamPool, program: ContendedProgram, plan: Plan
 ) -> list[int]:
     """Return the latencies of judged launches of a short contended pass, in ns."""
     # A model's windows are alike.
-    most = 1 if device.capabilities.virtual_time else None
-    few = SamplePlan(_SAMPLES)
-    short = ContendedPlan(few, _MOST_NS, plan.wall_cap_ns, plan.rank_sync, most, plan.flush)
+    most = 1 if device.capabilities.virtual_time else sys.maxsize
+    stop = StopRule(most, _MOST_NS, plan.stop.wall_ns)
+    short = ContendedPlan(SamplePlan(_SAMPLES), stop, plan.rank_sync, plan.flush)
     return contended_pass(device, pool, program, short).latencies_ns
 
 
 def iterations_ns(
-    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, judged: str | None
+    device: Device, pool: StreamPool, program: Program, plan: Plan, judged: str | None
 ) -> list[int]:
     """Return what few iterations took, in ns.
 
@@ -144,6 +146,6 @@ def iterations_ns(
         judged: the tag that is judged; None for whole iterations.
 
     """
-    few = replace(plan, iterations=_ITERATIONS, max_time_ns=min(plan.max_time_ns, 4 * _MOST_NS))
+    few = replace(plan, stop=replace(plan.stop.within(4 * _MOST_NS), turns=_ITERATIONS))
     result = measure(device, pool, program, few, lambda done: None)
     return result.tags_ns[judged] if judged else result.host_ns or result.pace_ns

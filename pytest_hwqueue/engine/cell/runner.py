@@ -21,7 +21,7 @@ from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.noise import NoiseRound
 from pytest_hwqueue.engine.cell.attempt import Failure, attempt
 from pytest_hwqueue.engine.cell.cell import CellRequest, FoundOfCell, OpenCell, Progress
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, warm_up
+from pytest_hwqueue.engine.cell.closed_loop import Plan, warm_up
 from pytest_hwqueue.engine.cell.contended_pass import (
     ContendedProgram,
     Judged,
@@ -83,10 +83,6 @@ PROFILED = (
 """Note of a cell whose launches are slower than in a process of its own."""
 
 
-# What a record says as it was asked for.
-_OF_REQUEST = ("cell", "nodeid", "family", "mark", "run", "seed", "command")
-
-
 class CellRunner:
     """Measures cells on one device under one scheduler mode."""
 
@@ -116,10 +112,10 @@ class CellRunner:
 
         Only KeyboardInterrupt and SystemExit pass through.
         """
-        primary = PACE
+        origin, primary = request.origin, PACE
         if request.plan.sync_mode == "per_iteration":
             primary = Primary(request.workload.primary.name, request.workload.primary.per)
-        found = FoundOfCell("set-up", [*request.notes], primary=primary)
+        found = FoundOfCell("set-up", [*origin.notes], primary=primary)
 
         def run() -> None:
             try:
@@ -136,9 +132,15 @@ class CellRunner:
         if found.fingerprint is None:
             found.fingerprint = self.device.fingerprint()
         record = RunRecord(
-            **done.fields(found, request.provenance),
-            **{name: getattr(request, name) for name in _OF_REQUEST},
+            **done.fields(found, origin.provenance),
+            cell=request.cell,
             cell_id=request.cell.id,
+            nodeid=origin.nodeid,
+            family=origin.family,
+            mark=origin.mark,
+            run=origin.run,
+            seed=request.seed,
+            command=origin.command,
             duration_s=done.seconds,
             definitions=definitions(primary.per, request.workload.version),
             faults=[*request.faults],
@@ -166,25 +168,23 @@ class CellRunner:
                 cell = replace(cell, request=request, flush_bytes=flush.size_bytes)
                 found.notes.append(COLD)
             judged = _judged(cell, workload.iterate)
-            if request.samples is not None and found.primary == PACE:
-                iterations = max(LEAST_ITERATIONS, request.samples.least)
-                request = replace(request, plan=replace(request.plan, iterations=iterations))
+            asked = request.plan.samples
+            if asked is not None and found.primary == PACE:
+                plan = request.plan.of(max(LEAST_ITERATIONS, asked.least))
+                request = replace(request, plan=plan)
                 cell = replace(cell, request=request)
-            elif request.samples is not None:
-                samples = request.samples.least
+            elif asked is not None:
+                samples = asked.least
                 others = {*workload.tags} - {workload.primary.name}
                 if judged is None:
                     iterations = planned_iterations(workload, pool.streams, samples)
-                elif request.lean or not others:
+                elif request.passes.lean or not others:
                     # Single launches are judged in a pass of their own: these tell of the pace.
                     iterations = LEAST_ITERATIONS
                 else:
                     iterations = planned_iterations(workload, pool.streams, min(samples, FEW))
-                plan = replace(
-                    request.plan,
-                    iterations=iterations,
-                    traced_iterations=traced_iterations(workload, pool.streams, samples),
-                )
+                traced = traced_iterations(workload, pool.streams, samples)
+                plan = replace(request.plan.of(iterations), traced_iterations=traced)
                 request = replace(request, plan=plan)
                 cell = replace(cell, request=request)
 
@@ -229,13 +229,13 @@ class CellRunner:
                 found.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":
                     found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
-            if not (request.only_traced or request.lean):
+            if not (request.passes.only_traced or request.passes.lean):
                 take_timeline(cell, program)
-            elif request.lean and request.run == 1:
+            elif request.passes.lean and request.origin.run == 1:
                 check_streams_alone(cell, program)
-            if request.find_causes is not None:
+            if request.passes.find_causes is not None:
                 with _background_noise(request):
-                    request.find_causes(cell, program)
+                    request.passes.find_causes(cell, program)
 
 
 def _fingerprint(device: Device, pool: StreamPool) -> Fingerprint:
@@ -309,7 +309,7 @@ def _with_fault(
 def _background_noise(request: CellRequest) -> AbstractContextManager[list[NoiseRound]]:
     if request.noise is None:
         return nullcontext([])
-    return request.noise(seconds_of_a_cell(request.plan.max_time_ns / 1e9))
+    return request.noise(seconds_of_a_cell(request.plan.stop.time_ns / 1e9))
 
 
 def _judged(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
@@ -319,7 +319,7 @@ def _judged(cell: OpenCell, enqueue: Enqueue) -> Judged | None:
     contended in itself, and its launches are ready by events.
     """
     request, primary = cell.request, cell.request.workload.primary
-    if primary.per != "launch" or primary.marks is None or request.only_traced:
+    if primary.per != "launch" or primary.marks is None or request.passes.only_traced:
         return None
     if request.plan.sync_mode != "per_iteration":
         return None
@@ -339,7 +339,7 @@ def _programs(cell: OpenCell, iteration: Enqueue, judged: Judged | None) -> Cell
     """Capture what a cell measures."""
     request, workload = cell.request, cell.request.workload
     references = {}
-    for name, enqueue in ({} if request.lean else workload.references()).items():
+    for name, enqueue in ({} if request.passes.lean else workload.references()).items():
         compared = judged is not None and any(
             ratio.reference == name and ratio.tag == workload.primary.name
             for ratio in workload.ratios
@@ -349,7 +349,7 @@ def _programs(cell: OpenCell, iteration: Enqueue, judged: Judged | None) -> Cell
             _contended(cell, enqueue, _judged_reference(cell, enqueue)) if compared else None,
         )
     # Where only the judged launches matter, no other pass times any.
-    tagged = bool(workload.tags) and not (judged and request.lean)
+    tagged = bool(workload.tags) and not (judged and request.passes.lean)
     program = _program(cell, iteration, tagged)
     return CellPrograms(iteration, program, _contended(cell, iteration, judged), references)
 
@@ -436,7 +436,7 @@ def planned_iterations(workload: Workload, streams: Sequence[Stream], samples: i
     return max(LEAST_ITERATIONS, traced_iterations(workload, streams, samples))
 
 
-def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
+def time_shortfall(plan: Plan, iteration_ns: int) -> str:
     """Return text saying that the planned iterations do not fit into the time, or nothing.
 
     Args:
@@ -445,10 +445,10 @@ def time_shortfall(plan: LoopPlan, iteration_ns: int) -> str:
 
     """
     expected_ns = plan.iterations * iteration_ns
-    if expected_ns <= plan.max_time_ns:
+    if expected_ns <= plan.stop.time_ns:
         return ""
-    fitting = max(1, plan.max_time_ns // max(1, iteration_ns))
     return (
-        f"{plan.iterations} iterations would take {expected_ns / 1e9:.3g} s: about {fitting} fit "
-        f"into {plan.max_time_ns / 1e9:.3g} s (--hwq-max-time)"
+        f"{plan.iterations} iterations would take {expected_ns / 1e9:.3g} s: about "
+        f"{plan.stop.fitting(iteration_ns)} fit into {plan.stop.time_ns / 1e9:.3g} s "
+        "(--hwq-max-time)"
     )

@@ -30,12 +30,13 @@ from pytest_hwqueue.data.records.files import file_name
 from pytest_hwqueue.engine.cell.cell import OpenCell
 from pytest_hwqueue.engine.cell.closed_loop import (
     ONE_RANK,
-    LoopPlan,
+    Plan,
     RankSynchronisation,
     measure,
     warm_up,
 )
 from pytest_hwqueue.engine.cell.program import Enqueue, Program, eager
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.launches import trace_path
 from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
 
@@ -57,7 +58,7 @@ def events_disturb(device: Device, streams: int) -> str | None:
 
 
 def traced_latencies(
-    pool: StreamPool, program: Program, plan: LoopPlan, *, primary: bool = False
+    pool: StreamPool, program: Program, plan: Plan, *, primary: bool = False
 ) -> tuple[dict[str, list[int]], int]:
     """Latency of each tagged launch and request, in ns, from the kernels' activity records.
 
@@ -84,16 +85,16 @@ def traced_latencies(
     kernels = max(1, len(pool.timeline(once).kernels))
     launches = pool.launched - launched
     most = _MOST_KERNELS_OF_PRIMARY if primary else _MOST_KERNELS
-    time_ns = plan.max_time_ns if primary else plan.max_time_ns // _SHARE_OF_TIME
-    by_time = time_ns // max(1, plan.iteration_ns)
     planned = plan.traced_iterations if primary and plan.traced_iterations else plan.iterations
-    iterations = plan.rank_sync.agreed(max(1, min(planned, most // kernels, by_time)))
+    time_ns = plan.stop.time_ns if primary else plan.stop.time_ns // _SHARE_OF_TIME
+    stop = StopRule(min(planned, most // kernels), time_ns)
+    iterations = plan.rank_sync.agreed(stop.fitting(plan.iteration_ns))
     timeline = pool.timeline(_repeat(once, iterations))
     return tag_latencies(timeline, program.request_name, launches), iterations
 
 
 def reference_pass(
-    device: Device, pool: StreamPool, program: Program, plan: LoopPlan, *, traced: bool
+    device: Device, pool: StreamPool, program: Program, plan: Plan, *, traced: bool
 ) -> tuple[list[int], list[int]]:
     """Measure a reference, and its launches in the same way as the cell's own.
 
@@ -255,9 +256,9 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
             found.kept.add(f"{what} on one", held.one)
     except DeviceError as error:
         found.metrics.refused["timeline"] = str(error)
-    if request.trace_folder is not None:
-        request.trace_folder.mkdir(parents=True, exist_ok=True)
-        path = trace_path(request.trace_folder, file_name(request.cell.id))
+    if request.passes.trace_folder is not None:
+        request.passes.trace_folder.mkdir(parents=True, exist_ok=True)
+        path = trace_path(request.passes.trace_folder, file_name(request.cell.id))
         pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
         found.notes.append(f"trace: {path}")
 

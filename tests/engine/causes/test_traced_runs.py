@@ -19,7 +19,7 @@ from pytest_hwqueue.data.records.tracing import Refusal
 from pytest_hwqueue.engine.causes import traced_cell
 from pytest_hwqueue.engine.causes.seen import kernel_label
 from pytest_hwqueue.engine.causes.traced_pass import TracePlan, _enough
-from pytest_hwqueue.engine.cell.cell import FoundOfCell
+from pytest_hwqueue.engine.cell.cell import FoundOfCell, Passes
 from pytest_hwqueue.engine.cell.program import Program
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.devices.launches import PICTURES
@@ -123,7 +123,7 @@ def test_beside_a_measured_pass_the_traced_one_is_no_longer(
     monkeypatch.setattr(traced_cell, "traced_pass", traced)
     measured = Samples(host_ns=[round(measured_s * 1e8)] * 10, device_ns=[], enqueue_ns=[],
                        pace_ns=[])  # fmt: skip
-    request = SimpleNamespace(only_traced=False, workload=SimpleNamespace(gradients=False),
+    request = SimpleNamespace(workload=SimpleNamespace(gradients=False),
                               plan=SimpleNamespace(rank_sync=None))  # fmt: skip
     cell: Any = SimpleNamespace(
         request=request, device=SimpleNamespace(capabilities=capabilities_of("cpu")), pool=None,
@@ -131,7 +131,7 @@ def test_beside_a_measured_pass_the_traced_one_is_no_longer(
         stage=lambda *_: None, telemetry=nullcontext,
     )  # fmt: skip
     for only_traced in (False, True):
-        request.only_traced = only_traced
+        request.passes = Passes(only_traced=only_traced)
         traced_cell.find_causes(TracePlan(500, 5_000_000_000), cell, cast(Program, None))
     beside, alone = plans
     assert alone == TracePlan(500, 5_000_000_000)

@@ -13,10 +13,11 @@ from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.engine.causes.traced_cell import causes_of_pass
 from pytest_hwqueue.engine.causes.traced_pass import TracedPass, TracePlan, traced_pass
 from pytest_hwqueue.engine.cell.attempt import Failure
-from pytest_hwqueue.engine.cell.cell import CellRequest
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.cell import CellOrigin, CellRequest, Passes
+from pytest_hwqueue.engine.cell.closed_loop import Plan
 from pytest_hwqueue.engine.cell.program import eager
 from pytest_hwqueue.engine.cell.runner import CellRunner
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
 from pytest_hwqueue.parts.devices.telemetry import TelemetryLog, Unavailable
 from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
@@ -86,9 +87,8 @@ def measured(
     )  # fmt: skip
     request = CellRequest(
         cell=cell, workload=workload, make_workload=None, urgency=[0] * streams,
-        nodeid="file.py::test", family=None, mark=None,
-        plan=LoopPlan(iterations, 1, 2_000_000_000, "per_iteration"), seed=0, command="hwq",
-        provenance=Provenance(), trace_folder=None, find_causes=find_causes,
-        only_traced=only_traced,
+        plan=Plan(StopRule(iterations, 2_000_000_000), 1, "per_iteration"), seed=0,
+        origin=CellOrigin("file.py::test", None, None, "hwq", Provenance()),
+        passes=Passes(find_causes=find_causes, only_traced=only_traced),
     )  # fmt: skip
     return CellRunner(device, open_scheduler("native"), lambda *_: None).run(request)

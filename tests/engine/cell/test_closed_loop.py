@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pytest_hwqueue.data.records.cell import WarmUp
 from pytest_hwqueue.data.records.kinds import KINDS
 from pytest_hwqueue.engine.cell import closed_loop
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan, LoopResult, measure, warm_up
+from pytest_hwqueue.engine.cell.closed_loop import LoopResult, Plan, measure, warm_up
 from pytest_hwqueue.engine.cell.program import Program
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.cpu_counters import CpuCounting
 from pytest_hwqueue.parts.devices.launches import TagLog
 from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
@@ -110,10 +111,10 @@ class FakeDevice:
 
         return Program(enqueue, TagLog(cast(Device, self).new_event) if tagged else None)
 
-    def measure(self, program: Program, plan: LoopPlan) -> LoopResult:
+    def measure(self, program: Program, plan: Plan) -> LoopResult:
         return measure(cast(Device, self), cast(StreamPool, self), program, plan, self.pause)
 
-    def warm_up(self, program: Program, plan: LoopPlan) -> WarmUp:
+    def warm_up(self, program: Program, plan: Plan) -> WarmUp:
         return warm_up(cast(Device, self), cast(StreamPool, self), program, plan)
 
 
@@ -123,8 +124,8 @@ def plan(
     max_time_ns: int = 10**15,
     warmup: int = 0,
     iteration_ns: int = 0,
-) -> LoopPlan:
-    return LoopPlan(iterations, warmup, max_time_ns, sync_mode, iteration_ns)
+) -> Plan:
+    return Plan(StopRule(iterations, max_time_ns), warmup, sync_mode, iteration_ns=iteration_ns)
 
 
 def test_the_cache_is_emptied_before_each_iteration_and_outside_of_what_is_measured() -> None:

@@ -22,6 +22,7 @@ from pytest_hwqueue.engine.cell.contended_pass import (
 )
 from pytest_hwqueue.engine.cell.program import Enqueue, taped
 from pytest_hwqueue.engine.cell.sample_plan import SamplePlan
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.held import NotHeld
 from pytest_hwqueue.parts.devices.host import HostDevice
 from pytest_hwqueue.parts.devices.protocol import Device, Marks, Stream, StreamPool
@@ -30,8 +31,9 @@ from pytest_hwqueue.parts.workloads.registry import workload_class
 from pytest_hwqueue.parts.workloads.workload import PrimaryLatency, Setup, parameters_for
 
 # Of some windows alone: a window of 32 streams takes a simulated millisecond, and a real 0.1 s.
-BRIEF = ContendedPlan(SamplePlan(1), time_ns=8_000_000, wall_ns=10**12)
-PLAN = ContendedPlan(SamplePlan(40), time_ns=10**12, wall_ns=10**12)
+MANY = 10**6
+BRIEF = ContendedPlan(SamplePlan(1), StopRule(MANY, 8_000_000, 10**12))
+PLAN = ContendedPlan(SamplePlan(40), StopRule(MANY, 10**12))
 BURST = PrimaryLatency("burst", "launch", "a burst")
 
 
@@ -209,10 +211,10 @@ def test_windows_are_independent_and_as_many_as_samples_and_time_ask_for() -> No
         assert few.contention.windows == 20
         many = measured(device, pool, enqueue, plan=replace(PLAN, samples=SamplePlan(16 * 70)))
         assert many.contention.windows == 70
-        short = replace(PLAN, samples=SamplePlan(16 * 70), time_ns=3_000_000)
+        short = replace(PLAN, samples=SamplePlan(16 * 70), stop=StopRule(MANY, 3_000_000, 10**12))
         cut = measured(device, pool, enqueue, plan=short)
         assert 1 <= cut.contention.windows < cut.needed_windows == 70
-        most = replace(PLAN, samples=SamplePlan(16 * 70), most_windows=2)
+        most = replace(PLAN, samples=SamplePlan(16 * 70), stop=StopRule(2, 10**12))
         assert measured(device, pool, enqueue, plan=most).contention.windows == 2
 
 
@@ -220,7 +222,7 @@ def test_a_bounded_iteration_is_a_window_by_itself() -> None:
     """A chain of hetero_kernels waits for one product a large stream, and not for five."""
     with suite_workload("hetero_kernels", 8) as (device, pool, enqueue):
         primary = workload_class("hetero_kernels").primary
-        brief = replace(PLAN, time_ns=400_000_000)
+        brief = replace(PLAN, stop=StopRule(MANY, 400_000_000, 10**12))
         one = measured(device, pool, enqueue, primary, plan=brief)
         unbounded = measured(device, pool, enqueue, replace(primary, bounded=False), plan=brief)
     assert one.contention.launches == 1
@@ -301,7 +303,7 @@ def test_of_a_stamp_so_much_is_taken_off_as_windows_without_say(
         plain = measured(device, pool, enqueue, replayed=False, plan=BRIEF)
         monkeypatch.setattr(type(device), "capabilities", real)
         stamping = cast("StreamPool", Stamping(pool))
-        brief = replace(PLAN, most_windows=20)
+        brief = replace(PLAN, stop=StopRule(20, 10**12))
         found = measured(device, stamping, enqueue, replayed=False, plan=brief)
     assert found.contention.timed_by == "stamps"
     assert found.contention.instrument_ns == pytest.approx(300, abs=10)

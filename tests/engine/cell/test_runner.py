@@ -19,8 +19,8 @@ from pytest_hwqueue.data.records.declared import PACE
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.engine.cell.attempt import Failure
-from pytest_hwqueue.engine.cell.cell import CellRequest
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.cell import CellOrigin, CellRequest, Passes
+from pytest_hwqueue.engine.cell.closed_loop import Plan
 from pytest_hwqueue.engine.cell.ranks import measure_alone
 from pytest_hwqueue.engine.cell.runner import (
     COLD,
@@ -31,6 +31,7 @@ from pytest_hwqueue.engine.cell.runner import (
     time_shortfall,
     traced_iterations,
 )
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.judge.baselines.runs import cell_of_record, condition_differences
 from pytest_hwqueue.parts.devices.cache import BufferFlush
 from pytest_hwqueue.parts.devices.host import HostDevice, HostPool
@@ -113,9 +114,11 @@ def request_for(
     )  # fmt: skip
     return CellRequest(
         cell=cell, workload=workload, make_workload=make, urgency=[0] * streams,
-        nodeid="file.py::test", family=workload.family, mark=workload.mark,
-        plan=LoopPlan(ITERATIONS, 1, 4_000_000_000, sync_mode), seed=7, command="pytest",
-        provenance=Provenance(), trace_folder=None, notes=("from the request",),
+        plan=Plan(StopRule(ITERATIONS, 4_000_000_000), 1, sync_mode), seed=7,
+        origin=CellOrigin(
+            "file.py::test", workload.family, workload.mark, "pytest", Provenance(),
+            notes=("from the request",),
+        ),
     )  # fmt: skip
 
 
@@ -445,12 +448,12 @@ def test_stages_are_reported_in_order(device: HostDevice) -> None:
 def test_profile_is_a_trace_named_in_the_record(device: HostDevice, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "profiles"
     request = request_for(Failing("never"))
-    record, _ = run(device, replace(request, trace_folder=folder))
+    record, _ = run(device, replace(request, passes=Passes(trace_folder=folder)))
     (written,) = folder.iterdir()
     assert f"trace: {written}" in record.notes
     assert json.loads(written.read_text(encoding="utf-8"))["traceEvents"]
     # A folder that is a file: what was measured is kept.
-    record, _ = run(device, replace(request, trace_folder=written))
+    record, _ = run(device, replace(request, passes=Passes(trace_folder=written)))
     assert (record.status, record.stage) == ("failed", "timeline")
     assert record.samples is not None
 
@@ -510,7 +513,7 @@ def test_iterations_are_as_many_as_give_the_samples(
 
 
 def test_what_does_not_fit_into_the_time_is_said_before() -> None:
-    plan = LoopPlan(iterations=100, warmup=1, max_time_ns=2_000_000_000, sync_mode="per_iteration")
+    plan = Plan(StopRule(100, 2_000_000_000), warmup=1, sync_mode="per_iteration")
     assert time_shortfall(plan, 20_000_000) == ""
     text = time_shortfall(plan, 50_000_000)
     assert "100 iterations would take 5 s: about 40 fit into 2 s" in text

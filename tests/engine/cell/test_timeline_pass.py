@@ -16,8 +16,9 @@ from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.metrics.switching import THREADS
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline
 from pytest_hwqueue.data.records.kinds import KINDS
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.closed_loop import Plan
 from pytest_hwqueue.engine.cell.program import eager
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.engine.cell.timeline_pass import (
     PROBE_KERNEL_NS,
     events_disturb,
@@ -155,7 +156,7 @@ def test_events_disturb_beyond_the_hardware_connections(
     assert reason is None or said in reason
 
 
-PLAN = LoopPlan(iterations=6, warmup=1, max_time_ns=10**12, sync_mode="per_iteration")
+PLAN = Plan(StopRule(6, 10**12), warmup=1, sync_mode="per_iteration")
 
 
 def test_traced_latencies_have_every_tagged_launch_and_keep_to_a_quarter_of_the_time() -> None:
@@ -168,7 +169,7 @@ def test_traced_latencies_have_every_tagged_launch_and_keep_to_a_quarter_of_the_
         assert iterations == 6
         assert {tag: len(values) for tag, values in found.items()} == {"large": 12, "small": 18}
         assert all(value > 0 for values in found.values() for value in values)
-        short = replace(PLAN, max_time_ns=12_000, iteration_ns=1000)
+        short = replace(PLAN, stop=StopRule(6, 12_000), iteration_ns=1000)
         assert traced_latencies(pool, program, short)[1] == 3
         # One launch alone, so many times as the plan says, whichever way it is timed.
         alone = workload.references()["small_alone"]

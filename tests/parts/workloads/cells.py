@@ -10,10 +10,11 @@ from typing import Any
 from pytest_hwqueue.data.metrics.timeline import Kernel, Timeline, split_tag
 from pytest_hwqueue.data.records.cell import Cell, RunRecord
 from pytest_hwqueue.data.records.provenance import Provenance
-from pytest_hwqueue.engine.cell.cell import CellRequest
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.cell import CellOrigin, CellRequest
+from pytest_hwqueue.engine.cell.closed_loop import Plan
 from pytest_hwqueue.engine.cell.ranks import measure_alone
 from pytest_hwqueue.engine.cell.runner import CellRunner
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.host import HostDevice
 from pytest_hwqueue.parts.devices.protocol import Device, Event, Stream
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
@@ -45,7 +46,7 @@ def measured(
         return found(values.model_copy(update=dict(parameters)))
 
     return record_of(
-        device, changed({}), streams, LoopPlan(ITERATIONS, 1, 4_000_000_000, "per_iteration"),
+        device, changed({}), streams, Plan(StopRule(ITERATIONS, 4_000_000_000), 1, "per_iteration"),
         name=found.name, dispatch=dispatch, size="tiny", make=changed,
         parameters=values.model_dump(), urgency=found.urgency(streams), seed=7,
         group=(found.family, found.mark),
@@ -56,7 +57,7 @@ def record_of(
     device: Device,
     workload: Workload,
     streams: int,
-    plan: LoopPlan,
+    plan: Plan,
     *,
     name: str = "planted",
     scheduler: str = "native",
@@ -75,8 +76,8 @@ def record_of(
     )  # fmt: skip
     request = CellRequest(
         cell=cell, workload=workload, make_workload=make, urgency=urgency or [0] * streams,
-        nodeid="file.py::test", family=group[0], mark=group[1], plan=plan, seed=seed,
-        command="pytest", provenance=Provenance(), trace_folder=None,
+        plan=plan, seed=seed,
+        origin=CellOrigin("file.py::test", *group, "pytest", Provenance()),
     )  # fmt: skip
     runner = CellRunner(device, open_scheduler(scheduler), lambda stage, done, planned: None)
     record, _ = measure_alone(runner, request)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.data.records.declared import LatencyRatio
-from pytest_hwqueue.engine.cell.closed_loop import LoopPlan
+from pytest_hwqueue.engine.cell.closed_loop import Plan
+from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
 from pytest_hwqueue.parts.devices.simulated.costs import Work
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
@@ -154,7 +155,7 @@ class Bench:
         wall_ns: int = _AN_HOUR_NS,
     ) -> RunRecord:
         """Measure a cell as `hwq` does; return its record as it would be read from its file."""
-        plan = LoopPlan(iterations, 1, max_time_ns, sync_mode, wall_ns=wall_ns)
+        plan = Plan(StopRule(iterations, max_time_ns, wall_ns), 1, sync_mode)
         record = record_of(
             cast(Device, device), workload, streams, plan, scheduler=scheduler, dispatch=dispatch,
             make=make, urgency=urgency,

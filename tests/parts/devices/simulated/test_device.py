@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from pytest_hwqueue.data.errors import DeviceError
-from pytest_hwqueue.engine.cell import closed_loop
+from pytest_hwqueue.engine.cell import stop_rule
 from pytest_hwqueue.engine.cell.program import graph
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
@@ -156,7 +156,7 @@ def test_only_a_slow_simulation_is_cut_short_and_says_so(
     # Each look at the clock finds a second gone.
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic_ns=lambda: next(seconds) * 1_000_000_000)
-    monkeypatch.setattr(closed_loop, "time", clock)
+    monkeypatch.setattr(stop_rule, "time", clock)
     reason, done = stopped(1000)
     assert 0 < done < 1000
     assert reason.startswith("wall-time cap of 30 s, after ")
