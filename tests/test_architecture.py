@@ -28,6 +28,14 @@ def test_a_name_of_the_walks_is_there(name: str) -> None:
     pytest.fail(f"there is no {name}")
 
 
+def test_names_are_written_in_full() -> None:
+    """A short name would be looked up by nobody."""
+    names = re.findall(r"`([a-z_]+\.[A-Za-z_]\w*)`", PAGE.read_text(encoding="utf-8"))
+    files = re.compile(r"\.(md|py|toml|yaml|json)$")
+    short = {each for each in names if not files.search(each)} - set(NAMES)
+    assert not short
+
+
 def test_every_package_of_the_layers_is_in_the_table() -> None:
     package = PAGE.parents[1] / "pytest_hwqueue"
     assert len(NAMES) > 20

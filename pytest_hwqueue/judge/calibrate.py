@@ -104,7 +104,7 @@ def _signs(sd: float, pairs: int, alpha: float, power: float) -> float:
 
     With few pairs they limit the sign-flip test rather than t: of its 2^P ways, ``alpha`` leaves
     ``2^j``, in which the ``j`` smallest differences may have either sign. So many falls are mostly
-    not the smallest ones; half of them are (simulated power: the study `interleaved_rates.py`).
+    not the smallest ones; half of them are (simulated power: docs/evidence/ab.md).
     """
     falls = max(0, math.floor(math.log2(alpha) + pairs)) // 2
     share = float(bdtri(falls, pairs, power))

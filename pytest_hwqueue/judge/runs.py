@@ -32,7 +32,7 @@ class ProcessRun:
     counts the samples behind the value, and ``failed`` the requests that failed; ``session`` names
     the session in which the run was made (one host, one boot, one day). ``iteration_ns`` is the
     run's mean time per iteration, in nanoseconds: the figure that is judged where ``value`` cannot
-    be (`settings.ITERATION_TIME`); ``None`` if it is not known. ``sm_clock_mhz`` is the clock of
+    be (`verdict.ITERATION_TIME`); ``None`` if it is not known. ``sm_clock_mhz`` is the clock of
     the multiprocessors meanwhile, ``None`` where the device does not tell it.
     """
 

@@ -129,7 +129,8 @@ def _runs_of_goals(wanted: Sequence[Case]) -> list[PlannedRun]:
 def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     """Read the runs of a table from folders of records; other files in them are left alone.
 
-    Each folder is a separate session, and so is each GPU in it: `tenancy.sessions` combines them.
+    Each folder is a separate session, and so is each GPU in it: `data.figures.over_sessions`
+    combines them.
     Records of traced windows are in a folder of its own below it.
 
     Raises:

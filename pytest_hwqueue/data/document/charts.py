@@ -270,7 +270,7 @@ def pareto_chart(points: Sequence[Mapping[str, Any]], *, simulated: bool = False
     """Draw an urgent tenant's P99 against the loss of another, a mark for each mode.
 
     Args:
-        points: at least one; of `page.which`.
+        points: at least one, a mode each.
         simulated: written across the chart.
 
     """

@@ -1,6 +1,6 @@
 """What an answer consists of, whatever shows it: headings, paragraphs, tables of figures, lists.
 
-A builder makes a `Document` once; the terminal (`grid.print_document`) and Markdown (here) show it
+A builder makes a `Document` once; the terminal (`terminal.rendered`) and Markdown (here) show it
 and know no figure's name. Styles are rich's words: ``bold``, ``dim``, ``red``, ``bold yellow``.
 """
 

@@ -404,7 +404,7 @@ def ratio(
 ) -> Estimate:
     """Estimate a figure divided by a reference's, both of one session.
 
-    For several sessions see `sessions.ratio`. Both intervals are taken at half the error
+    For several sessions see `over_sessions.ratio`. Both intervals are taken at half the error
     (Bonferroni) and divided crosswise, as in `metrics.interference.latency_ratio`, so the result is
     conservative, even if both sides come from one run.
     """

@@ -60,7 +60,7 @@ def overlap_efficiency(
 
     The fixed cost of an iteration (launching, waiting for its end) is in all three times, so it
     counts as hidden: the shorter work must be long compared with it. For the form that needs one
-    pass only see `timeline.summarise_timeline`.
+    pass only see `summarise_timeline`.
 
     Intervals resample contiguous blocks of each series, as `scaling` does: 2000 times with a
     seeded generator (Carlstein, Annals of Statistics 14, 1986), at percentiles widened as

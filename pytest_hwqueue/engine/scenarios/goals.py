@@ -270,12 +270,12 @@ def evaluate(
 ) -> GoalResult:
     """Compare a goal with measurements, at 95 % confidence for each goal by itself.
 
-    Windows of several sessions are combined as `tenancy.sessions` says.
+    Windows of several sessions are combined as `data.figures.over_sessions` says.
 
     Args:
         goal: the goal.
         windows: of its tenant; at least one. Of a goal that is `Goal.traced`: as
-            `tenancy.device_use.used` returns them.
+            `engine.tenants.device_use.used` returns them.
         reference: windows of the reference; None without one. The same object as ``windows`` if
             the run is its own reference: then the ratio is exactly 1.
         within_ns: latency that a request must keep to count as attained; for ``attainment``.

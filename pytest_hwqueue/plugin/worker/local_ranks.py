@@ -87,7 +87,7 @@ def _start(worker: MeasuredProcess, start: WorkerStart) -> None:
 
 
 # How long the others may take once a rank is done, or has failed. The ranks settle by themselves
-# what a failure means (`cell.RankGroup`), in less than this.
+# what a failure means (`engine.cell.ranks.RankGroup`), in less than this.
 _OTHERS_S = 15.0
 
 

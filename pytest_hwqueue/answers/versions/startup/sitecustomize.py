@@ -1,4 +1,4 @@
-"""Runs in each Python process of a side before anything else; see ``interleaved/imports.py``.
+"""Runs in each Python process of a side before anything else; see ``answers/versions/imports.py``.
 
 The folder is on the side's PYTHONPATH. The module is loaded by its path and not by its name: which
 files the name ``pytest_hwqueue`` stands for is one of the things that it decides.
