@@ -1,0 +1,249 @@
+"""A streamed completion, as OpenAI's API and the servers that follow it stream one.
+
+What counts as a token, as a failure, and as the end, is said in docs/servers.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pytest_hwqueue.data.errors import HwqError, shortened
+from pytest_hwqueue.data.redaction import without_known
+from pytest_hwqueue.engine.tenants.event_stream import Event, EventStream
+
+DONE = b"[DONE]"
+"""Data of the event after which nothing comes."""
+
+_SHOWN = 200
+# No answer has more; a count beyond it would be a throughput beyond all others.
+_MOST_TOKENS = 10**9
+# Reasons to finish that are none of an answer: SGLang's and vLLM's of what they gave up.
+_GIVEN_UP = frozenset({"abort", "aborted", "error"})
+_THOUGHT = ("reasoning", "reasoning_content", "thinking")
+_ANSWER = ("content", "text", "refusal")
+
+Counted = Literal["usage", "events"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
+
+    Attributes:
+        first_ns: the first token, whatever it is of.
+        answer_ns: the first one of the answer, where reasoning came before it; None if it did not,
+            or no answer followed.
+        last_ns: the last one.
+        tokens: how many were streamed.
+        counted: whose number that is: the server's (``usage``), or of events with a token.
+        done_ns: when the end was announced, or else the last event came.
+
+    """
+
+    first_ns: int
+    answer_ns: int | None
+    last_ns: int
+    tokens: int
+    counted: Counted
+    done_ns: int
+
+
+class CompletionReader:
+    """Reads one answer.
+
+    Args:
+        secrets: that no message may hold.
+
+    """
+
+    def __init__(self, secrets: Collection[str] = ()) -> None:
+        """Begin with the first byte."""
+        self._events = EventStream()
+        self._secrets = secrets
+        self._first_ns = self._last_ns = self._done_ns = 0
+        self._answer_ns: int | None = None
+        self._tokens = self._thoughts = 0
+        self._usage: int | None = None
+        self._unseen_thoughts = 0
+        self._announced = False
+        self._reasons: list[str] = []
+
+    def feed(self, chunk: bytes, now_ns: int) -> bool:
+        """Take a chunk; return whether the end was announced (`[DONE]`).
+
+        Raises:
+            HwqError: if the answer says that it failed, or is no completion.
+            EventTooLong: if an event is longer than is read.
+
+        """
+        for event in self._events.feed(chunk, now_ns):
+            self._take(event)
+        self._look_at_stray()
+        return self._announced
+
+    def end(self, now_ns: int) -> Reply:
+        """Return what the answer was, once it has ended.
+
+        Raises:
+            HwqError: if it failed, or has no token.
+
+        """
+        for event in self._events.end(now_ns):
+            self._take(event)
+        self._look_at_stray()
+        for reason in self._reasons:
+            if reason in _GIVEN_UP:
+                raise HwqError(f"the server gave up: finish_reason {reason}")
+        if not self._announced and not self._reasons:
+            raise HwqError(
+                "the answer broke off: it ended without [DONE] and without a finish_reason"
+            )
+        if not self._tokens:
+            raise HwqError("the answer has no token: is it streamed (`stream: true`)?")
+        tokens, counted = self._count()
+        return Reply(
+            self._first_ns,
+            self._answer_ns if self._thoughts else None,
+            self._last_ns,
+            tokens,
+            counted,
+            self._done_ns,
+        )
+
+    def _take(self, event: Event) -> None:
+        if self._announced:
+            return
+        data = event.data.strip()
+        if not data and event.type != "error":
+            return
+        self._done_ns = event.at_ns
+        if data == DONE:
+            self._announced = True
+            return
+        if event.type == "error":
+            raise HwqError(f"an error event: {self._shown(data)}")
+        try:
+            said = json.loads(data)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            if event.type != "message":
+                return
+            raise HwqError(f"not an event of a completion: {self._shown(data)}")
+        if (error := _error_in(said)) is not None:
+            raise HwqError(f"an error behind the expected status: {self._text(error)}")
+        self._read_usage(said.get("usage"))
+        thought, answer = False, False
+        for choice in _tables(said.get("choices")):
+            self._reasons += _reason(choice.get("finish_reason"))
+            for key, delta in _deltas(choice):
+                thought |= key in _THOUGHT and _is_generated(delta)
+                answer |= key not in _THOUGHT and _is_generated(delta)
+        if thought or answer:
+            self._tokens += 1
+            self._thoughts += thought
+            self._first_ns = self._first_ns or event.at_ns
+            self._last_ns = event.at_ns
+            if answer and self._answer_ns is None:
+                self._answer_ns = event.at_ns
+
+    def _read_usage(self, usage: object) -> None:
+        """Keep the server's counts; what is none says nothing, as a null that comes early."""
+        if not isinstance(usage, dict):
+            return
+        count = _whole(usage.get("completion_tokens"))
+        self._usage = self._usage if count is None else count
+        details = usage.get("completion_tokens_details")
+        if isinstance(details, dict):
+            self._unseen_thoughts = _whole(details.get("reasoning_tokens")) or 0
+
+    def _count(self) -> tuple[int, Counted]:
+        """Return how many tokens were streamed, and who says so."""
+        counted = self._usage or 0
+        if not self._thoughts:
+            # They took time before the first token, and none between those that came.
+            counted -= self._unseen_thoughts
+        return (counted, "usage") if counted > 0 else (self._tokens, "events")
+
+    def _look_at_stray(self) -> None:
+        """Refuse an answer with a body in it, of which the standard would pass over each line."""
+        line = self._events.stray.strip()
+        if not line.startswith((b"{", b"[", b"<")):
+            return
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            said = None
+        if isinstance(said, dict) and (error := _error_in(said)) is not None:
+            raise HwqError(f"an error in the stream: {self._text(error)}")
+        raise HwqError(
+            f"the answer has what is no event: {self._shown(line)}: is it streamed "
+            "(`stream: true`)?"
+        )
+
+    def _shown(self, data: bytes) -> str:
+        return without_known(repr(data), self._secrets)[:_SHOWN]
+
+    def _text(self, error: object) -> str:
+        return shortened(without_known(str(error), self._secrets))
+
+
+def _tables(value: object) -> Iterator[dict[str, Any]]:
+    if isinstance(value, list):
+        yield from (each for each in value if isinstance(each, dict))
+
+
+def _error_in(said: Mapping[str, Any]) -> object | None:
+    """Return the error that an object is, in the shapes of OpenAI, vLLM, SGLang, TGI and FastAPI."""
+    if error := said.get("error"):
+        return error
+    if "error" in (said.get("object"), said.get("type")):
+        return said.get("message") or dict(said)
+    if "choices" not in said and "usage" not in said:
+        return said.get("detail") or (said.get("message") if "code" in said else None)
+    return None
+
+
+def _reason(value: object) -> list[str]:
+    """Return why a choice finished, if it did; SGLang's own is a table."""
+    if isinstance(value, dict):
+        value = value.get("type")
+    return [value] if isinstance(value, str) and value else []
+
+
+def _deltas(choice: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Return what an event adds to a choice: of a chat (``delta``), or of a completion."""
+    delta = choice.get("delta")
+    of = delta if isinstance(delta, dict) else choice
+    for key in (*_THOUGHT, *_ANSWER):
+        yield key, of.get(key)
+    for call in _tables(of.get("tool_calls")):
+        yield "tool_calls", call.get("function") or call.get("custom")
+    yield "function_call", of.get("function_call")
+
+
+def _is_generated(value: object) -> bool:
+    """Whether anything of a model's is in a field: text, parts with text, a call's name or input."""
+    if isinstance(value, str):
+        return bool(value)
+    if isinstance(value, list):
+        return any(_is_generated(each) for each in value)
+    if isinstance(value, dict):
+        return any(
+            _is_generated(value.get(key))
+            for key in ("text", "thinking", "refusal", "name", "arguments", "input")
+        )
+    return False
+
+
+def _whole(value: object) -> int | None:
+    """Return a count of tokens, also one written as a float; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value) or value != int(value) or not 0 <= value <= _MOST_TOKENS:
+        return None
+    return int(value)
