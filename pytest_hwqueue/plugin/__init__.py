@@ -12,7 +12,7 @@ import pytest
 from pytest_hwqueue.data.errors import HwqError, RecordError, meant
 from pytest_hwqueue.options.options import OPTIONS
 from pytest_hwqueue.plugin import reading
-from pytest_hwqueue.plugin.state import (
+from pytest_hwqueue.plugin.keys import (
     FORK_SERVER,
     PARAMETERS,
     SCENARIO,
@@ -21,8 +21,8 @@ from pytest_hwqueue.plugin.state import (
     is_scenario,
     is_worker,
     isolates,
-    wrong_usage,
 )
+from pytest_hwqueue.plugin.reading import wrong_usage
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -50,10 +50,10 @@ _FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the hooks that others may implement, and the fixtures."""
-    from pytest_hwqueue.plugin import hookspecs, state
+    from pytest_hwqueue.plugin import fixtures, hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
-    pluginmanager.register(state, "hwqueue-fixtures")
+    pluginmanager.register(fixtures, "hwqueue-fixtures")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

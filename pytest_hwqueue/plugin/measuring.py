@@ -17,7 +17,7 @@ import pytest
 
 from pytest_hwqueue.data.errors import on_one_line
 from pytest_hwqueue.options.progress import Progress
-from pytest_hwqueue.plugin import state
+from pytest_hwqueue.plugin import keys
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.mirror import mirror
 from pytest_hwqueue.plugin.reading import is_distributed
@@ -126,8 +126,8 @@ class Measuring:
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item], budget: Budget) -> None:
         self._config = config
         self._budget = budget
-        self._settings = config.stash[state.SETTINGS]
-        self.session = config.stash[state.SESSION] = MeasuringSession(config)
+        self._settings = config.stash[keys.SETTINGS]
+        self.session = config.stash[keys.SESSION] = MeasuringSession(config)
         self._items = {item.nodeid: item for item in items}
         self._isolation: Isolation | None = None
         self._replication: Replication | None = None
@@ -139,20 +139,20 @@ class Measuring:
         self._tails_explained = False
         self._interrupted = False
         # pytest skips the others by their marks.
-        possible = [item for item in items if state.REFUSED not in item.stash]
-        if state.isolates(config):
-            cells = [item for item in possible if not state.is_scenario(item)]
+        possible = [item for item in items if keys.REFUSED not in item.stash]
+        if keys.isolates(config):
+            cells = [item for item in possible if not keys.is_scenario(item)]
             self._isolation = Isolation(config, self.session, cells, progress)
         else:
-            config.stash[state.SINK] = self._sink()
+            config.stash[keys.SINK] = self._sink()
         if self._settings.save or self._settings.compare or self._settings.against:
             from pytest_hwqueue.plugin.regression import Regression
 
-            self._regression = config.stash[state.REGRESSION] = Regression(
+            self._regression = config.stash[keys.REGRESSION] = Regression(
                 config, self.session.folder, self.session.records, progress.show
             )
             self._regression.check(possible)
-            config.stash[state.ASSIGNMENT] = state.Assignment(
+            config.stash[keys.ASSIGNMENT] = keys.Assignment(
                 planned=self._regression.planned_samples()
             )
         runs = self._settings.runs or 1
@@ -189,7 +189,7 @@ class Measuring:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> object | None:
         """Run a measuring test in the worker; leave all others to pytest."""
-        if self._isolation is None or item.nodeid not in self._items or state.REFUSED in item.stash:
+        if self._isolation is None or item.nodeid not in self._items or keys.REFUSED in item.stash:
             return None
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -212,7 +212,7 @@ class Measuring:
         """Attach records to the report of a test that ran in this process."""
         report = yield
         if self._isolation is None:
-            attach_records(report, self._config.stash[state.SINK].take())
+            attach_records(report, self._config.stash[keys.SINK].take())
         return report
 
     def taken(self, report: pytest.TestReport) -> bool:

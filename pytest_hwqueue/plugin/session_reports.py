@@ -11,8 +11,8 @@ import pytest
 from pytest_hwqueue.data.errors import RecordError
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.data.records.noise import causes_line
+from pytest_hwqueue.plugin.keys import REGRESSION, SESSION, SETTINGS, is_scenario
 from pytest_hwqueue.plugin.session import MeasuringSession, records_of
-from pytest_hwqueue.plugin.state import REGRESSION, SESSION, SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import by_worker
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.plugin import budget
 from pytest_hwqueue.plugin.budget import Budget
+from pytest_hwqueue.plugin.keys import SETTINGS
 from pytest_hwqueue.plugin.measuring import Replication
-from pytest_hwqueue.plugin.state import SETTINGS
 
 Report = Callable[[pytest.TestReport], None]
 
