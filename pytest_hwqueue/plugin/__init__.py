@@ -17,6 +17,7 @@ from pytest_hwqueue.plugin.keys import (
     PARAMETERS,
     SCENARIO,
     SCENARIOS_LEFT_OUT,
+    SESSION,
     SETTINGS,
     is_scenario,
     is_worker,
@@ -82,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.help:
         reading.hide_ini_keys(config)
     if config.stash[SETTINGS].report is not None:
-        from pytest_hwqueue.plugin.session_reports import refuse_unwritable
+        from pytest_hwqueue.plugin.page import refuse_unwritable
 
         refuse_unwritable(config)
     if reading.is_distributed(config) and not hasattr(config, "workerinput"):
@@ -283,6 +284,19 @@ def _refuse(session: pytest.Session) -> None:
     return None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Write the scaling tables and plots of --hwq-scaling."""
+    session = config.stash.get(SESSION, None)
+    # A worker process has none.
+    if session is not None and session.records and config.stash[SETTINGS].scaling:
+        from pytest_hwqueue.plugin.tables import write_scaling_files
+
+        write_scaling_files(terminalreporter, session)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_hwqueue_report(
     config: pytest.Config,
@@ -293,7 +307,7 @@ def pytest_hwqueue_report(
     """Write figures and verdicts: to --hwq-report, --hwq-markdown, and GitHub's summary."""
     failures = []
     if config.stash[SETTINGS].report is not None:
-        from pytest_hwqueue.plugin.session_reports import write_report
+        from pytest_hwqueue.plugin.page import write_report
 
         try:
             write_report(config, folder, judgements)

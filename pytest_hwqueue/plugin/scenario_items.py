@@ -235,6 +235,10 @@ class Runner:
             report(made)
         return None
 
+    def close(self) -> None:
+        """End the worker, if one runs."""
+        self._isolation.close()
+
 
 def _nothing() -> None:
     """Do nothing: scenario tests have no fixtures."""
