@@ -1,8 +1,11 @@
-"""docs/architecture.md names what there is."""
+"""docs/architecture.md names what there is, and the faces' imports make no loop."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 LAYERS = "plugin|cli|answers|options|engine|judge|parts|data"
+PACKAGE = PAGE.parents[1] / "pytest_hwqueue"
 NAMES = sorted(set(re.findall(rf"`((?:{LAYERS})(?:\.\w+)+)`", PAGE.read_text(encoding="utf-8"))))
 FOLDERS = set(re.findall(rf"`((?:{LAYERS})/[\w/]*)`", PAGE.read_text(encoding="utf-8")))
 
@@ -37,10 +41,43 @@ def test_names_are_written_in_full() -> None:
 
 
 def test_every_package_of_the_layers_is_in_the_table() -> None:
-    package = PAGE.parents[1] / "pytest_hwqueue"
     assert len(NAMES) > 20
     for layer in ("engine", "parts", "data"):
         folders = {
-            f"{layer}/{each.parent.name}/" for each in (package / layer).glob("*/__init__.py")
+            f"{layer}/{each.parent.name}/" for each in (PACKAGE / layer).glob("*/__init__.py")
         }
         assert folders <= FOLDERS
+
+
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs at some time: at import or in a call, but nothing that is for types alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _run(child)
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in _run(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return found
+
+
+@pytest.mark.parametrize("layer", ["plugin", "cli", "options"])
+def test_modules_import_each_other_in_no_loop_late_imports_counted(layer: str) -> None:
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+        for path in (PACKAGE / layer).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    graph = {name: _imports(path) & modules.keys() for name, path in modules.items()}
+    assert sum(map(len, graph.values())) > 1 or layer == "cli"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))

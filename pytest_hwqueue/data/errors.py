@@ -1,7 +1,7 @@
 """Errors: one base, which faces show, and subclasses where somebody tells them apart.
 
 Texts say where (a file, an option, a field), what is wrong, and what to do. They travel to the
-face, which shows them: `hwq`'s group of commands, or pytest's hooks (`plugin/state.py`).
+face, which shows them: `hwq`'s group of commands, or pytest's hooks (`plugin/reading.py`).
 """
 
 from __future__ import annotations

@@ -280,10 +280,10 @@ def run(names: tuple[str, ...], **given: Any) -> int:
 ALL = "all"
 _DEFAULTS = {"streams": "1,2,4,8,16"}
 # Reasons of what is skipped are shown, and a file that cannot be read costs no other's cells.
-_PYTEST = ("-p", "pytest_hwqueue.plugin.session_reports", "-rs", "--continue-on-collection-errors")
+_PYTEST = ("-rs", "--continue-on-collection-errors")
 
 
-@with_options(without=("workload",), defaults=_DEFAULTS)
+@with_options(without=("workload", "scaling"), defaults=_DEFAULTS)
 @click.command(cls=MeasuringWorkloads)
 @click.argument("name", type=WorkloadName(ALL), metavar="NAME|all")
 def sweep(name: str, **given: Any) -> int:
@@ -294,7 +294,7 @@ def sweep(name: str, **given: Any) -> int:
 
     What failed or is missing is measured by the same command with `-- -k WORKLOAD` at its end.
     """
-    given = with_parameters([name], given)
+    given = {**with_parameters([name], given), "scaling": True}
     defaults = dict(_DEFAULTS)
     if name == ALL:
         # Every workload has a mark. Scenarios are no workloads, so they stay out.

@@ -246,6 +246,11 @@ class Settings:
         "commit under test, where git cannot be asked",
         "commit of the tree under test, for its records, where that is no git repository, such "
         "as a copy on another machine; else git is asked", rare=True)
+    scaling = Option("no", read.flag, "", "files",
+        "end with a scaling table of each sweep",
+        "end with a scaling table of each workload measured at several numbers of streams, and "
+        "write the tables and plots next to the records (as `hwq sweep` does)", flag=True,
+        rare=True)
     causes = Option("failing", read.one_of(*CAUSES), "WHEN", "causes",
         "when to explain: failing, always, never",
         "explain why the slowest iterations are slow, from a traced pass separate from the "

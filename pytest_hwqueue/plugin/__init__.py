@@ -12,17 +12,18 @@ import pytest
 from pytest_hwqueue.data.errors import HwqError, RecordError, meant
 from pytest_hwqueue.options.options import OPTIONS
 from pytest_hwqueue.plugin import reading
-from pytest_hwqueue.plugin.state import (
+from pytest_hwqueue.plugin.keys import (
     FORK_SERVER,
     PARAMETERS,
     SCENARIO,
     SCENARIOS_LEFT_OUT,
+    SESSION,
     SETTINGS,
     is_scenario,
     is_worker,
     isolates,
-    wrong_usage,
 )
+from pytest_hwqueue.plugin.reading import wrong_usage
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -50,10 +51,10 @@ _FIXTURES = frozenset((*PARAMETERS, "hwq", "hwq_noise"))
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the hooks that others may implement, and the fixtures."""
-    from pytest_hwqueue.plugin import hookspecs, state
+    from pytest_hwqueue.plugin import fixtures, hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
-    pluginmanager.register(state, "hwqueue-fixtures")
+    pluginmanager.register(fixtures, "hwqueue-fixtures")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.help:
         reading.hide_ini_keys(config)
     if config.stash[SETTINGS].report is not None:
-        from pytest_hwqueue.plugin.session_reports import refuse_unwritable
+        from pytest_hwqueue.plugin.page import refuse_unwritable
 
         refuse_unwritable(config)
     if reading.is_distributed(config) and not hasattr(config, "workerinput"):
@@ -283,6 +284,19 @@ def _refuse(session: pytest.Session) -> None:
     return None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Write the scaling tables and plots of --hwq-scaling."""
+    session = config.stash.get(SESSION, None)
+    # A worker process has none.
+    if session is not None and session.records and config.stash[SETTINGS].scaling:
+        from pytest_hwqueue.plugin.tables import write_scaling_files
+
+        write_scaling_files(terminalreporter, session)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_hwqueue_report(
     config: pytest.Config,
@@ -293,7 +307,7 @@ def pytest_hwqueue_report(
     """Write figures and verdicts: to --hwq-report, --hwq-markdown, and GitHub's summary."""
     failures = []
     if config.stash[SETTINGS].report is not None:
-        from pytest_hwqueue.plugin.session_reports import write_report
+        from pytest_hwqueue.plugin.page import write_report
 
         try:
             write_report(config, folder, judgements)

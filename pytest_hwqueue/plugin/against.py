@@ -25,7 +25,7 @@ from pytest_hwqueue.judge.verdict import GateSettings
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.processes.git import commit_of, is_in, shallow, top_level
 from pytest_hwqueue.parts.processes.reaper import signals_interrupt
-from pytest_hwqueue.plugin.state import wrong_usage
+from pytest_hwqueue.plugin.reading import wrong_usage
 
 # Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
 # is of this session.

@@ -22,8 +22,8 @@ from pytest_hwqueue.parts.devices.kinds import (
 )
 from pytest_hwqueue.parts.processes.launched import launched_rank
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS, Declaration, workload_class
+from pytest_hwqueue.plugin.keys import PARAMETERS, SETTINGS, is_scenario, parameters_of
 from pytest_hwqueue.plugin.ranks import ranks_together, workload_of
-from pytest_hwqueue.plugin.state import PARAMETERS, SETTINGS, is_scenario, parameters_of
 
 if TYPE_CHECKING:
     from pytest_hwqueue.engine.causes.traced_pass import TracePlan

@@ -35,10 +35,10 @@ from pytest_hwqueue.parts.schedulers.syntax import (
 )
 from pytest_hwqueue.parts.workloads.registry import Declaration, workload_class
 from pytest_hwqueue.parts.workloads.tenants.shapes import missing_package
-from pytest_hwqueue.plugin import state
+from pytest_hwqueue.plugin import keys
 from pytest_hwqueue.plugin.noise import noise_places, why_noise_is_impossible
 from pytest_hwqueue.plugin.ranks import ranks_needed, workload_of
-from pytest_hwqueue.plugin.reading import is_given
+from pytest_hwqueue.plugin.reading import is_given, wrong_usage
 
 if TYPE_CHECKING:
     from pytest_hwqueue.engine.scenarios.file import Scenario
@@ -79,7 +79,7 @@ class Candidate:
     @property
     def settings(self) -> Settings:
         """The session's."""
-        return self.config.stash[state.SETTINGS]
+        return self.config.stash[keys.SETTINGS]
 
     @property
     def kind(self) -> str:
@@ -109,7 +109,7 @@ def candidate_of(item: pytest.Item) -> Candidate:
         pytest.UsageError: if its workload does not exist.
 
     """
-    config, parameters = item.config, state.parameters_of(item)
+    config, parameters = item.config, keys.parameters_of(item)
     return Candidate(
         config=config,
         workload=workload_of(item),
@@ -120,8 +120,8 @@ def candidate_of(item: pytest.Item) -> Candidate:
         noise=parameters.get("hwq_beside", NONE),
         ranks=ranks_needed(item),
         launched=launched_rank(os.environ),
-        isolated=state.isolates(config),
-        in_worker=state.is_worker(config),
+        isolated=keys.isolates(config),
+        in_worker=keys.is_worker(config),
     )
 
 
@@ -178,7 +178,7 @@ def _noise(test: Candidate) -> str | None:
             )
     if reason is not None or test.in_worker:
         return reason
-    with state.wrong_usage("--hwq-noise"):
+    with wrong_usage("--hwq-noise"):
         return open_noise(test.noise, noise_places(test.config)).unavailable()
 
 
@@ -270,14 +270,14 @@ CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
 
 def _only_device(test: ScenarioItem) -> str | None:
     try:
-        only_device(test.config.stash[state.SETTINGS].device)
+        only_device(test.config.stash[keys.SETTINGS].device)
     except BadOption as error:
         return str(error)
     return None
 
 
 def _kind(test: ScenarioItem) -> str:
-    return only_device(test.config.stash[state.SETTINGS].device).kind
+    return only_device(test.config.stash[keys.SETTINGS].device).kind
 
 
 def _noise_of_scenario(test: ScenarioItem) -> str | None:
@@ -292,7 +292,7 @@ def _noise_of_scenario(test: ScenarioItem) -> str | None:
 
 
 def _faults_of_tenants(test: ScenarioItem) -> str | None:
-    if not test.config.stash[state.SETTINGS].fault:
+    if not test.config.stash[keys.SETTINGS].fault:
         return None
     if capabilities_of(_kind(test)).simulated:
         return "--hwq-fault: cannot be planted in simulated tenants; give a real --hwq-device"
@@ -303,7 +303,7 @@ def _faults_of_tenants(test: ScenarioItem) -> str | None:
 
 
 def _cache_of_tenants(test: ScenarioItem) -> str | None:
-    if test.config.stash[state.SETTINGS].cache == "hot":
+    if test.config.stash[keys.SETTINGS].cache == "hot":
         return None
     return "--hwq-cache=cold: tenants' requests follow no iteration, between which to empty a cache"
 
@@ -358,7 +358,7 @@ SCENARIO_CHECKS: tuple[Callable[[ScenarioItem], str | None], ...] = (
 
 def scenario_seconds(config: pytest.Config, scenario: Scenario) -> float:
     """Return how long a scenario's test measures: its duration, or --hwq-max-time if less."""
-    settings = config.stash[state.SETTINGS]
+    settings = config.stash[keys.SETTINGS]
     size = resolve_size(settings.size, only_device(settings.device).kind)
     duration_s = scenario.duration_s(size)
     return min(duration_s, settings.max_time) if is_given(config, "max-time") else duration_s
@@ -366,7 +366,7 @@ def scenario_seconds(config: pytest.Config, scenario: Scenario) -> float:
 
 def weights_folder(config: pytest.Config) -> Path | None:
     """Return the folder of models' weights (--hwq-weights), relative to pytest's invocation."""
-    folder = config.stash[state.SETTINGS].weights
+    folder = config.stash[keys.SETTINGS].weights
     return None if folder is None else config.invocation_params.dir / folder
 
 
@@ -389,12 +389,12 @@ def refusal_of_scenario(test: ScenarioItem) -> str | None:
 def skip_refused(item: pytest.Item, reason: str | None) -> None:
     """Have a test skipped for a reason, if there is one."""
     if reason is not None:
-        item.stash[state.REFUSED] = reason
+        item.stash[keys.REFUSED] = reason
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def require_one_possible(items: Sequence[pytest.Item]) -> None:
     """Raise pytest.UsageError, with every reason, if all of these tests are skipped for one."""
-    if all(state.REFUSED in item.stash for item in items):
-        reasons = dict.fromkeys(item.stash[state.REFUSED] for item in items)
+    if all(keys.REFUSED in item.stash for item in items):
+        reasons = dict.fromkeys(item.stash[keys.REFUSED] for item in items)
         raise pytest.UsageError("nothing to measure: " + "; ".join(reasons))

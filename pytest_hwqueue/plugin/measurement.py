@@ -30,10 +30,10 @@ from pytest_hwqueue.plugin.cells import (
     sample_plan,
     trace_plan,
 )
+from pytest_hwqueue.plugin.keys import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment, is_worker
 from pytest_hwqueue.plugin.noise import under_noise
 from pytest_hwqueue.plugin.ranks import ranks_together
 from pytest_hwqueue.plugin.session import provenance
-from pytest_hwqueue.plugin.state import ASSIGNMENT, NOISE, SETTINGS, SINK, Assignment, is_worker
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -13,7 +13,7 @@ from pytest_hwqueue.data.noise_names import NONE, seconds_of_a_cell
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
 from pytest_hwqueue.parts.processes.launched import launched_rank
-from pytest_hwqueue.plugin.state import SETTINGS, SINK, is_worker, parameters_of
+from pytest_hwqueue.plugin.keys import SETTINGS, SINK, is_worker, parameters_of
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.noise import NoiseRound

@@ -22,8 +22,8 @@ from pytest_hwqueue.data.safe_files import open_output
 from pytest_hwqueue.parts.devices.kinds import visible_accelerators
 from pytest_hwqueue.parts.processes.launched import LaunchedRank, connect, launched_rank
 from pytest_hwqueue.parts.workloads.registry import Declaration, declaration
-from pytest_hwqueue.plugin.reading import check_ranked, read_settings
-from pytest_hwqueue.plugin.state import SETTINGS, parameters_of, wrong_usage
+from pytest_hwqueue.plugin.keys import SETTINGS, parameters_of
+from pytest_hwqueue.plugin.reading import check_ranked, read_settings, wrong_usage
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -8,16 +8,36 @@ from __future__ import annotations
 import os
 import sys
 from argparse import SUPPRESS
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.data.errors import BadInput, BadOption, shortened
+import pytest
+
+from pytest_hwqueue.data.errors import BadInput, BadOption, HwqError, shortened
 from pytest_hwqueue.options.options import BY_NAME, OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import pytest
+
+@contextmanager
+def wrong_usage(place: str = "", *others: type[Exception]) -> Iterator[None]:
+    """Let our errors be pytest's of wrong usage, which it prints without a traceback.
+
+    Args:
+        place: begins their text, such as an option.
+        others: exceptions that mean the same here.
+
+    Raises:
+        pytest.UsageError: for those, with their text.
+
+    """
+    caught: tuple[type[Exception], ...] = (HwqError, *others)
+    try:
+        yield
+    except caught as error:
+        raise pytest.UsageError(f"{place}: {error}" if place else str(error)) from None
 
 
 def is_distributed(config: pytest.Config) -> bool:
@@ -191,8 +211,6 @@ def _given(
         return option.command_line, "\n".join(values) if values[-1] else ""
     if option.variable in environment:
         return f"environment variable {option.variable}", environment[option.variable]
-    import pytest
-
     try:
         value = config.getini(option.key)
     except (pytest.UsageError, TypeError):

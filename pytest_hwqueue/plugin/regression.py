@@ -41,7 +41,8 @@ from pytest_hwqueue.options.options import OPTIONS, Settings
 from pytest_hwqueue.options.values import VERDICTS
 from pytest_hwqueue.plugin.against import Against, confirmed
 from pytest_hwqueue.plugin.cells import planned_cells
-from pytest_hwqueue.plugin.state import SETTINGS, session_secrets, wrong_usage
+from pytest_hwqueue.plugin.keys import SETTINGS, session_secrets
+from pytest_hwqueue.plugin.reading import wrong_usage
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.cell import RunRecord

@@ -18,9 +18,9 @@ from pytest_hwqueue.engine.scenarios.file import read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases, own_run, related
 from pytest_hwqueue.engine.scenarios.runs import ScenarioRuns
 from pytest_hwqueue.parts.processes.launched import launched_rank
+from pytest_hwqueue.plugin.keys import REFUSED, SCENARIO, SETTINGS, session_secrets
 from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, scenario_session
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
-from pytest_hwqueue.plugin.state import REFUSED, SCENARIO, SETTINGS, session_secrets
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.cell import RunRecord
@@ -234,6 +234,10 @@ class Runner:
                 attach_records(made, self._sink.take())
             report(made)
         return None
+
+    def close(self) -> None:
+        """End the worker, if one runs."""
+        self._isolation.close()
 
 
 def _nothing() -> None:

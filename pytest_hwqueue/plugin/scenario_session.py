@@ -18,9 +18,9 @@ from pytest_hwqueue.engine.tenants import TENANTS
 from pytest_hwqueue.options.progress import Progress
 from pytest_hwqueue.parts.devices.kinds import only_device
 from pytest_hwqueue.plugin import checks
-from pytest_hwqueue.plugin.reading import is_given
+from pytest_hwqueue.plugin.keys import SESSION, SETTINGS, is_scenario
+from pytest_hwqueue.plugin.reading import is_given, wrong_usage
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
-from pytest_hwqueue.plugin.state import SESSION, SETTINGS, is_scenario, wrong_usage
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.cell import RunRecord

@@ -17,17 +17,10 @@ from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.workloads.registry import declaration, workload_class
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import check_parameters, own_name, shared_cells
+from pytest_hwqueue.plugin.keys import SETTINGS, is_scenario, isolates, item_key, parameters_of
 from pytest_hwqueue.plugin.mirror import claims_benchmark
 from pytest_hwqueue.plugin.ranks import workload_of
-from pytest_hwqueue.plugin.reading import is_given
-from pytest_hwqueue.plugin.state import (
-    SETTINGS,
-    is_scenario,
-    isolates,
-    item_key,
-    parameters_of,
-    wrong_usage,
-)
+from pytest_hwqueue.plugin.reading import is_given, wrong_usage
 from pytest_hwqueue.plugin.worker.services import by_worker
 
 # These mean what the machine or the workload has, and name nothing.

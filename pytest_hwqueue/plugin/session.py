@@ -37,7 +37,8 @@ from pytest_hwqueue.data.redaction import redacted, redacted_command
 from pytest_hwqueue.data.safe_files import write_text
 from pytest_hwqueue.engine.tenants import TENANTS
 from pytest_hwqueue.parts.processes.git import provenance_of
-from pytest_hwqueue.plugin.state import LEFT_OUT, PROVENANCE, SETTINGS, session_secrets, wrong_usage
+from pytest_hwqueue.plugin.keys import LEFT_OUT, PROVENANCE, SETTINGS, session_secrets
+from pytest_hwqueue.plugin.reading import wrong_usage
 
 if TYPE_CHECKING:
     from pytest_hwqueue.judge.judging import Judgement

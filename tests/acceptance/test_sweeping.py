@@ -28,13 +28,14 @@ def test_a_sweep_writes_tables_and_plots_next_to_its_records(
         """
     )
     done = run_in_process(
-        "-p", "pytest_hwqueue.plugin.session_reports", "--hwq-device=cpu",
+        "--hwq-scaling", "--hwq-device=cpu",
         "--hwq-streams=1,2,4", "--hwq-iterations=60", "--hwq-max-time=2", "--hwq-warmup=2",
         "--hwq-json=all.json",
     )  # fmt: skip
     done.assert_outcomes(passed=2, failed=1)
     (folder,) = (pytester.path / ".hwqueue").glob("2*/sweep")
     plot = folder / "test_mine.py::test_mine.svg"
+    done.stdout.fnmatch_lines(["Weak scaling of test_mine*over streams*"])
     done.stdout.fnmatch_lines([f"scaling: {folder}/scaling.txt", f"plot: {plot}"])
     assert "test_mine over streams" in (folder / "scaling.txt").read_text()
     assert "calls/s" in "".join(ElementTree.fromstring(plot.read_text()).itertext())

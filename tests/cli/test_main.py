@@ -83,20 +83,20 @@ def test_help_and_a_commands_own_options_need_nothing_heavy() -> None:
     *((f"{each} --seed 7 -- --collect-only", "priority=P0,P1 seed=7", "--collect-only")
       for each in ("run P0,P1", "run P0 P1", "run-priority P0,P1")),
     # Sweep has counts of its own unless told otherwise.
-    ("sweep moe", "streams=1,2,4,8,16 workload=moe", ""),
-    ("sweep moe --streams 3", "streams=3 workload=moe", ""),
-    ("HWQ_STREAMS=5 sweep moe", "workload=moe", ""),
+    ("sweep moe", "streams=1,2,4,8,16 workload=moe scaling", ""),
+    ("sweep moe --streams 3", "streams=3 workload=moe scaling", ""),
+    ("HWQ_STREAMS=5 sweep moe", "workload=moe scaling", ""),
     # All means every mark.
-    ("sweep all", "streams=1,2,4,8,16 priority=P0,P1,P2,P3", ""),
+    ("sweep all", "streams=1,2,4,8,16 priority=P0,P1,P2,P3 scaling", ""),
     # A workload's parameters are options of its own. It may stand behind them: the value of --save
     # is no workload to measure, though it is called like one.
     *((f"{each} hetero_kernels --mm-dim 512 --streams 2 --chain-length=3 --param dtype=bf16 "
        "--seed 5", f"streams=2 seed=5 {more}workload=hetero_kernels param=dtype=bf16 "
        "param=hetero_kernels.mm_dim=512 param=hetero_kernels.chain_length=3", "")
-      for each, more in (("run", ""), ("sweep", ""), ("profile", "iterations=400 "))),
+      for each, more in (("run", ""), ("sweep", "scaling "), ("profile", "iterations=400 "))),
     ("run --save large_gemm_only --mm-dim 512 hetero_kernels",
      "save=large_gemm_only workload=hetero_kernels param=hetero_kernels.mm_dim=512", ""),
-    ("sweep all --priority P1 --streams 4,8", "streams=4,8 priority=P1", ""),
+    ("sweep all --priority P1 --streams 4,8", "streams=4,8 priority=P1 scaling", ""),
 ])  # fmt: skip
 def test_options_become_the_plugins_apart_from_the_folder_and_its_settings(
     launched: Launched, monkeypatch: pytest.MonkeyPatch, line: str, options: str, last: str
@@ -114,7 +114,7 @@ def test_options_become_the_plugins_apart_from_the_folder_and_its_settings(
     apart = {f"--rootdir={benchmarks.parent}", f"--confcutdir={benchmarks}", os.devnull}
     assert apart <= {*launched.command}
     # A file that cannot be imported costs no other file's cells.
-    kept = {"pytest_hwqueue.plugin.session_reports", "--continue-on-collection-errors", "-rs"}
+    kept = {"--hwq-scaling", "--continue-on-collection-errors", "-rs"}
     assert "all" not in words or kept <= {*launched.command}
 
 

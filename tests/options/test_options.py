@@ -115,6 +115,7 @@ VALUES: dict[str, list[tuple[str, object]]] = {
     "commit": [(f"{'0' * 40}{end}", f"{'0' * 40}{end}") for end in ("", "-dirty", "0" * 24)],
     "json": [("a.json", Path("a.json")), ("/b", Path("/b")), ("c", Path("c"))],
     "profile": [("yes", True), ("1", True), ("on", True)],
+    "scaling": [("yes", True), ("1", True), ("on", True)],
     "profile-dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
     "causes": [("always", "always"), ("never", "never"), ("always", "always")],
     "runs": [("1", 1), ("2", 2), ("10", 10)],
@@ -254,6 +255,7 @@ BAD: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "profile": [(value, "yes or no") for value in ("maybe", "2", "yes please")],
+    "scaling": [(value, "yes or no") for value in ("maybe", "2", "yes please")],
     "profile-dir": [],
     "causes": [(value, "failing, always, never") for value in ("Always", "yes", "p99")],
 }

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.plugin import budget
 from pytest_hwqueue.plugin.budget import Budget
-from pytest_hwqueue.plugin.measuring import Replication
-from pytest_hwqueue.plugin.state import SETTINGS
+from pytest_hwqueue.plugin.keys import SETTINGS
+from pytest_hwqueue.plugin.runs import Replication
 
 Report = Callable[[pytest.TestReport], None]
 
@@ -46,7 +46,10 @@ class Measures:
         self.ran.append(item.nodeid)
         report(cast("Any", SimpleNamespace(passed=True, failed=False)))
 
-    def taken(self, report: pytest.TestReport) -> None:
+    def take(self, report: pytest.TestReport) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def wanted(self) -> Sequence[str]:

@@ -14,7 +14,7 @@ from pytest_hwqueue.parts.processes.launched import LaunchedRank
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.cells import auto_dispatch
-from pytest_hwqueue.plugin.state import SETTINGS
+from pytest_hwqueue.plugin.keys import SETTINGS
 
 RANK_1_OF_2 = LaunchedRank(1, 2, 1, 2, "node-a", 29500, store_exists=True)
 

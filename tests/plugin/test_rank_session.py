@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace as Made
 from torch.distributed import TCPStore
 from pytest_hwqueue.plugin import ranks
-from pytest_hwqueue.plugin.state import SETTINGS
+from pytest_hwqueue.plugin.keys import SETTINGS
 
 host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 launched = ranks.LaunchedRank(1, 2, 1, 2, "127.0.0.1", host.port, store_exists=True)

@@ -13,8 +13,8 @@ import pytest
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.processes.launched import LaunchedRank
 from pytest_hwqueue.plugin import ranks
+from pytest_hwqueue.plugin.keys import SETTINGS
 from pytest_hwqueue.plugin.ranks import RankedSession
-from pytest_hwqueue.plugin.state import SETTINGS
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 from pytest_hwqueue.answers.page import render
 from pytest_hwqueue.judge.baselines.runs import CellBaseline
 from pytest_hwqueue.judge.baselines.store import Store
+from pytest_hwqueue.plugin.keys import session_secrets
 from pytest_hwqueue.plugin.regression import Regression
 from pytest_hwqueue.plugin.session import command_line
-from pytest_hwqueue.plugin.state import session_secrets
 
 if TYPE_CHECKING:
     from tests.conftest import RunInProcess

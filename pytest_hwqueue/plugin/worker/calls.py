@@ -11,7 +11,7 @@ from pytest_hwqueue.data.records.cell import Cell
 from pytest_hwqueue.data.records.noise import NoiseRound
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.parts.processes.remote import one_way
-from pytest_hwqueue.plugin.state import Assignment
+from pytest_hwqueue.plugin.keys import Assignment
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from pytest_hwqueue.parts.processes.channel import ProcessEnded
 from pytest_hwqueue.parts.processes.launched import connect, launched_rank, tell_failure
 from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.parts.processes.starting import worker_environment
+from pytest_hwqueue.plugin.keys import ASSIGNMENT, FORK_SERVER, SETTINGS, Assignment, item_key
 from pytest_hwqueue.plugin.ranks import ranks_needed
 from pytest_hwqueue.plugin.session import MeasuringSession, provenance
-from pytest_hwqueue.plugin.state import ASSIGNMENT, FORK_SERVER, SETTINGS, Assignment, item_key
 from pytest_hwqueue.plugin.worker.local_ranks import (
     MAIN,
     STARTING_S,

@@ -27,7 +27,7 @@ from pytest_hwqueue.parts.processes.channel import Channel, Message, ProcessEnde
 from pytest_hwqueue.parts.processes.launched import LOOPBACK, host_store
 from pytest_hwqueue.parts.processes.remote import remote
 from pytest_hwqueue.parts.processes.unwatched import stop_coverage
-from pytest_hwqueue.plugin import state
+from pytest_hwqueue.plugin import keys
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.worker.calls import SessionCalls, WorkerStart
 from pytest_hwqueue.plugin.worker.services import Fitness
@@ -99,7 +99,7 @@ class WorkerPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run single tests until asked to exit."""
-        items = {state.item_key(item): item for item in session.items}
+        items = {keys.item_key(item): item for item in session.items}
         # Garbage is collected before each pass: not among all tests of the session each time. As a
         # test runs, pytest adds to these two of its dicts, which the collector sees from then on.
         for each in session.items:
@@ -235,9 +235,9 @@ class WorkerPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Keep the config; let the fixtures find the sink and what records say of this process."""
         self._config = config
-        config.stash[state.SINK] = self._sink
-        config.stash[state.ASSIGNMENT] = self._start.assignment
-        config.stash[state.PROVENANCE] = self._start.provenance
+        config.stash[keys.SINK] = self._sink
+        config.stash[keys.ASSIGNMENT] = self._start.assignment
+        config.stash[keys.PROVENANCE] = self._start.provenance
 
 
 def _refuse_debugger() -> None:
@@ -327,4 +327,4 @@ def _configure(config: pytest.Config, start: WorkerStart) -> None:
     if (forked := config.pluginmanager.get_plugin("pytest_forked")) is not None:
         config.pluginmanager.unregister(forked)
     # The convention by which plugins (pytest's own too) know a worker from the session itself.
-    config.workerinput = {**start.workerinput, state.WORKER_KEY: True}  # type: ignore[attr-defined]
+    config.workerinput = {**start.workerinput, keys.WORKER_KEY: True}  # type: ignore[attr-defined]

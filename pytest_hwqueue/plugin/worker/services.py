@@ -32,8 +32,8 @@ from pytest_hwqueue.parts.schedulers.syntax import (
     needs_environment,
     open_scheduler,
 )
+from pytest_hwqueue.plugin.keys import parameters_of
 from pytest_hwqueue.plugin.ranks import ranks_needed
-from pytest_hwqueue.plugin.state import parameters_of
 
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns",
            "sleep")  # fmt: skip

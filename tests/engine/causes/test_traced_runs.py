@@ -27,7 +27,7 @@ from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.workloads.own_function import FunctionWorkload, on_every_stream
 from pytest_hwqueue.plugin.cells import trace_plan
 from pytest_hwqueue.plugin.session import attach_records
-from pytest_hwqueue.plugin.session_reports import lines_of
+from pytest_hwqueue.plugin.traced_runs import lines_of
 from tests.conftest import MakeRecord
 
 from .traced import measured

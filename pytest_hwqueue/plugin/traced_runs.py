@@ -1,82 +1,21 @@
-"""What a session does at its end: page, scaling, traced runs."""
+"""Traced runs of tests whose verdicts fail: why the slowest requests of their cells are slow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.data.errors import RecordError
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.data.records.noise import causes_line
+from pytest_hwqueue.plugin.keys import is_scenario
 from pytest_hwqueue.plugin.session import MeasuringSession, records_of
-from pytest_hwqueue.plugin.state import REGRESSION, SESSION, SETTINGS, is_scenario
 from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import by_worker
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.judge.judging import Judgement
     from pytest_hwqueue.options.progress import Progress
-
-
-def refuse_unwritable(config: pytest.Config) -> None:
-    """Refuse a report that could not be written, before anything is measured.
-
-    Raises:
-        pytest.UsageError: saying why, and what to do.
-
-    """
-    from pytest_hwqueue.data.document.drawing import cannot_write
-
-    if reason := cannot_write(_file(config)):
-        raise pytest.UsageError(f"--hwq-report: {reason}")
-
-
-def write_report(config: pytest.Config, folder: Path, judgements: Sequence[Judgement]) -> None:
-    """Write the report of a session whose records are in ``folder``.
-
-    Raises:
-        RecordError: if it cannot be written.
-
-    """
-    from pytest_hwqueue.answers.page.cells import find_records
-    from pytest_hwqueue.answers.page.render import page_of, write_page
-
-    file, regression = _file(config), config.stash.get(REGRESSION, None)
-    page = page_of(
-        find_records([folder]), file, judgements=judgements,
-        baseline={} if regression is None else regression.baseline,
-        baseline_label=", ".join(judgement.baseline for judgement in judgements),
-    )  # fmt: skip
-    write_page(file, page)
-
-
-def _file(config: pytest.Config) -> Path:
-    file = config.stash[SETTINGS].report
-    assert file is not None
-    return Path(config.invocation_params.dir / file)
-
-
-_FOLDER = "sweep"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where `hwq sweep` loads this module as a plugin, write scaling tables and plots."""
-    session = terminalreporter.config.stash.get(SESSION, None)
-    # A worker process has none.
-    if session is None or not session.records:
-        return
-    from pytest_hwqueue.data.document.scaling import write_scaling
-
-    try:
-        lines = write_scaling(session.folder / _FOLDER, session.records)
-    except RecordError as error:
-        lines = [str(error)]
-    for line in lines:
-        terminalreporter.write_line(line)
 
 
 FOLDER = "causes"
