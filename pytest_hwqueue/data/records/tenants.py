@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.data.errors import RecordError, within
 from pytest_hwqueue.data.metrics.estimate import PlainData, earlier_schemas
@@ -23,12 +24,25 @@ from pytest_hwqueue.data.records.timelines import TimelineFile
 from pytest_hwqueue.data.safe_files import write_text
 
 
-class RequestTimes(PlainData):
+@dataclass(frozen=True)
+class RequestLog:
     """Times of each request in ns from the window's start, in the order served."""
 
-    scheduled_ns: list[int] = Field(description="arrival; in a closed loop equal to started_ns")
+    __pydantic_config__: ClassVar[ConfigDict] = PlainData.model_config
+
+    scheduled_ns: Annotated[
+        list[int], Field(description="arrival; in a closed loop equal to started_ns")
+    ]
     started_ns: list[int]
-    finished_ns: list[int] = Field(description="seen by the host, after the stream was waited for")
+    finished_ns: Annotated[
+        list[int], Field(description="seen by the host, after the stream was waited for")
+    ]
+
+    def add(self, scheduled_ns: int, started_ns: int, finished_ns: int) -> None:
+        """Add a request's times."""
+        self.scheduled_ns.append(scheduled_ns)
+        self.started_ns.append(started_ns)
+        self.finished_ns.append(finished_ns)
 
 
 class RequestFailure(PlainData):
@@ -126,7 +140,7 @@ class TenantResult(PlainData):
     latency_ns: list[int] = Field(
         default_factory=list, description="of completed requests, from the scheduled arrival"
     )
-    requests: RequestTimes | None = None
+    requests: RequestLog | None = None
     failures: list[RequestFailure] = Field(default_factory=list)
     lateness: GeneratorLateness | None = Field(
         None, description="the load generator's own; null for a closed loop and where simulated"
@@ -151,7 +165,7 @@ class TenantResult(PlainData):
         return (window_ns if self.until_ns is None else self.until_ns) - self.from_ns
 
 
-def rate_begins_ns(from_ns: int, until_ns: int | None, requests: RequestTimes) -> int:
+def rate_begins_ns(from_ns: int, until_ns: int | None, requests: RequestLog) -> int:
     """Return when a tenant's rate begins, from the window's start: when it does, mostly.
 
     Where a number of requests ends its time, the last ends it and the first began it, so that n
@@ -173,7 +187,7 @@ def rate_begins_ns(from_ns: int, until_ns: int | None, requests: RequestTimes) -
 
 
 def completed_per_s(
-    from_ns: int, until_ns: int | None, window_ns: int, requests: RequestTimes,
+    from_ns: int, until_ns: int | None, window_ns: int, requests: RequestLog,
     completed_ns: Sequence[int],
 ) -> float:  # fmt: skip
     """Return how many requests a tenant completed per second of its own time.
@@ -333,7 +347,7 @@ def require_own_figures(record: ColocationRecord) -> None:
             )
 
 
-def _contradictions(tenant: TenantResult, requests: RequestTimes, window_ns: int) -> Iterator[str]:
+def _contradictions(tenant: TenantResult, requests: RequestLog, window_ns: int) -> Iterator[str]:
     """Say which figures of a tenant are not those of its requests."""
     due, begun, ended = requests.scheduled_ns, requests.started_ns, requests.finished_ns
     if tenant.own_ns(window_ns) <= 0 or min(due, default=tenant.from_ns) < tenant.from_ns:

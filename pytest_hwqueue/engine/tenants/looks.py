@@ -16,9 +16,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
 from typing import NamedTuple
@@ -27,10 +26,9 @@ from pytest_hwqueue.data.records.tenants import (
     LOOK_ERROR,
     ColocationRecord,
     RequestFailure,
-    RequestTimes,
     TenantResult,
 )
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog, Window, lateness
+from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness
 from pytest_hwqueue.engine.tenants.plan import Colocation
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
@@ -91,20 +89,11 @@ class Looks:
     decided: Callable[[ColocationRecord], bool]
 
 
-class _Times(NamedTuple):
-    """One request's; ``finished_ns`` is negative of one that failed.
-
-    It is written last and read first: where it is seen, the others are there.
-    """
-
-    finished_ns: int
-    scheduled_ns: int
-    started_ns: int
-
-
 # Requests that are shown at most; of more, the later ones are not looked at, and nobody decides.
 _MOST_SHOWN = 1 << 20
-_ROW = struct.Struct(f"{len(_Times._fields)}q")
+# When a request finished, was due and started. The first is negative if it failed; it is written
+# last and read first: where it is seen, the others are there.
+_ROW = struct.Struct("3q")
 _ROWS_AT_ONCE = 4096
 
 
@@ -137,8 +126,8 @@ class ShownTimes:
         os.close(self.descriptor)
 
 
-def seen_times(process: int, descriptors: Sequence[int]) -> list[_Times]:
-    """Return what a process has shown so far, in order of arrival, as `RequestLog` has it.
+def shown_load(process: int, descriptors: Sequence[int]) -> Load:
+    """Return what a process has shown so far, in order of arrival; failures without reasons.
 
     Args:
         process: its id.
@@ -148,19 +137,25 @@ def seen_times(process: int, descriptors: Sequence[int]) -> list[_Times]:
         OSError: if they cannot be read, or there was no room for all.
 
     """
-    rows: list[_Times] = []
+    rows: list[tuple[int, int, int]] = []
     for descriptor in descriptors:
-        written = list(takewhile(lambda row: row.finished_ns, _rows(process, descriptor)))
+        written = [*takewhile(lambda row: row[0], _rows(process, descriptor))]
         if len(written) == _MOST_SHOWN:
             raise OSError(f"more than {_MOST_SHOWN:,} requests")
         rows += written
-    return sorted(rows, key=lambda row: (row.scheduled_ns, row.started_ns))
+    rows.sort(key=lambda row: row[1:])
+    return Load(
+        [scheduled_ns for _, scheduled_ns, _ in rows],
+        [started_ns for *_, started_ns in rows],
+        [abs(finished_ns) for finished_ns, *_ in rows],
+        failed=[RequestFailure(index=n, reason="") for n, row in enumerate(rows) if row[0] < 0],
+    )
 
 
-def _rows(process: int, descriptor: int) -> Iterator[_Times]:
+def _rows(process: int, descriptor: int) -> Iterator[tuple[int, int, int]]:
     with open(f"/proc/{process}/fd/{descriptor}", "rb") as file:
         while read := file.read(_ROW.size * _ROWS_AT_ONCE):
-            yield from map(_Times._make, _ROW.iter_unpack(read))
+            yield from _ROW.iter_unpack(read)
 
 
 def served_all_ns(plan: Colocation, results: Mapping[str, TenantResult]) -> int | None:
@@ -221,17 +216,8 @@ class Watch:
         self.ended_ns = window_ns
 
     def _result(self, name: str, window_ns: int) -> TenantResult:
-        rows = seen_times(*self._shown[name])
-        times = RequestTimes(
-            scheduled_ns=[row.scheduled_ns for row in rows],
-            started_ns=[row.started_ns for row in rows],
-            finished_ns=[abs(row.finished_ns) for row in rows],
-        )
-        failed = [
-            RequestFailure(index=n, reason="") for n, row in enumerate(rows) if row.finished_ns < 0
-        ]
-        log = self._log(name, times, failed, window_ns)
-        return delivered(name, log, window_ns, own=self._plans[name].own)
+        load = self._within(name, shown_load(*self._shown[name]), window_ns)
+        return delivered(name, load, window_ns, own=self._plans[name].own)
 
     def counted(self, result: TenantResult) -> TenantResult:
         """Return what counts of a tenant's result: all, or what belongs to the ended window.
@@ -245,22 +231,17 @@ class Watch:
         assert result.throughput is not None
         items, unit = result.throughput.items_per_request, result.throughput.unit
         assert items is not None
-        log = self._log(result.name, result.requests, result.failures, window_ns)
+        log = result.requests
+        served = Load(log.scheduled_ns, log.started_ns, log.finished_ns, failed=result.failures)
+        load = self._within(result.name, served, window_ns)
         return delivered(
-            result.name, log, window_ns, WorkDone(result.work, items, unit),
+            result.name, load, window_ns, WorkDone(result.work, items, unit),
             self._plans[result.name].own,
-            lateness=lateness(log), memory_bytes=result.memory_bytes, counters=result.counters,
+            lateness=lateness(load), memory_bytes=result.memory_bytes, counters=result.counters,
         )  # fmt: skip
 
-    def _log(
-        self, name: str, times: RequestTimes, failed: list[RequestFailure], window_ns: int
-    ) -> RequestLog:
+    def _within(self, name: str, load: Load, window_ns: int) -> Load:
+        """Return what came of a tenant's requests within a window, as its plan has them."""
         plan = self._plans[name]
-        return RequestLog(
-            closed=plan.schedule is None,
-            scheduled_ns=array("q", times.scheduled_ns),
-            started_ns=array("q", times.started_ns),
-            finished_ns=array("q", times.finished_ns),
-            failed=failed,
-            concurrency=plan.concurrency,
-        ).until(window_ns, plan.due(window_ns))
+        load = replace(load, closed=plan.schedule is None, concurrency=plan.concurrency)
+        return load.until(window_ns, plan.due(window_ns))

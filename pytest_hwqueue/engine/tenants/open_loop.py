@@ -16,12 +16,12 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from threading import Event
 
 from pytest_hwqueue.data.errors import HwqError
-from pytest_hwqueue.data.records.tenants import GeneratorLateness, RequestFailure
+from pytest_hwqueue.data.records.tenants import GeneratorLateness, RequestFailure, RequestLog
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.parts.devices.protocol import Device
 
@@ -233,27 +233,41 @@ class Window:
 
 
 @dataclass(frozen=True)
-class RequestLog:
-    """Requests in order of arrival; times in ns from the window's start.
+class Reply:
+    """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
 
     Attributes:
-        closed: whether there was no schedule, so that each request is scheduled when it starts.
-        scheduled_ns: when each started request was due, shape (n,).
-        started_ns: when it started, shape (n,).
-        finished_ns: when it completed or failed, shape (n,).
-        failed: requests that raised, by index.
-        unserved: later requests that were due but not started by the end of the grace.
-        concurrency: how many were served at once.
+        first_ns: the first token.
+        last_ns: the last one.
+        tokens: how many: the server's own count, or else that of the events with text.
 
     """
 
-    closed: bool
-    scheduled_ns: array[int] = field(default_factory=lambda: array("q"))
-    started_ns: array[int] = field(default_factory=lambda: array("q"))
-    finished_ns: array[int] = field(default_factory=lambda: array("q"))
-    failed: list[RequestFailure] = field(default_factory=list)
+    first_ns: int
+    last_ns: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Load(RequestLog):
+    """What came of the requests of a window, in order of arrival.
+
+    Attributes:
+        closed: whether there was no schedule, so that each request is scheduled when it starts.
+        failed: requests that raised, by index.
+        unserved: later requests that were due but not started by the end of the grace.
+        concurrency: how many were served at once.
+        replies: a server's, to each request; None for one that failed, or has no tokens.
+        most_at_once: the most requests that were in flight to a server.
+
+    """
+
+    closed: bool = False
+    failed: Sequence[RequestFailure] = ()
     unserved: int = 0
     concurrency: int = 1
+    replies: Sequence[Reply | None] = ()
+    most_at_once: int = 0
 
     @property
     def issued(self) -> int:
@@ -265,8 +279,8 @@ class RequestLog:
         """Requests that returned."""
         return len(self.scheduled_ns) - len(self.failed)
 
-    def until(self, window_ns: int, due: Sequence[int] | None) -> RequestLog:
-        """Return what a shorter window would have logged, of whose grace all is here.
+    def until(self, window_ns: int, due: Sequence[int] | None) -> Load:
+        """Return what would have come of a shorter window, of whose grace all is here.
 
         Args:
             window_ns: its length.
@@ -288,11 +302,11 @@ class RequestLog:
 
 
 class StoppedServing(HwqError):
-    """The tenant cannot continue; the cause is the request's error, ``log`` has earlier ones."""
+    """The tenant cannot continue; the cause is the request's error, ``load`` has earlier ones."""
 
-    def __init__(self, reason: str, log: RequestLog) -> None:
+    def __init__(self, reason: str, load: Load) -> None:
         super().__init__(reason)
-        self.log = log
+        self.load = load
 
 
 def serve(
@@ -305,7 +319,7 @@ def serve(
     begin_thread: Callable[[], object] = lambda: None,
     ended: Event | None = None,
     shown: Sequence[Show] = (),
-) -> RequestLog:
+) -> Load:
     """Serve the requests of a window in order, as many at once as there are ``requests``.
 
     Every scheduled request is served, even after the window's end, until its grace is over; a
@@ -349,28 +363,28 @@ def serve(
             with ThreadPoolExecutor(len(slots), "hwq-slot", begin_thread) as threads:
                 for served in [threads.submit(slot.serve) for slot in slots]:
                     served.result()
-    log = _log(slots, schedule)
+    load = _joined(slots, schedule)
     for slot in slots:
         if slot.stopped is not None:
             reason, error = slot.stopped
-            raise StoppedServing(reason, log) from error
-    return log
+            raise StoppedServing(reason, load) from error
+    return load
 
 
-def lateness(log: RequestLog) -> GeneratorLateness | None:
+def lateness(load: Load) -> GeneratorLateness | None:
     """Summarise the generator's own lateness: from when a request could start until it did.
 
     It could start once it was due and fewer than ``concurrency`` before it were still being served.
     None for a closed loop, which has no generator, or if nothing was served.
     """
-    if log.closed or not log.started_ns:
+    if load.closed or not load.started_ns:
         return None
     ordered = sorted(
         started - max(scheduled, free)
         for scheduled, started, free in zip(
-            log.scheduled_ns,
-            log.started_ns,
-            _free_ns(log.finished_ns, log.concurrency),
+            load.scheduled_ns,
+            load.started_ns,
+            _free_ns(load.finished_ns, load.concurrency),
             strict=True,
         )
     )
@@ -425,10 +439,10 @@ def _free_ns(finished_ns: Iterable[int], concurrency: int) -> Iterator[int]:
         heapq.heappushpop(latest, end_ns)
 
 
-def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
+def _joined(slots: Sequence[Slot], schedule: list[int] | None) -> Load:
     """Join what slots served, in order of arrival: the numbers run from 0 without a gap."""
     n = sum(len(slot.numbers) for slot in slots)
-    started_ns, finished_ns = array("q", bytes(8 * n)), array("q", bytes(8 * n))
+    started_ns, finished_ns = [0] * n, [0] * n
     for slot in slots:
         for number, started, finished in zip(
             slot.numbers, slot.started_ns, slot.finished_ns, strict=True
@@ -439,12 +453,12 @@ def _log(slots: Sequence[Slot], schedule: list[int] | None) -> RequestLog:
         # Two slots may take their numbers in one order and start in the other.
         order = sorted(range(n), key=started_ns.__getitem__)
         started_ns, finished_ns = (
-            array("q", map(times.__getitem__, order)) for times in (started_ns, finished_ns)
+            [*map(times.__getitem__, order)] for times in (started_ns, finished_ns)
         )
         failed = {at: failed[number] for at, number in enumerate(order) if number in failed}
-    return RequestLog(
+    return Load(
         closed=schedule is None,
-        scheduled_ns=started_ns if schedule is None else array("q", schedule[:n]),
+        scheduled_ns=started_ns if schedule is None else schedule[:n],
         started_ns=started_ns,
         finished_ns=finished_ns,
         failed=[

@@ -14,19 +14,19 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 
 from pytest_hwqueue.data.errors import HwqError, shortened
-from pytest_hwqueue.data.records.tenants import RequestFailure
+from pytest_hwqueue.data.records.tenants import RequestFailure, RequestLog
 from pytest_hwqueue.data.redaction import redacted, without_begun, without_known
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
     MOST_FAILURES_IN_A_ROW,
     ClosedLoop,
-    RequestLog,
+    Load,
+    Reply,
     StoppedServing,
     Window,
     require_early,
@@ -46,22 +46,6 @@ def _failure(error: Exception, secrets: Collection[str] = ()) -> HwqError:
     if isinstance(error, HwqError):
         return error
     return HwqError(f"{type(error).__name__}: {shortened(without_known(str(error), secrets))}")
-
-
-@dataclass(frozen=True)
-class Reply:
-    """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
-
-    Attributes:
-        first_ns: the first token.
-        last_ns: the last one.
-        tokens: how many: the server's own count, or else that of the events with text.
-
-    """
-
-    first_ns: int
-    last_ns: int
-    tokens: int
 
 
 class Client:
@@ -236,22 +220,6 @@ _SPIN_NS = 1_500_000
 Request = Callable[[], Awaitable[Reply | None]]
 
 
-@dataclass(frozen=True)
-class Load:
-    """What came of a window's requests.
-
-    Attributes:
-        log: as of any tenant.
-        replies: of each request in the log; None for one that failed, or has no tokens.
-        most_at_once: the most requests in flight.
-
-    """
-
-    log: RequestLog
-    replies: Sequence[Reply | None]
-    most_at_once: int
-
-
 async def generate(
     request: Request,
     schedule: Sequence[int] | None,
@@ -290,7 +258,9 @@ class _Run:
         self._request = request
         self._window = window
         self._free = asyncio.Semaphore(concurrency)
-        self._log = RequestLog(closed=closed, concurrency=concurrency)
+        self._closed, self._concurrency = closed, concurrency
+        self._log = RequestLog([], [], [])
+        self._failed: list[RequestFailure] = []
         self._replies: list[Reply | None] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = self._most_at_once = self._failures_in_a_row = 0
@@ -326,7 +296,11 @@ class _Run:
     def load(self, schedule: Sequence[int] | None) -> Load:
         begun = len(self._log.started_ns)
         unserved = 0 if schedule is None else len(schedule) - begun
-        return Load(replace(self._log, unserved=unserved), self._replies, self._most_at_once)
+        log = self._log
+        return Load(
+            log.scheduled_ns, log.started_ns, log.finished_ns, self._closed, self._failed, unserved,
+            self._concurrency, self._replies, self._most_at_once,
+        )  # fmt: skip
 
     async def _connection_before(self, last_ns: int) -> bool:
         """Wait for a free connection; return whether there was one in time."""
@@ -352,9 +326,7 @@ class _Run:
         log, begin_ns = self._log, self._window.begin_ns
         started_ns = time.monotonic_ns() - begin_ns
         index = len(log.started_ns)
-        log.scheduled_ns.append(started_ns if scheduled_ns is None else scheduled_ns)
-        log.started_ns.append(started_ns)
-        log.finished_ns.append(started_ns)
+        log.add(started_ns if scheduled_ns is None else scheduled_ns, started_ns, started_ns)
         self._replies.append(None)
         self._in_flight += 1
         self._most_at_once = max(self._most_at_once, self._in_flight)
@@ -362,7 +334,7 @@ class _Run:
             self._replies[index] = await self._request()
             self._failures_in_a_row = 0
         except Exception as error:  # whatever it is, nobody was answered
-            log.failed.append(RequestFailure(index=index, reason=str(_failure(error))))
+            self._failed.append(RequestFailure(index=index, reason=str(_failure(error))))
             self._failures_in_a_row += 1
         finally:
             log.finished_ns[index] = time.monotonic_ns() - begin_ns
@@ -372,8 +344,8 @@ class _Run:
         if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
             raise StoppedServing(
                 f"{self._failures_in_a_row:,} requests failed in a row; the last: "
-                f"{self._log.failed[-1].reason}",
-                self.load(None).log,
+                f"{self._failed[-1].reason}",
+                self.load(None),
             )
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import HwqError, translated
 from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.data.redaction import redacted
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog, StoppedServing, Window, lateness
+from pytest_hwqueue.engine.tenants.open_loop import Load, StoppedServing, Window, lateness
 from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
-from pytest_hwqueue.engine.tenants.server_load import Client, Load, Reply, generate
+from pytest_hwqueue.engine.tenants.server_load import Client, generate
 from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
@@ -69,7 +68,7 @@ async def _serve(
     try:
         load = await generate(client.request, due, common, spec.concurrency, window.loop)
     except StoppedServing as stopped:
-        link.served = _served(spec, Load(stopped.log, (), 0), client, server, common)
+        link.served = _served(spec, stopped.load, client, server, common)
         raise
     link.finish(_served(spec, load, client, server, common))
 
@@ -77,17 +76,17 @@ async def _serve(
 def _served(
     spec: TenantSpec, load: Load, client: Client, server: ServerSpec, window: Window
 ) -> TenantResult:
-    tokens = _tokens(load.log, load.replies, window.begin_ns, server)
+    tokens = _tokens(load, window.begin_ns, server)
     work = WorkDone(f"{server.protocol} server")
     if tokens is not None:
         work = work._replace(items_per_request=fmean(tokens.tokens), unit="tokens")
     return delivered(
         spec.name,
-        load.log,
+        load,
         window.duration_ns,
         work,
         own_time(spec),
-        lateness=lateness(load.log),
+        lateness=lateness(load),
         server=ServerLoad(
             url=redacted(client.url, server.secrets()),
             connections=client.opened,
@@ -97,13 +96,11 @@ def _served(
     )
 
 
-def _tokens(
-    log: RequestLog, replies: Sequence[Reply | None], begin_ns: int, server: ServerSpec
-) -> TokenTimes | None:
+def _tokens(load: Load, begin_ns: int, server: ServerSpec) -> TokenTimes | None:
     """Return the times of completed requests' tokens; None if there are none."""
     answered = [
         (reply, scheduled)
-        for reply, scheduled in zip(replies, log.scheduled_ns, strict=False)
+        for reply, scheduled in zip(load.replies, load.scheduled_ns, strict=True)
         if reply is not None
     ]
     if not answered:

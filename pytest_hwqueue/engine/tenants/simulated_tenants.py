@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,14 +12,14 @@ from typing import NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError, OwnCodeFailed, translated
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
-from pytest_hwqueue.data.records.tenants import TenantResult
+from pytest_hwqueue.data.records.tenants import RequestLog, TenantResult
 from pytest_hwqueue.data.records.tracing import Refusal
 from pytest_hwqueue.engine.causes.explain import Trace, kept_causes, rows_of
 from pytest_hwqueue.engine.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.engine.cell.attempt import RunEnded
 from pytest_hwqueue.engine.tenants.device_use import device_use
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog, Window
+from pytest_hwqueue.engine.tenants.open_loop import Load, Window
 from pytest_hwqueue.engine.tenants.plan import FEWER_KERNELS, Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
@@ -33,7 +32,6 @@ from pytest_hwqueue.engine.tenants.tenant_window import (
 )
 from pytest_hwqueue.parts.devices.simulated.colocation import (
     ModelledTenant,
-    ModelledTimes,
     operations_of,
     run_tenants,
 )
@@ -100,17 +98,17 @@ def simulate(
     together = sharing.together or plan.placement == "threads"
     window_ns = duration_ns
 
-    def seen(served: Sequence[ModelledTimes], window_ns: int) -> list[TenantResult]:
+    def seen(served: Sequence[RequestLog], window_ns: int) -> list[TenantResult]:
         each = zip(modelled, works, map(own_time, plan.tenants), served, strict=True)
         return [_result(*one, window_ns) for one in each]
 
-    def all_served_ns(served: Sequence[ModelledTimes]) -> int | None:
+    def all_served_ns(served: Sequence[RequestLog]) -> int | None:
         return served_all_ns(plan, {one.name: one for one in seen(served, duration_ns)})
 
     # What is counted is mostly served long before the end.
     counts_ns = [duration_ns >> halvings for halvings in _COUNTS] if plan.counted else []
 
-    def ended(number: int, served: Sequence[ModelledTimes]) -> bool:
+    def ended(number: int, served: Sequence[RequestLog]) -> bool:
         nonlocal window_ns
         if plan.counted:
             done_ns = all_served_ns(served)
@@ -168,18 +166,18 @@ def simulate(
 
 
 def _result(
-    tenant: ModelledTenant, work: _Request, own: OwnTime, ran: ModelledTimes, window_ns: int
+    tenant: ModelledTenant, work: _Request, own: OwnTime, ran: RequestLog, window_ns: int
 ) -> TenantResult:
     # In order of arrival: of several at once, a later one may end first.
     served = sorted(zip(ran.started_ns, ran.scheduled_ns, ran.finished_ns, strict=True))
     due = tenant.arrivals_ns
-    log = RequestLog(
+    load = Load(
+        [due_ns for _, due_ns, _ in served],
+        [started_ns for started_ns, _, _ in served],
+        [finished_ns for _, _, finished_ns in served],
         closed=due is None,
-        scheduled_ns=array("q", [due_ns for _, due_ns, _ in served]),
-        started_ns=array("q", [started_ns for started_ns, _, _ in served]),
-        finished_ns=array("q", [finished_ns for _, _, finished_ns in served]),
     ).until(window_ns, due and due[: bisect_left(due, window_ns)])
-    return delivered(tenant.name, log, window_ns, work.what, own)
+    return delivered(tenant.name, load, window_ns, work.what, own)
 
 
 def _short_enough(

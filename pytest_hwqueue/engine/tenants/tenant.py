@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.data.records.tenants import TenantResult
     from pytest_hwqueue.engine.causes.tenant_tracer import TenantTracer, Traces
     from pytest_hwqueue.engine.tenants.looks import ShownTimes
-    from pytest_hwqueue.engine.tenants.open_loop import RequestLog, Window
+    from pytest_hwqueue.engine.tenants.open_loop import Load, Window
     from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow, Ready, Start
     from pytest_hwqueue.engine.tenants.tenant_window import TenantWork, WindowPlan
     from pytest_hwqueue.parts.devices.compute_units import Partition
@@ -327,11 +327,11 @@ class _Serving:
                 # One at a time: several were refused.
                 tracer.serve(requests[0], lambda request: self._serve(window, ready, [request]))
         except StoppedServing as stopped:
-            self.link.served = self._result(stopped.log, None)
+            self.link.served = self._result(stopped.load, None)
             raise
         # Nothing of this window runs in the next one.
         self.pool.synchronize()
-        self.link.finish(self._result(self._log, self._counters))
+        self.link.finish(self._result(self._load, self._counters))
 
     def _begin_thread(self) -> None:
         # For the thread's life; the pool has done so for this one.
@@ -359,21 +359,21 @@ class _Serving:
         self._common = self.link.wait_for_window(ready)
         counting = CpuCounting(lambda: self.pool.launched)
         counting.opened()
-        self._log = window.serve(
+        self._load = window.serve(
             self.device, requests, self._common, self._begin_thread, self.link.ended,
             [each.show for each in self._shown],
         )  # fmt: skip
         counting.closed()
-        self._counters = counting.counters(len(self._log.started_ns))
+        self._counters = counting.counters(len(self._load.started_ns))
 
-    def _result(self, log: RequestLog, counters: CpuCounters | None) -> TenantResult:
+    def _result(self, load: Load, counters: CpuCounters | None) -> TenantResult:
         from pytest_hwqueue.engine.tenants.open_loop import lateness
         from pytest_hwqueue.engine.tenants.tenant_cells import delivered
         from pytest_hwqueue.engine.tenants.tenant_window import own_time
 
         return delivered(
-            self.spec.name, log, self._common.duration_ns, self.works[0].what, own_time(self.spec),
-            lateness=lateness(log), memory_bytes=self.device.memory_bytes(), counters=counters,
+            self.spec.name, load, self._common.duration_ns, self.works[0].what, own_time(self.spec),
+            lateness=lateness(load), memory_bytes=self.device.memory_bytes(), counters=counters,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.data.records.definitions import definitions
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
-    RequestTimes,
+    RequestLog,
     TenantResult,
     TenantThroughput,
     completed_per_s,
@@ -25,7 +25,7 @@ from pytest_hwqueue.engine.tenants import TENANTS
 from pytest_hwqueue.engine.tenants.plan import LATER
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.engine.tenants.open_loop import RequestLog
+    from pytest_hwqueue.engine.tenants.open_loop import Load
 
 
 # What a tenant's latency is compared with, by the name of its ratio.
@@ -217,11 +217,11 @@ class OwnTime(NamedTuple):
     from_ns: int = 0
     requests: int | None = None
 
-    def until_ns(self, log: RequestLog, window_ns: int) -> int | None:
+    def until_ns(self, load: Load, window_ns: int) -> int | None:
         """Return when the last of so many requests was done; None if that was not in the window."""
-        if len(log.finished_ns) != self.requests or max(log.finished_ns) > window_ns:
+        if len(load.finished_ns) != self.requests or max(load.finished_ns) > window_ns:
             return None
-        return max(log.finished_ns)
+        return max(load.finished_ns)
 
 
 _WHOLE = OwnTime()
@@ -229,7 +229,7 @@ _WHOLE = OwnTime()
 
 def delivered(
     name: str,
-    log: RequestLog,
+    load: Load,
     window_ns: int,
     work: WorkDone = _NOT_SAID,
     own: OwnTime = _WHOLE,
@@ -239,20 +239,18 @@ def delivered(
 
     Args:
         name: of the tenant.
-        log: its requests.
+        load: what came of its requests.
         window_ns: length of the window. Rates count what was completed within it.
         work: what it ran.
         own: how much of the window is its own time, of which its rates are.
         seen: what else the result holds: lateness, memory, counters, server.
 
     """
-    failed = {failure.index for failure in log.failed}
-    scheduled_ns, finished_ns = log.scheduled_ns.tolist(), log.finished_ns.tolist()
+    failed = {failure.index for failure in load.failed}
+    scheduled_ns, finished_ns = load.scheduled_ns, load.finished_ns
     done = [index for index in range(len(finished_ns)) if index not in failed]
-    requests = RequestTimes(
-        scheduled_ns=scheduled_ns, started_ns=log.started_ns.tolist(), finished_ns=finished_ns
-    )
-    until_ns = own.until_ns(log, window_ns)
+    requests = RequestLog(scheduled_ns, load.started_ns, finished_ns)
+    until_ns = own.until_ns(load, window_ns)
     per_s = completed_per_s(
         own.from_ns, until_ns, window_ns, requests, [finished_ns[index] for index in done]
     )
@@ -261,10 +259,10 @@ def delivered(
         work=work.description,
         from_ns=own.from_ns,
         until_ns=until_ns,
-        issued=log.issued,
-        completed=log.completed,
-        failed=len(log.failed),
-        unserved=log.unserved,
+        issued=load.issued,
+        completed=load.completed,
+        failed=len(load.failed),
+        unserved=load.unserved,
         throughput=TenantThroughput(
             requests_per_s=per_s,
             items_per_s=per_s * work.items_per_request,
@@ -273,7 +271,7 @@ def delivered(
         ),
         latency_ns=[finished_ns[index] - scheduled_ns[index] for index in done],
         requests=requests,
-        failures=log.failed,
+        failures=[*load.failed],
         **seen,
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_hwqueue.data.errors import BadInput, InvalidMeasurement, NotApplicable
 from pytest_hwqueue.engine.cell.program import slowed_request
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
-from pytest_hwqueue.engine.tenants.open_loop import ClosedLoop, RequestLog, Show, Window, serve
+from pytest_hwqueue.engine.tenants.open_loop import ClosedLoop, Load, Show, Window, serve
 from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone
 from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
@@ -124,7 +124,7 @@ class WindowPlan:
         begin_thread: Callable[[], object],
         ended: Event,
         shown: Sequence[Show] = (),
-    ) -> RequestLog:
+    ) -> Load:
         """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
         due = self.due(window.duration_ns)
         return serve(

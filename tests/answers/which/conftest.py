@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from pytest_hwqueue.data.records.tenants import (
 )
 from pytest_hwqueue.engine.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases, colocation
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog
+from pytest_hwqueue.engine.tenants.open_loop import Load
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.options.options import OPTIONS
 
@@ -91,10 +90,10 @@ def requests(
     failed: Sequence[RequestFailure] = (),
 ) -> TenantResult:
     """Return a tenant whose requests were to start and ended then."""
-    due = array("q", scheduled_ns)
-    log = RequestLog(False, due, due, array("q", finished_ns), [*failed])
+    due = [*scheduled_ns]
+    load = Load(due, due, [*finished_ns], failed=[*failed])
     items = 8.0 if name == "low" else 1.0
-    return delivered(name, log, WINDOW_S * 10**9, WorkDone("", items, "images"))
+    return delivered(name, load, WINDOW_S * 10**9, WorkDone("", items, "images"))
 
 
 def served(

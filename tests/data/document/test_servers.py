@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from types import SimpleNamespace
 from typing import cast
 
@@ -19,7 +18,7 @@ from pytest_hwqueue.data.records.tenants import (
     TokenTimes,
 )
 from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog
+from pytest_hwqueue.engine.tenants.open_loop import Load
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 
 MS, S = 1_000_000, 1_000_000_000
@@ -30,9 +29,9 @@ def result(n: int = 1000, failed: int = 0) -> TenantResult:
     due = [index * 10 * MS for index in range(n)]
     good = n - failed
     begun = [50 * MS if index % 4 == 0 else 5 * MS for index in range(good)]
-    finished = array("q", [each + 25 * MS for each in due])
+    finished = [each + 25 * MS for each in due]
     failures = [RequestFailure(index=index, reason="status 500") for index in range(good, n)]
-    log = RequestLog(False, array("q", due), array("q", due), finished, failures)
+    load = Load([*due], [*due], finished, failed=failures)
     tokens = TokenTimes(
         # Every fourth is slow to begin, and every fifth slow to go on.
         ttft_ns=begun,
@@ -40,7 +39,7 @@ def result(n: int = 1000, failed: int = 0) -> TenantResult:
         tokens=[10] * good, ttft_bound_ms=20, tbt_bound_ms=4,
     )  # fmt: skip
     server = ServerLoad(url="http://127.0.0.1:1/", connections=3, most_at_once=2, tokens=tokens)
-    return delivered("chat", log, 10 * S, WorkDone("", 10.0, "tokens"), server=server)
+    return delivered("chat", load, 10 * S, WorkDone("", 10.0, "tokens"), server=server)
 
 
 def line(*results: TenantResult) -> str:

@@ -8,7 +8,6 @@ import math
 import operator
 import re
 import shutil
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pytest_hwqueue.data.records.cell import RunRecord, read_record
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.data.records.timelines import read_kept
 from pytest_hwqueue.engine.causes.explain import Trace, rows_of, with_causes
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog, lateness
+from pytest_hwqueue.engine.tenants.open_loop import Load, lateness
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.judge.baselines.cell_file import read_cell
 from pytest_hwqueue.judge.baselines.sources import read_session_file
@@ -81,13 +80,13 @@ def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> Tenan
     times, rates = tenant.requests, tenant.throughput
     assert times is not None
     assert rates is not None
-    scheduled, started, finished = (array("q", each) for each in times.model_dump().values())
-    log = RequestLog(
-        False, scheduled, started, finished, tenant.failures, tenant.unserved or 0, concurrency
-    )
+    load = Load(
+        times.scheduled_ns, times.started_ns, times.finished_ns, failed=tenant.failures,
+        unserved=tenant.unserved or 0, concurrency=concurrency,
+    )  # fmt: skip
     work = WorkDone("", rates.items_per_request or 0.0, rates.unit)
     again = delivered(
-        tenant.name, log, duration_ns, work, lateness=tenant.lateness and lateness(log)
+        tenant.name, load, duration_ns, work, lateness=tenant.lateness and lateness(load)
     )
     if rates.items_per_request is not None or again.throughput is None:
         return again

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import re
-from array import array
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -33,7 +32,7 @@ from pytest_hwqueue.data.records.tenants import (
     read_colocation,
     write_colocation,
 )
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog, lateness
+from pytest_hwqueue.engine.tenants.open_loop import Load, lateness
 from pytest_hwqueue.engine.tenants.tenant_cells import delivered
 from pytest_hwqueue.judge.baselines.sources import read_session_file
 from tests.conftest import make_record
@@ -43,9 +42,9 @@ SESSION = SessionInfo(id="s", started=RECORD.started, command="pytest", version=
 
 # Three requests of 1, 2 and 3 ms, of which the second raised; the last was begun too late, and one
 # more never.
-LOG = RequestLog(
-    False, array("q", [0, 10_000_000, 20_000_000]), array("q", [0, 10_000_000, 20_500_000]),
-    array("q", [1_000_000, 12_000_000, 23_500_000]), [RequestFailure(index=1, reason="no")], 1,
+LOAD = Load(
+    [0, 10_000_000, 20_000_000], [0, 10_000_000, 20_500_000], [1_000_000, 12_000_000, 23_500_000],
+    failed=[RequestFailure(index=1, reason="no")], unserved=1,
 )  # fmt: skip
 TOKENS = TokenTimes(ttft_ns=[500_000, 900_000], last_ns=[1_000_000, 3_500_000], tokens=[3, 4])
 COLOCATION = ColocationRecord(
@@ -53,7 +52,7 @@ COLOCATION = ColocationRecord(
     placement="processes", duration_s=1.5, elapsed_s=2.0, started=RECORD.started,
     command="hwq which", simulated=False,
     tenants=[
-        delivered("front", LOG, 1_500_000_000, lateness=lateness(LOG), server=ServerLoad(
+        delivered("front", LOAD, 1_500_000_000, lateness=lateness(LOAD), server=ServerLoad(
             url="http://127.0.0.1:1", connections=1, most_at_once=1, tokens=TOKENS,
         )),
         TenantResult(name="died"),

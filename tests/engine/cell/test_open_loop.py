@@ -6,7 +6,6 @@ import gc
 import heapq
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, cycle, repeat
@@ -26,7 +25,7 @@ from pytest_hwqueue.engine.tenants import open_loop
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
     ClosedLoop,
-    RequestLog,
+    Load,
     StoppedServing,
     Window,
     invalid_reason,
@@ -70,7 +69,7 @@ def serve_fake(
     duration_ns: int = 10 * SECOND,
     device: FakeDevice | None = None,
     loop: ClosedLoop = GREEDY,
-) -> RequestLog:
+) -> Load:
     """Serve requests that take the times given, or raise at once."""
     device = FakeDevice() if device is None else device
     following = iter(steps)
@@ -85,7 +84,7 @@ def serve_fake(
     return serve(cast(Device, device), [request], schedule, window, loop=loop)
 
 
-def latencies_ns(log: RequestLog) -> list[int]:
+def latencies_ns(log: Load) -> list[int]:
     """Latency of each completed request, from its scheduled time, in order of arrival."""
     failed = {request.index for request in log.failed}
     times = enumerate(zip(log.scheduled_ns, log.finished_ns, strict=True))
@@ -111,8 +110,8 @@ def test_a_queue_of_one_server_whose_generator_may_be_late(
         started.append(max(due, free) + late[-1])
         free = started[-1] + time_ns
         finished.append(free)
-    assert log.scheduled_ns.tolist() == schedule
-    assert (log.started_ns.tolist(), log.finished_ns.tolist()) == (started, finished)
+    assert log.scheduled_ns == schedule
+    assert (log.started_ns, log.finished_ns) == (started, finished)
     assert (log.closed, log.failed, log.unserved) == (False, [], 0)
     assert (log.issued, log.completed) == (n, n)
     # Nearest rank: the least value with 99 % (50 %) of the requests at or below it.
@@ -137,10 +136,10 @@ def test_latency_behind_a_stall_counts_from_the_schedule() -> None:
     assert invalid_reason(late, p99_ms=MS / 1e6) is None, "the server was slow, not the generator"
 
 
-def log_of(late_ns: list[int]) -> RequestLog:
+def log_of(late_ns: list[int]) -> Load:
     scheduled = [index * SECOND for index in range(len(late_ns))]
     started = [due + late for due, late in zip(scheduled, late_ns, strict=True)]
-    return RequestLog(False, array("q", scheduled), array("q", started), array("q", started))
+    return Load(scheduled, started, started)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +202,8 @@ def test_a_closed_loop_starts_the_next_when_the_last_is_done(
     served = [*service, 2 * SECOND][: log.completed]
     assert log.closed
     assert log.scheduled_ns == log.started_ns
-    assert log.finished_ns.tolist() == list(accumulate(served))
-    assert log.started_ns.tolist() == [0, *accumulate(served[:-1])]
+    assert log.finished_ns == list(accumulate(served))
+    assert log.started_ns == [0, *accumulate(served[:-1])]
     # The last one started within the window, and no other would have.
     assert log.started_ns[-1] < duration_ns <= log.finished_ns[-1]
     assert (log.issued, log.unserved, lateness(log)) == (log.completed, 0, None)
@@ -246,7 +245,7 @@ def test_requests_not_started_within_the_grace_are_unserved(duration_s: int, gra
 def test_the_window_is_waited_for_and_never_joined_late(schedule: list[int] | None) -> None:
     for now_ns in (0, BEGIN):
         log = serve_fake(schedule, repeat(MS), MS, FakeDevice(now_ns))
-        assert log.started_ns.tolist() == [0]
+        assert log.started_ns == [0]
     with pytest.raises(InvalidMeasurement, match="ready 3 ms after the window had begun"):
         serve_fake(schedule, repeat(MS), device=FakeDevice(BEGIN + 3 * MS))
 
@@ -265,7 +264,7 @@ def test_requests_that_fail_are_counted_and_the_next_is_served() -> None:
         RequestFailure(index=1, reason="ValueError: the input is bad"),
         RequestFailure(index=3, reason="KeyError: 'x'"),
     ]
-    assert log.finished_ns.tolist() == [MS, 2 * MS, 5 * MS, 6 * MS, 12 * MS, 13 * MS]
+    assert log.finished_ns == [MS, 2 * MS, 5 * MS, 6 * MS, 12 * MS, 13 * MS]
     assert (log.issued, log.completed, log.unserved) == (6, 4, 0)
 
 
@@ -289,7 +288,7 @@ def test_what_cannot_continue_ends_the_tenant_and_keeps_what_it_served(
     with pytest.raises(StoppedServing, match=reason) as raised:
         serve_fake(schedule, [BROKEN, BROKEN, MS, *steps])
     assert raised.value.__cause__ is steps[-1]
-    log, served = raised.value.log, 3 + len(steps)
+    log, served = raised.value.load, 3 + len(steps)
     assert [failure.index for failure in log.failed] == [0, 1, *range(3, served)]
     assert (log.closed, log.completed) == (closed, 1)
     assert (log.issued, log.unserved) == ((served, 0) if closed else (9, 9 - served))
@@ -361,15 +360,14 @@ def test_lateness_counts_from_when_one_of_several_slots_was_free(
         started.append(max(due_ns, heapq.heappop(free_ns)) + late_ns)
         finished.append(started[-1] + time_ns)
         heapq.heappush(free_ns, finished[-1])
-    due, began, ended = (array("q", each) for each in (schedule, started, finished))
-    seen = lateness(RequestLog(False, due, began, ended, concurrency=concurrency))
+    seen = lateness(Load(schedule, started, finished, concurrency=concurrency))
     assert seen is not None
     assert (seen.max_us, seen.n) == (max(late) / 1e3, n)
 
 
 def serve_at_once(
     requests: Sequence[Callable[[], None]], schedule: list[int] | None, duration_ms: int = 200
-) -> tuple[RequestLog, int]:
+) -> tuple[Load, int]:
     """Serve on the host; return its log, and when its window begins."""
     device = HostDevice()
     begin_ns = device.clock_ns() + 300 * MS
@@ -396,7 +394,7 @@ def test_the_log_agrees_with_the_requests_own_clock_failures_in_their_places(
     assert failed == sorted({*failed})
     assert len(failed) == len(log.started_ns) - log.completed > 0
     assert {failure.reason for failure in log.failed} == {"ValueError: planted"}
-    assert log.scheduled_ns == (log.started_ns if schedule is None else array("q", schedule))
+    assert log.scheduled_ns == (log.started_ns if schedule is None else schedule)
     assert schedule is not None or [*log.started_ns] == sorted(log.started_ns)
     times = zip(log.started_ns, log.finished_ns, strict=True)
     spans = [(*each, index in failed) for index, each in enumerate(times)]
@@ -417,8 +415,8 @@ def test_requests_are_served_at_once_and_logged_in_order_of_arrival() -> None:
     schedule = [number * MS for number in range(8)]
     log, _ = serve_at_once([slot] * 4, schedule)
     assert (log.failed, log.concurrency, log.completed) == ([], 4, 8)
-    assert log.scheduled_ns.tolist() == schedule
-    started, finished = log.started_ns.tolist(), log.finished_ns.tolist()
+    assert log.scheduled_ns == schedule
+    started, finished = log.started_ns, log.finished_ns
     for four in (slice(4), slice(4, 8)):
         # All had started before one ended, none of them before it was due.
         assert max(started[four]) <= min(finished[four])
@@ -439,7 +437,7 @@ def test_what_ends_the_process_in_one_slot_ends_all() -> None:
     with pytest.raises(StoppedServing, match="illegal memory access") as raised:
         serve_at_once([breaks, served.release], schedule, 300)
     assert raised.value.__cause__ is error
-    log = raised.value.log
+    log = raised.value.load
     assert [failure.reason[:12] for failure in log.failed] == ["device error"]
     assert log.completed >= 1
     assert log.issued == len(schedule)

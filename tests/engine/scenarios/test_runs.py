@@ -11,7 +11,7 @@ from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.noise import Machine, NoiseRound
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
-    RequestTimes,
+    RequestLog,
     TenantResult,
     TenantThroughput,
 )
@@ -70,7 +70,7 @@ class Session:
         status: Status = "failed" if self.failing in words else "ok"
         count = round(1000 * share)
         starts = [10_000_000 * index for index in range(count)]
-        times = RequestTimes(
+        times = RequestLog(
             scheduled_ns=starts, started_ns=starts, finished_ns=[at + 1_000_000 for at in starts]
         )
         tenants = [

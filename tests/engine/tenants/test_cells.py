@@ -12,7 +12,7 @@ from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
-    RequestTimes,
+    RequestLog,
     TenantResult,
     TenantThroughput,
 )
@@ -42,7 +42,7 @@ def served(name: str, latency_ms: float, per_s: int, *, failed: int = 0) -> Tena
         name=name, issued=n + 2, completed=n - failed, failed=failed, unserved=2,
         throughput=TenantThroughput(requests_per_s=per_s, items_per_s=8 * per_s, unit="items"),
         latency_ns=[latency] * (n - failed),
-        requests=RequestTimes(
+        requests=RequestLog(
             scheduled_ns=scheduled, started_ns=scheduled,
             finished_ns=[each + latency for each in scheduled],
         ),

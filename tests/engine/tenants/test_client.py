@@ -12,7 +12,8 @@ import pytest
 
 from pytest_hwqueue.data.errors import HwqError
 from pytest_hwqueue.data.redaction import REDACTED
-from pytest_hwqueue.engine.tenants.server_load import Client, Reply
+from pytest_hwqueue.engine.tenants.open_loop import Reply
+from pytest_hwqueue.engine.tenants.server_load import Client
 from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]

@@ -17,7 +17,7 @@ from pytest_hwqueue.data.metrics.attribution import DeviceWork
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
-    RequestTimes,
+    RequestLog,
     TenantResult,
     TenantUse,
     read_colocation,
@@ -63,7 +63,7 @@ def served(name: str, count: int, *failed: int) -> TenantResult:
         latency_ns=[1] * (count - len(failed)), failures=[
             RequestFailure(index=index, reason="planted") for index in failed
         ],
-        requests=RequestTimes(scheduled_ns=times, started_ns=times, finished_ns=times),
+        requests=RequestLog(scheduled_ns=times, started_ns=times, finished_ns=times),
     )  # fmt: skip
 
 

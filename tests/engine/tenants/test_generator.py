@@ -13,11 +13,13 @@ from pytest_hwqueue.engine.tenants import server_load as generator
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
     ClosedLoop,
+    Load,
+    Reply,
     StoppedServing,
     Window,
     lateness,
 )
-from pytest_hwqueue.engine.tenants.server_load import Load, Reply, generate
+from pytest_hwqueue.engine.tenants.server_load import generate
 
 MS = 1_000_000
 
@@ -58,18 +60,17 @@ def raising(error: BaseException) -> Callable[[], Awaitable[None]]:
 def test_a_request_that_waits_for_a_connection_counts_its_wait() -> None:
     """Four at once, two connections, 50 ms each: the last two are served after the first two."""
     found = load(taking(0.05), [10 * MS] * 4, 2)
-    log = found.log
-    assert (log.completed, log.unserved, found.most_at_once) == (4, 0, 2)
-    assert list(log.scheduled_ns) == [10 * MS] * 4
-    latencies = [end - due for due, end in zip(log.scheduled_ns, log.finished_ns, strict=True)]
+    assert (found.completed, found.unserved, found.most_at_once) == (4, 0, 2)
+    assert list(found.scheduled_ns) == [10 * MS] * 4
+    latencies = [end - due for due, end in zip(found.scheduled_ns, found.finished_ns, strict=True)]
     # Lower bounds: what a machine adds makes them longer. asyncio may wake a clock's tick early.
     assert min(latencies[:2]) >= 49 * MS
     assert min(latencies[2:]) >= 98 * MS
-    late = lateness(log)
+    late = lateness(found)
     assert late is not None
     # Waiting for a connection is the server's doing, not the generator's.
-    free_ns = [10 * MS, 10 * MS, *sorted(log.finished_ns[:2])]
-    expected = [began - free for began, free in zip(log.started_ns, free_ns, strict=True)]
+    free_ns = [10 * MS, 10 * MS, *sorted(found.finished_ns[:2])]
+    expected = [began - free for began, free in zip(found.started_ns, free_ns, strict=True)]
     assert late.max_us == max(expected) / 1e3
 
 
@@ -85,7 +86,7 @@ def test_a_stall_is_felt_by_every_request_due_meanwhile() -> None:
         await asyncio.sleep(max(0.0, free_at_s - time.monotonic()))
 
     schedule = [index * 5 * MS for index in range(100)]
-    log = load(request, schedule, 4, window_ms=500).log
+    log = load(request, schedule, 4, window_ms=500)
     assert (log.completed, log.unserved) == (100, 0)
     latencies = [end - due for due, end in zip(log.scheduled_ns, log.finished_ns, strict=True)]
     stalled_ns = log.started_ns[9]
@@ -95,26 +96,25 @@ def test_a_stall_is_felt_by_every_request_due_meanwhile() -> None:
 
 
 def test_what_is_not_begun_when_the_grace_is_over_is_unserved() -> None:
-    log = load(taking(1.5), [0, 0, MS], 1, window_ms=20).log
+    log = load(taking(1.5), [0, 0, MS], 1, window_ms=20)
     assert (log.issued, len(log.started_ns), log.unserved) == (3, 1, 2)
 
 
 def test_a_closed_loop_keeps_so_many_in_flight_until_the_window_ends() -> None:
     found = load(taking(0.01), None, 3, window_ms=100)
-    log = found.log
     assert found.most_at_once == 3
-    assert log.closed
-    assert log.scheduled_ns == log.started_ns
-    assert max(log.started_ns) < 100 * MS
-    assert log.unserved == 0
-    assert lateness(log) is None
-    later = load(taking(0.01), None, 3, window_ms=100, loop=ClosedLoop(first_ns=60 * MS)).log
+    assert found.closed
+    assert found.scheduled_ns == found.started_ns
+    assert max(found.started_ns) < 100 * MS
+    assert found.unserved == 0
+    assert lateness(found) is None
+    later = load(taking(0.01), None, 3, window_ms=100, loop=ClosedLoop(first_ns=60 * MS))
     assert len(later.started_ns) > 3
     assert 60 * MS <= min(later.started_ns) <= max(later.started_ns) < 100 * MS
 
 
 def test_a_closed_loop_waits_between_requests_and_counts_them() -> None:
-    log = load(taking(0.001), None, 1, window_ms=5000, loop=ClosedLoop(0, 5 * MS, 4)).log
+    log = load(taking(0.001), None, 1, window_ms=5000, loop=ClosedLoop(0, 5 * MS, 4))
     assert log.completed == 4
     gaps = [b - a for a, b in zip(log.finished_ns, log.started_ns[1:], strict=False)]
     assert min(gaps) >= 5 * MS
@@ -140,10 +140,10 @@ def test_a_request_that_raises_anything_has_failed_in_its_place(
 
     # A machine that is busy elsewhere for all of a window would begin no request of a loop.
     found = load(request, schedule, 1, window_ms=20 if schedule else 150)
-    assert [each.index for each in found.log.failed] == list(range(0, number, 2))
-    assert len(found.log.failed) == len(found.log.started_ns) - found.log.completed
+    assert [each.index for each in found.failed] == list(range(0, number, 2))
+    assert len(found.failed) == len(found.started_ns) - found.completed
     said = "no" if isinstance(error, HwqError) else f"{type(error).__name__}: {error}"
-    assert {each.reason for each in found.log.failed} == {said}
+    assert {each.reason for each in found.failed} == {said}
     tokens = [reply and reply.tokens for reply in found.replies]
     assert tokens == [None if mine % 2 else mine for mine in range(1, number + 1)]
 
@@ -161,14 +161,14 @@ def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(generator, "MOST_FAILURES_IN_A_ROW", 5)
     with pytest.raises(StoppedServing, match="5 requests failed in a row; the last: no") as stopped:
         load(raising(HwqError("no")), None, 1)
-    assert len(stopped.value.log.failed) == 5
+    assert len(stopped.value.load.failed) == 5
 
 
 def test_a_late_generator_is_seen_and_a_window_that_has_begun_refused() -> None:
     async def block() -> None:
         time.sleep(0.005)  # what keeps the generator itself from going on
 
-    late = lateness(load(block, [index * MS for index in range(20)], 4).log)
+    late = lateness(load(block, [index * MS for index in range(20)], 4))
     assert late is not None
     assert late.p50_us >= 5_000
     window = Window(time.monotonic_ns() - MS, time.monotonic_ns() + MS)

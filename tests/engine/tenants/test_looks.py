@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.figures.of_requests import Served
-from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord
+from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord, RequestFailure
 from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.engine.tenants import looks
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.looks import Look, Looks, ShownTimes, planned_looks, seen_times
+from pytest_hwqueue.engine.tenants.looks import Look, Looks, ShownTimes, planned_looks, shown_load
+from pytest_hwqueue.engine.tenants.open_loop import Load
 from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.conftest import slow
@@ -79,7 +80,9 @@ def test_a_goal_exactly_at_its_bound_is_seldom_decided_by_any_look(goal: str) ->
 
 def test_another_process_sees_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [ShownTimes(), ShownTimes()]
-    assert seen_times(os.getpid(), [each.descriptor for each in shown]) == []
+    assert shown_load(os.getpid(), [each.descriptor for each in shown]) == Load(
+        [], [], [], failed=[]
+    )
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -89,16 +92,19 @@ def test_another_process_sees_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
         os.read(read, 0)
         os.kill(os.getpid(), 19)
     os.read(read, 1)
-    rows = seen_times(child, [each.descriptor for each in shown])
+    load = shown_load(child, [each.descriptor for each in shown])
     os.kill(child, 9)
     os.waitpid(child, 0)
-    assert rows == [(-(n + 2) if n % 10 == 0 else n + 2, n, n + 1) for n in range(10_000)]
+    assert load == Load(
+        [*range(10_000)], [*range(1, 10_001)], [*range(2, 10_002)],
+        failed=[RequestFailure(index=n, reason="") for n in range(0, 10_000, 10)],
+    )  # fmt: skip
     monkeypatch.setattr(looks, "_MOST_SHOWN", 3)
     full = ShownTimes()
     for number in range(4):
         full.show(number, number, number + 1, False)
     with pytest.raises(OSError, match="more than 3 requests"):
-        seen_times(os.getpid(), [full.descriptor])
+        shown_load(os.getpid(), [full.descriptor])
 
 
 @pytest.mark.usefixtures("own_leases", "no_process_is_left")
@@ -174,5 +180,5 @@ def test_requests_are_seen_in_order_of_arrival_whichever_slot_started_first() ->
     slots = [ShownTimes(), ShownTimes()]
     slots[0].show(10, 42, 50, False)
     slots[1].show(20, 41, 60, False)
-    rows = seen_times(os.getpid(), [slot.descriptor for slot in slots])
-    assert [row.scheduled_ns for row in rows] == [10, 20]
+    load = shown_load(os.getpid(), [slot.descriptor for slot in slots])
+    assert load.scheduled_ns == [10, 20]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pytest_hwqueue.data.records.noise import Causes, TailCauses
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
-    RequestTimes,
+    RequestLog,
     TenantResult,
     read_colocation,
 )
@@ -37,7 +36,7 @@ from pytest_hwqueue.engine.causes.perf_events import Tracing
 from pytest_hwqueue.engine.causes.tenant_tracer import Traces
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.open_loop import RequestLog, Window, lateness, serve
+from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness, serve
 from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
@@ -162,12 +161,10 @@ class Oversleeping(SimulatedDevice):
         super().sleep_until_ns(when_ns + late_ns)
 
 
-def traced_alone(
-    folder: Path, device: SimulatedDevice, kernel_ns: int
-) -> tuple[Causes, RequestLog]:
+def traced_alone(folder: Path, device: SimulatedDevice, kernel_ns: int) -> tuple[Causes, Load]:
     """Serve 1,000 requests at a steady rate, each of one kernel, as a tenant does."""
     schedule = [10 * MS * number for number in range(1000)]
-    logs: list[RequestLog] = []
+    logs: list[Load] = []
     with device.open_streams(1) as pool:
         (stream,) = pool.streams
         kernel = device.kernel_of(kernel_ns)
@@ -255,7 +252,7 @@ def test_without_rights_less_is_seen_and_nothing_breaks(
     assert unseen == (None,) * 4
     count = max(one.request or 0 for one in trace.device_work()) + 1
     times = [MS * number for number in range(count)]
-    requests = RequestTimes(
+    requests = RequestLog(
         scheduled_ns=times, started_ns=times, finished_ns=[when + MS // 2 for when in times]
     )
     result = TenantResult(name="high", requests=requests)
@@ -353,9 +350,9 @@ def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> No
 
 
 def test_failed_requests_have_no_cause_and_hold_others_up() -> None:
-    due, began, ended = (array("q", each) for each in ([0, 10, 20], [0, 50, 90], [50, 90, 95]))
-    log = RequestLog(False, due, began, ended, [RequestFailure(index=0, reason="planted")])
-    found = requests_of(delivered("high", log, 100), 1000)
+    failed = [RequestFailure(index=0, reason="planted")]
+    load = Load([0, 10, 20], [0, 50, 90], [50, 90, 95], failed=failed)
+    found = requests_of(delivered("high", load, 100), 1000)
     seen = [(one.number, one.arrival_ns, one.ready_ns, one.started_ns) for one in found]
     assert seen == [(1, 1010, 1050, 1050), (2, 1020, 1090, 1090)]
 

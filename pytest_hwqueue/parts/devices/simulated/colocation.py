@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import random
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from itertools import count
 from typing import Any, Literal
 
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.records.tenants import RequestLog
 from pytest_hwqueue.parts.devices.compute_units import Partition
 from pytest_hwqueue.parts.devices.simulated.costs import CopyWork, KernelWork, Work
 from pytest_hwqueue.parts.devices.simulated.engine import Done, Engine, Observer
@@ -258,19 +258,6 @@ class ModelledTenant:
     most: int | None = None
 
 
-@dataclass(frozen=True)
-class ModelledTimes:
-    """When each request that completed was due, started and had completed, in ns.
-
-    In order of their ends.
-    """
-
-    name: str
-    scheduled_ns: array[int] = field(default_factory=lambda: array("q"))
-    started_ns: array[int] = field(default_factory=lambda: array("q"))
-    finished_ns: array[int] = field(default_factory=lambda: array("q"))
-
-
 def run_tenants(
     hardware: Hardware,
     tenants: Sequence[ModelledTenant],
@@ -283,9 +270,9 @@ def run_tenants(
     *,
     threads: bool = False,
     looks_ns: Sequence[int] = (),
-    ended: Callable[[int, Sequence[ModelledTimes]], bool] = lambda number, seen: False,
-) -> list[ModelledTimes]:
-    """Run tenants together and return what each completed.
+    ended: Callable[[int, Sequence[RequestLog]], bool] = lambda number, seen: False,
+) -> list[RequestLog]:
+    """Run tenants together and return what each completed, in order of ends.
 
     Args:
         hardware: the device.
@@ -308,7 +295,7 @@ def run_tenants(
     if ran is not None:
         engine.observer = _noting(tenants, ran)
     scheduler = None if round_trip_ns is None else PreemptiveScheduler(engine, round_trip_ns)
-    results = [ModelledTimes(tenant.name) for tenant in tenants]
+    results = [RequestLog([], [], []) for _ in tenants]
     process = Process(engine, host or RequestHost())
     for index, tenant in enumerate(tenants):
         if index and not threads:
@@ -381,7 +368,7 @@ class _RequestLoop:
     process: Process
     # Shared with the tenant's other threads: whoever is free takes the next request.
     numbers: Iterator[int]
-    result: ModelledTimes
+    result: RequestLog
     draws: random.Random
     end_ns: int
     latest_ns: int
@@ -436,9 +423,7 @@ class _RequestLoop:
 
     def _ended(self, now_ns: int) -> None:
         free_ns = now_ns + self.tenant.synchronise_ns
-        self.result.scheduled_ns.append(self.scheduled_ns)
-        self.result.started_ns.append(self.started_ns)
-        self.result.finished_ns.append(free_ns)
+        self.result.add(self.scheduled_ns, self.started_ns, free_ns)
         if self.tenant.delay_ns:
             self.engine.at(free_ns + self.tenant.delay_ns, self.begin)
         else:
