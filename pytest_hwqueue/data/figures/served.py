@@ -14,9 +14,14 @@ _REASONS = 3
 
 
 def failed_for(results: Sequence[TenantResult]) -> dict[str, int]:
-    """Return how many requests failed, by the three most frequent reasons."""
-    reasons = Counter(failure.reason for result in results for failure in result.failures)
-    return dict(reasons.most_common(_REASONS))
+    """Return how many requests failed, by the three most frequent kinds, of which one is told."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for failure in (each for result in results for each in result.failures):
+        kind = failure.kind or failure.reason
+        counts[kind] += 1
+        examples.setdefault(kind, failure.reason)
+    return {examples[kind]: count for kind, count in counts.most_common(_REASONS)}
 
 
 def served(result: TenantResult, window_ns: int, session: Session | None = None) -> Served:

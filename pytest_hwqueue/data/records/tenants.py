@@ -50,6 +50,9 @@ class RequestFailure(PlainData):
 
     index: int = Field(description="position in the request times, from 0")
     reason: str
+    kind: str = Field(
+        "", description="what failures of its kind have in common; empty if their texts are alike"
+    )
 
 
 class TenantThroughput(PlainData):
@@ -75,13 +78,23 @@ class GeneratorLateness(PlainData):
     n: int
 
 
+TokensCounted = Literal["usage", "events"]
+"""Who says how many tokens were streamed: the server, or the number of events that had one."""
+
+
 class TokenTimes(PlainData):
     """When the tokens of each completed request came, in the order of ``latency_ns``."""
 
     ttft_ns: list[int] = Field(description="first token, from the scheduled arrival")
     last_ns: list[int] = Field(description="last token, likewise")
-    tokens: list[int] = Field(
-        description="how many: the server's count, or else that of events with text"
+    answer_ns: list[int | None] = Field(
+        description="first token of the answer, likewise, where reasoning was streamed before it; "
+        "else null"
+    )
+    tokens: list[int] = Field(description="how many were streamed")
+    counted: TokensCounted = Field(
+        description="usage: the server counted the tokens of each; events: those of an answer at "
+        "least are the events with a token, of which one may have several"
     )
     ttft_bound_ms: float | None = Field(
         None, description="within which a good request's first token comes; null for no bound"
@@ -109,6 +122,9 @@ class ServerLoad(PlainData):
         "network of its own; the mode is proven for the first alone. null: not found out",
     )
     connections: int = Field(description="opened from its first warm-up to the window's end")
+    connected: int = Field(
+        description="of these, in the window: so many of its requests waited for one to open"
+    )
     most_at_once: int = Field(description="most requests in flight")
     tokens: TokenTimes | None = Field(None, description="of streamed completions; else null")
 
@@ -375,7 +391,7 @@ def _contradictions(tenant: TenantResult, requests: RequestLog, window_ns: int) 
     if tenant.latency_ns != latency_ns:
         yield "latency_ns is not the time from each completed request's arrival to its end"
     tokens = None if tenant.server is None else tenant.server.tokens
-    for name in ("ttft_ns", "last_ns", "tokens") if tokens is not None else ():
+    for name in ("ttft_ns", "answer_ns", "last_ns", "tokens") if tokens is not None else ():
         if len(getattr(tokens, name)) != len(done):
             yield f"{name} has {len(getattr(tokens, name))} of {counted(len(done), 'request')}"
     if (rates := tenant.throughput) is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pytest_hwqueue.data.errors import HwqError, shortened
+from pytest_hwqueue.data.records.tenants import TokensCounted
 from pytest_hwqueue.data.redaction import without_known
 from pytest_hwqueue.engine.tenants.event_stream import Event, EventStream
+from pytest_hwqueue.engine.tenants.open_loop import Reply
 
 DONE = b"[DONE]"
 """Data of the event after which nothing comes."""
@@ -23,33 +24,19 @@ _SHOWN = 200
 _MOST_TOKENS = 10**9
 # Reasons to finish that are none of an answer: SGLang's and vLLM's of what they gave up.
 _GIVEN_UP = frozenset({"abort", "aborted", "error"})
-_THOUGHT = ("reasoning", "reasoning_content", "thinking")
-_ANSWER = ("content", "text", "refusal")
-
-Counted = Literal["usage", "events"]
 
 
-@dataclass(frozen=True)
-class Reply:
-    """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
+class RequestFailed(HwqError):
+    """A request that was not answered as expected.
 
     Attributes:
-        first_ns: the first token, whatever it is of.
-        answer_ns: the first one of the answer, where reasoning came before it; None if it did not,
-            or no answer followed.
-        last_ns: the last one.
-        tokens: how many were streamed.
-        counted: whose number that is: the server's (``usage``), or of events with a token.
-        done_ns: when the end was announced, or else the last event came.
+        kind: what failures of its kind have in common, where their texts differ.
 
     """
 
-    first_ns: int
-    answer_ns: int | None
-    last_ns: int
-    tokens: int
-    counted: Counted
-    done_ns: int
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
+        self.kind = kind or reason
 
 
 class CompletionReader:
@@ -76,7 +63,7 @@ class CompletionReader:
         """Take a chunk; return whether the end was announced (`[DONE]`).
 
         Raises:
-            HwqError: if the answer says that it failed, or is no completion.
+            RequestFailed: if the answer says that it failed, or is no completion.
             EventTooLong: if an event is longer than is read.
 
         """
@@ -89,21 +76,22 @@ class CompletionReader:
         """Return what the answer was, once it has ended.
 
         Raises:
-            HwqError: if it failed, or has no token.
+            RequestFailed: if it failed, or has no token.
 
         """
         for event in self._events.end(now_ns):
-            self._take(event)
+            if event.data.strip() == DONE or _is_json(event.data):
+                self._take(event)
         self._look_at_stray()
         for reason in self._reasons:
             if reason in _GIVEN_UP:
-                raise HwqError(f"the server gave up: finish_reason {reason}")
-        if not self._announced and not self._reasons:
-            raise HwqError(
+                raise RequestFailed(f"the server gave up: finish_reason {reason}")
+        if self._done_ns and not self._announced and not self._reasons:
+            raise RequestFailed(
                 "the answer broke off: it ended without [DONE] and without a finish_reason"
             )
         if not self._tokens:
-            raise HwqError("the answer has no token: is it streamed (`stream: true`)?")
+            raise RequestFailed("the answer has no token: is it streamed (`stream: true`)?")
         tokens, counted = self._count()
         return Reply(
             self._first_ns,
@@ -125,7 +113,8 @@ class CompletionReader:
             self._announced = True
             return
         if event.type == "error":
-            raise HwqError(f"an error event: {self._shown(data)}")
+            kind = "an error event"
+            raise RequestFailed(f"{kind}: {self._shown(data)}", kind)
         try:
             said = json.loads(data)
         except (ValueError, RecursionError):
@@ -133,16 +122,18 @@ class CompletionReader:
         if not isinstance(said, dict):
             if event.type != "message":
                 return
-            raise HwqError(f"not an event of a completion: {self._shown(data)}")
-        if (error := _error_in(said)) is not None:
-            raise HwqError(f"an error behind the expected status: {self._text(error)}")
+            kind = "not an event of a completion"
+            raise RequestFailed(f"{kind}: {self._shown(data)}", kind)
+        if error := _error_in(said):
+            kind = "an error behind the expected status"
+            raise RequestFailed(f"{kind}: {self._text(error)}", kind)
         self._read_usage(said.get("usage"))
         thought, answer = False, False
         for choice in _tables(said.get("choices")):
             self._reasons += _reason(choice.get("finish_reason"))
-            for key, delta in _deltas(choice):
-                thought |= key in _THOUGHT and _is_generated(delta)
-                answer |= key not in _THOUGHT and _is_generated(delta)
+            for is_thought, added in _deltas(choice):
+                if _is_generated(added):
+                    thought, answer = thought or is_thought, answer or not is_thought
         if thought or answer:
             self._tokens += 1
             self._thoughts += thought
@@ -161,7 +152,7 @@ class CompletionReader:
         if isinstance(details, dict):
             self._unseen_thoughts = _whole(details.get("reasoning_tokens")) or 0
 
-    def _count(self) -> tuple[int, Counted]:
+    def _count(self) -> tuple[int, TokensCounted]:
         """Return how many tokens were streamed, and who says so."""
         counted = self._usage or 0
         if not self._thoughts:
@@ -178,11 +169,13 @@ class CompletionReader:
             said = json.loads(line)
         except (ValueError, RecursionError):
             said = None
-        if isinstance(said, dict) and (error := _error_in(said)) is not None:
-            raise HwqError(f"an error in the stream: {self._text(error)}")
-        raise HwqError(
+        if isinstance(said, dict) and (error := _error_in(said)):
+            kind = "an error in the stream"
+            raise RequestFailed(f"{kind}: {self._text(error)}", kind)
+        raise RequestFailed(
             f"the answer has what is no event: {self._shown(line)}: is it streamed "
-            "(`stream: true`)?"
+            "(`stream: true`)?",
+            "the answer has what is no event",
         )
 
     def _shown(self, data: bytes) -> str:
@@ -192,13 +185,22 @@ class CompletionReader:
         return shortened(without_known(str(error), self._secrets))
 
 
+def _is_json(data: bytes) -> bool:
+    """Whether an event that was cut off has all that it says."""
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _tables(value: object) -> Iterator[dict[str, Any]]:
     if isinstance(value, list):
         yield from (each for each in value if isinstance(each, dict))
 
 
-def _error_in(said: Mapping[str, Any]) -> object | None:
-    """Return the error that an object is, in the shapes of OpenAI, vLLM, SGLang, TGI and FastAPI."""
+def _error_in(said: Mapping[str, Any]) -> object:
+    """Return the error that an object is, as OpenAI, vLLM, SGLang, TGI and FastAPI write one."""
     if error := said.get("error"):
         return error
     if "error" in (said.get("object"), said.get("type")):
@@ -215,19 +217,26 @@ def _reason(value: object) -> list[str]:
     return [value] if isinstance(value, str) and value else []
 
 
-def _deltas(choice: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Return what an event adds to a choice: of a chat (``delta``), or of a completion."""
+def _deltas(choice: Mapping[str, Any]) -> Iterator[tuple[bool, object]]:
+    """Return what an event adds to a choice, each with whether it is reasoning.
+
+    A chat's choice has it in ``delta``, that of a completion in itself.
+    """
     delta = choice.get("delta")
     of = delta if isinstance(delta, dict) else choice
-    for key in (*_THOUGHT, *_ANSWER):
-        yield key, of.get(key)
+    for key in ("reasoning", "reasoning_content", "thinking"):
+        yield True, of.get(key)
+    for key in ("content", "text", "refusal"):
+        parts = of.get(key)
+        for part in parts if isinstance(parts, list) else [parts]:
+            yield isinstance(part, dict) and part.get("type") == "thinking", part
     for call in _tables(of.get("tool_calls")):
-        yield "tool_calls", call.get("function") or call.get("custom")
-    yield "function_call", of.get("function_call")
+        yield False, call.get("function") or call.get("custom")
+    yield False, of.get("function_call")
 
 
 def _is_generated(value: object) -> bool:
-    """Whether anything of a model's is in a field: text, parts with text, a call's name or input."""
+    """Whether a field has something of a model's: text, parts with text, a name, an input."""
     if isinstance(value, str):
         return bool(value)
     if isinstance(value, list):

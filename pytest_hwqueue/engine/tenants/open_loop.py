@@ -19,9 +19,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from threading import Event
+from typing import NamedTuple
 
 from pytest_hwqueue.data.errors import HwqError
-from pytest_hwqueue.data.records.tenants import GeneratorLateness, RequestFailure, RequestLog
+from pytest_hwqueue.data.records.tenants import (
+    GeneratorLateness,
+    RequestFailure,
+    RequestLog,
+    TokensCounted,
+)
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.parts.devices.protocol import Device
 
@@ -232,20 +238,26 @@ class Window:
         return self.end_ns + self.grace_ns
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """When a completed request's tokens came, in ns on the clock of `time.monotonic_ns`.
 
     Attributes:
-        first_ns: the first token.
+        first_ns: the first token, whatever it is of.
+        answer_ns: the first one of the answer, where reasoning was streamed before it; None if none
+            was, or no answer followed.
         last_ns: the last one.
-        tokens: how many: the server's own count, or else that of the events with text.
+        tokens: how many were streamed.
+        counted: whose number that is: the server's (``usage``), or of events with a token.
+        done_ns: when the end was announced, or else the last event came.
 
     """
 
     first_ns: int
+    answer_ns: int | None
     last_ns: int
     tokens: int
+    counted: TokensCounted
+    done_ns: int
 
 
 @dataclass(frozen=True)

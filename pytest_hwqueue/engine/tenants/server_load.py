@@ -10,17 +10,20 @@ is due while all connections are busy waits for one, and its wait counts: no coo
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
+import resource
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
 
 import aiohttp
 
-from pytest_hwqueue.data.errors import HwqError, shortened
+from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement, shortened
 from pytest_hwqueue.data.records.tenants import RequestFailure, RequestLog
 from pytest_hwqueue.data.redaction import redacted, without_begun, without_known
+from pytest_hwqueue.engine.tenants.completion import CompletionReader, RequestFailed
+from pytest_hwqueue.engine.tenants.event_stream import EventTooLong
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
     MOST_FAILURES_IN_A_ROW,
@@ -37,15 +40,45 @@ from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
 _POLL_S = 0.05
 _ONE_POLL_S = 5.0
 _SHOWN = 200
-# No answer has more; a count beyond it would be a throughput beyond all others.
-_MOST_TOKENS = 10**9
+# Behind an announced end, and after it.
+_MOST_REST_BYTES, _MOST_REST_S = 65_536, 1.0
+
+
+# What this process may not have more of: files of its own or of all, and local ports.
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL})
+# Of a process that has as many connections: for its log, its pipes, the event loop.
+_OTHER_FILES = 64
 
 
 def _failure(error: Exception, secrets: Collection[str] = ()) -> HwqError:
     """Return the failure that a request's error means: itself, or its kind and message."""
     if isinstance(error, HwqError):
         return error
-    return HwqError(f"{type(error).__name__}: {shortened(without_known(str(error), secrets))}")
+    if isinstance(error, EventTooLong) or getattr(error, "errno", None) in _OWN_LIMITS:
+        return InvalidMeasurement(f"the load generator's own limit was reached: {error}")
+    name = type(error).__name__
+    return RequestFailed(f"{name}: {shortened(without_known(str(error), secrets))}", name)
+
+
+def allow_files(connections: int) -> None:
+    """Let this process have a file for each connection, as far as its user may.
+
+    Raises:
+        HwqError: if it may not.
+
+    """
+    have, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_FILES
+    if resource.RLIM_INFINITY in (have, most) and have == resource.RLIM_INFINITY:
+        return
+    if have >= needed:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise HwqError(
+            f"concurrency {connections} needs {needed} open files, and this user's processes may "
+            f"have {most}: lower the tenant's concurrency, or raise the limit (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 class Client:
@@ -74,6 +107,7 @@ class Client:
         self._sent_to = expand_url(url)
         self._headers = {name: expand(value) for name, value in spec.headers.items()}
         self._body = None if spec.body is None else spec.body.encode()
+        self._asks_for_usage = spec.protocol == "openai" and _can_ask(spec.body)
         self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
 
     async def __aenter__(self) -> Client:
@@ -92,6 +126,8 @@ class Client:
             # Nor does a proxy from the environment take it elsewhere.
             trust_env=False,
         )
+        # No request is sent twice, not even one that a kept connection dropped.
+        self._session._retry_connection = False
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,12 +148,31 @@ class Client:
             ) as response:  # fmt: skip
                 if response.status != spec.status:
                     start = await _start_of(response, self._secrets)
-                    raise HwqError(f"status {response.status}, not {spec.status}: {start}")
+                    kind = f"status {response.status}, not {spec.status}"
+                    raise RequestFailed(f"{kind}: {start}", kind)
                 return await self._read(response, self._secrets)
         except asyncio.TimeoutError:
-            raise HwqError(f"no whole answer within {spec.timeout_s:g} s") from None
+            raise RequestFailed(f"no whole answer within {spec.timeout_s:g} s") from None
         except Exception as error:  # also a bare ValueError: aiohttp's of a line that is too long
             raise _failure(error, self._secrets) from None
+
+    async def first_request(self) -> None:
+        """Send a request, and find out whether the server counts tokens when it is asked to.
+
+        Raises:
+            HwqError: as `request` does.
+
+        """
+        if self._asks_for_usage:
+            self._asks_for_usage = False
+            plain, self._body = self._body, _with_usage(self._body)
+            try:
+                await self.request()
+                return
+            except RequestFailed:
+                # Some take no field that they don't know.
+                self._body = plain
+        await self.request()
 
     async def wait_until_ready(self) -> None:
         """Wait until the server is ready; one that runs already and states no URL must be.
@@ -156,6 +211,22 @@ class Client:
             return f"{type(error).__name__}: {error}"
 
 
+_USAGE = {"include_usage": True}
+
+
+def _can_ask(body: bytes | str | None) -> bool:
+    """Whether a request may be asked to have tokens counted, and does not say so itself."""
+    try:
+        fields = json.loads(body or "")
+    except ValueError:
+        return False
+    return isinstance(fields, dict) and "stream_options" not in fields
+
+
+def _with_usage(body: bytes | None) -> bytes:
+    return json.dumps({**json.loads(body or b"{}"), "stream_options": _USAGE}).encode()
+
+
 async def _start_of(response: aiohttp.ClientResponse, secrets: Collection[str]) -> str:
     """Return the beginning of an answer's text, on one line and without known secrets.
 
@@ -172,45 +243,24 @@ async def _read_all(response: aiohttp.ClientResponse, secrets: Collection[str]) 
 
 
 async def _read_tokens(response: aiohttp.ClientResponse, secrets: Collection[str]) -> Reply:
-    """Read the server-sent events of a streamed completion (OpenAI's API, `stream: true`)."""
-    first_ns = last_ns = events = 0
-    counted: int | None = None
-    async for line in response.content:
-        if not line.startswith(b"data:"):
-            continue
-        data = line[len(b"data:") :].strip()
-        if data == b"[DONE]":
+    """Read a streamed completion (OpenAI's API, `stream: true`)."""
+    reader = CompletionReader(secrets)
+    async for chunk in response.content.iter_any():
+        if reader.feed(chunk, time.monotonic_ns()):
+            await _read_rest(response)
             break
-        now_ns = time.monotonic_ns()
-        try:
-            event = json.loads(data)
-            if event.get("error"):
-                error = shortened(without_known(str(event["error"]), secrets))
-                raise HwqError(f"the stream ended with an error: {error}")
-            if usage := event.get("usage"):
-                counted = _count(usage["completion_tokens"])
-            has_text = any(_text(choice) for choice in event.get("choices", ()))
-        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            start = without_known(repr(data), secrets)[:_SHOWN]
-            raise HwqError(f"not an event of a completion: {start}") from None
-        if has_text:
-            first_ns, last_ns, events = first_ns or now_ns, now_ns, events + 1
-    if not events:
-        raise HwqError("the answer has no token: is it streamed (`stream: true`)?")
-    return Reply(first_ns, last_ns, counted or events)
+    return reader.end(time.monotonic_ns())
 
 
-def _count(tokens: object) -> int:
-    """Return a server's own count of tokens; ValueError if it is none."""
-    if not isinstance(tokens, int) or not 0 <= tokens <= _MOST_TOKENS:
-        raise ValueError
-    return int(tokens)
-
-
-def _text(choice: dict[str, Any]) -> str:
-    """Return an event's new text: of a completion, or of a chat's (also its reasoning)."""
-    delta = choice.get("delta") or choice
-    return delta.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+async def _read_rest(response: aiohttp.ClientResponse) -> None:
+    """Read what follows an announced end, so that the connection can be used again; for a while."""
+    if response.content.at_eof():
+        return
+    try:
+        await asyncio.wait_for(response.content.read(_MOST_REST_BYTES), _MOST_REST_S)
+    except (asyncio.TimeoutError, aiohttp.ClientError):
+        # The answer is whole; only its connection is not used again.
+        response.close()
 
 
 # epoll counts in whole milliseconds. The rest of each wait is spent looking at the clock, with
@@ -331,14 +381,21 @@ class _Run:
         self._in_flight += 1
         self._most_at_once = max(self._most_at_once, self._in_flight)
         try:
-            self._replies[index] = await self._request()
+            reply = self._replies[index] = await self._request()
             self._failures_in_a_row = 0
         except Exception as error:  # whatever it is, nobody was answered
-            self._failed.append(RequestFailure(index=index, reason=str(_failure(error))))
+            failure = _failure(error)
+            if isinstance(failure, InvalidMeasurement):
+                raise failure from None
+            kind = failure.kind if isinstance(failure, RequestFailed) else ""
+            self._failed.append(RequestFailure(index=index, reason=str(failure), kind=kind))
             self._failures_in_a_row += 1
+            reply = None
         finally:
-            log.finished_ns[index] = time.monotonic_ns() - begin_ns
             self._in_flight -= 1
+        # What is read behind an announced end is not waited for.
+        done_ns = time.monotonic_ns() if reply is None else reply.done_ns
+        log.finished_ns[index] = done_ns - begin_ns
 
     def _refuse_hopeless(self) -> None:
         if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:

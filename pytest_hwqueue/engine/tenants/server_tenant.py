@@ -13,7 +13,7 @@ from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenT
 from pytest_hwqueue.data.redaction import redacted
 from pytest_hwqueue.engine.tenants.open_loop import Load, StoppedServing, Window, lateness
 from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
-from pytest_hwqueue.engine.tenants.server_load import Client, generate
+from pytest_hwqueue.engine.tenants.server_load import Client, allow_files, generate
 from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
@@ -40,6 +40,7 @@ def serve_by_server(spec: TenantSpec, url: str, link: Link) -> None:
 
 
 async def _live(spec: TenantSpec, server: ServerSpec, url: str, link: Link) -> None:
+    allow_files(spec.concurrency)
     async with Client(server, url, spec.concurrency) as client:
         link.enter("wait for the server")
         await client.wait_until_ready()
@@ -54,7 +55,7 @@ async def _serve(
 ) -> None:
     window = WindowPlan(plan, spec.name)
     with translated(HwqError, f"the first request to {redacted(client.url)} failed", HwqError):
-        await client.request()
+        await client.first_request()
     begin_ns = time.monotonic_ns() + _AHEAD_NS
     warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
     await generate(client.request, None, warm_up, spec.concurrency)
@@ -65,16 +66,22 @@ async def _serve(
     gc.disable()
     common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
     due = window.due(common.duration_ns)
+    opened = client.opened
     try:
         load = await generate(client.request, due, common, spec.concurrency, window.loop)
     except StoppedServing as stopped:
-        link.served = _served(spec, stopped.load, client, server, common)
+        link.served = _served(spec, stopped.load, client, server, common, opened)
         raise
-    link.finish(_served(spec, load, client, server, common))
+    link.finish(_served(spec, load, client, server, common, opened))
 
 
 def _served(
-    spec: TenantSpec, load: Load, client: Client, server: ServerSpec, window: Window
+    spec: TenantSpec,
+    load: Load,
+    client: Client,
+    server: ServerSpec,
+    window: Window,
+    opened_before: int,
 ) -> TenantResult:
     tokens = _tokens(load, window.begin_ns, server)
     work = WorkDone(f"{server.protocol} server")
@@ -90,6 +97,7 @@ def _served(
         server=ServerLoad(
             url=redacted(client.url, server.secrets()),
             connections=client.opened,
+            connected=client.opened - opened_before,
             most_at_once=load.most_at_once,
             tokens=tokens,
         ),
@@ -107,8 +115,13 @@ def _tokens(load: Load, begin_ns: int, server: ServerSpec) -> TokenTimes | None:
         return None
     return TokenTimes(
         ttft_ns=[reply.first_ns - begin_ns - scheduled for reply, scheduled in answered],
+        answer_ns=[
+            None if reply.answer_ns is None else reply.answer_ns - begin_ns - scheduled
+            for reply, scheduled in answered
+        ],
         last_ns=[reply.last_ns - begin_ns - scheduled for reply, scheduled in answered],
         tokens=[reply.tokens for reply, _ in answered],
+        counted="usage" if all(reply.counted == "usage" for reply, _ in answered) else "events",
         ttft_bound_ms=server.ttft_ms,
         tbt_bound_ms=server.tbt_ms,
     )

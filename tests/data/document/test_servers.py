@@ -36,9 +36,12 @@ def result(n: int = 1000, failed: int = 0) -> TenantResult:
         # Every fourth is slow to begin, and every fifth slow to go on.
         ttft_ns=begun,
         last_ns=[at + (72 if i % 5 == 0 else 18) * MS for i, at in enumerate(begun)],
-        tokens=[10] * good, ttft_bound_ms=20, tbt_bound_ms=4,
+        answer_ns=[None] * good, tokens=[10] * good, counted="usage",
+        ttft_bound_ms=20, tbt_bound_ms=4,
     )  # fmt: skip
-    server = ServerLoad(url="http://127.0.0.1:1/", connections=3, most_at_once=2, tokens=tokens)
+    server = ServerLoad(
+        url="http://127.0.0.1:1/", connections=3, connected=1, most_at_once=2, tokens=tokens
+    )
     return delivered("chat", load, 10 * S, WorkDone("", 10.0, "tokens"), server=server)
 
 

@@ -46,14 +46,17 @@ LOAD = Load(
     [0, 10_000_000, 20_000_000], [0, 10_000_000, 20_500_000], [1_000_000, 12_000_000, 23_500_000],
     failed=[RequestFailure(index=1, reason="no")], unserved=1,
 )  # fmt: skip
-TOKENS = TokenTimes(ttft_ns=[500_000, 900_000], last_ns=[1_000_000, 3_500_000], tokens=[3, 4])
+TOKENS = TokenTimes(
+    ttft_ns=[500_000, 900_000], answer_ns=[None, 950_000], last_ns=[1_000_000, 3_500_000],
+    tokens=[3, 4], counted="usage",
+)  # fmt: skip
 COLOCATION = ColocationRecord(
     id="two", plan={"tenants": []}, status="ok", device="cuda", scheduler="native", seed=0,
     placement="processes", duration_s=1.5, elapsed_s=2.0, started=RECORD.started,
     command="hwq which", simulated=False,
     tenants=[
         delivered("front", LOAD, 1_500_000_000, lateness=lateness(LOAD), server=ServerLoad(
-            url="http://127.0.0.1:1", connections=1, most_at_once=1, tokens=TOKENS,
+            url="http://127.0.0.1:1", connections=1, connected=1, most_at_once=1, tokens=TOKENS,
         )),
         TenantResult(name="died"),
     ],

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import resource
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement
 from pytest_hwqueue.data.redaction import REDACTED
+from pytest_hwqueue.engine.tenants import server_load
+from pytest_hwqueue.engine.tenants.completion import RequestFailed
+from pytest_hwqueue.engine.tenants.event_stream import MOST_BYTES
 from pytest_hwqueue.engine.tenants.open_loop import Reply
-from pytest_hwqueue.engine.tenants.server_load import Client
+from pytest_hwqueue.engine.tenants.server_load import Client, allow_files
 from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -116,8 +122,7 @@ def test_connections_are_kept_limited_and_counted() -> None:
         (replace(_HTTP, timeout_s=0.2), [_OK[:-1]], "no whole answer within 0.2 s"),
         (_HTTP, [b"nonsense\r\n\r\n"], "Bad status line"),
         (_HTTP, None, "ClientPayloadError"),
-        # A line that is too long for the library, which some versions tell by a ValueError.
-        (_OPENAI, [stream("x" * 600_000)], ": "),
+        (_OPENAI, [stream("x" * 600_000)], "not an event of a completion"),
         (_OPENAI, [stream("[DONE]")], "the answer has no token"),
         (_OPENAI, [_OK], "the answer has no token"),
         (_OPENAI, [stream("{nonsense")], "not an event of a completion: b'{nonsense'"),
@@ -174,6 +179,156 @@ def test_tokens_are_timed_when_they_come() -> None:
     assert reply is not None
     # No less than what the server waits between them, whatever the machine adds.
     assert reply.last_ns - reply.first_ns > 0.5 * gap_s * 1e9
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def piece(text: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(text), text)
+
+
+def test_time_ends_with_the_announced_end_and_the_connection_is_used_again() -> None:
+    rest_s = 0.05
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        events = stream(text("a"), text("b"), "[DONE]").split(b"\r\n\r\n", 1)[1]
+        writer.write(CHUNKED + piece(events))
+        await asyncio.sleep(rest_s)
+        writer.write(piece(b": bye\n\n") + b"0\r\n\r\n")
+
+    async def use(url: str) -> None:
+        async with Client(_OPENAI, url, 1) as client:
+            for _ in range(5):
+                reply = await client.request()
+                assert reply is not None
+                # What comes behind the end is read, and not waited for.
+                assert time.monotonic_ns() - reply.done_ns >= 0.5 * rest_s * 1e9
+            assert client.opened == 1
+
+    asyncio.run(answering(answer, use))
+
+
+def test_an_end_that_does_not_come_costs_its_connection_and_not_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_load, "_MOST_REST_S", 0.02)
+    events = stream(text("a"), "[DONE]").split(b"\r\n\r\n", 1)[1]
+
+    async def use(url: str) -> None:
+        async with Client(_OPENAI, url, 1) as client:
+            replies = [await client.request() for _ in range(3)]
+            assert [reply and reply.tokens for reply in replies] == [1] * 3
+            assert client.opened == 3
+
+    asyncio.run(answering(saying(CHUNKED + piece(events)), use))
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
+def test_no_request_is_sent_twice(method: str) -> None:
+    """A kept connection that the server drops costs the request that was sent on it."""
+    seen = []
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        seen.append(request)
+        if len(seen) % 3 == 2:
+            writer.close()
+        else:
+            writer.write(_OK)
+
+    async def use(url: str) -> None:
+        async with Client(replace(_HTTP, method=method), url, 1) as client:
+            for number in range(1, 13):
+                if number % 3 == 2:
+                    with pytest.raises(RequestFailed, match="Disconnected"):
+                        await client.request()
+                else:
+                    await client.request()
+
+    asyncio.run(answering(answer, use))
+    assert len(seen) == 12
+
+
+def test_a_server_that_knows_how_is_asked_to_count_tokens_and_another_is_not() -> None:
+    bodies: list[dict[str, object]] = []
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        body = json.loads(request.split(b"\r\n\r\n", 1)[1])
+        bodies.append(body)
+        options = body.get("stream_options")
+        if options and body["model"] == "old":
+            writer.write(b"HTTP/1.1 422 No\r\nContent-Length: 2\r\n\r\nno")
+            return
+        counted = {"choices": [], "usage": {"completion_tokens": 7}}
+        asked = [counted] if options and options["include_usage"] else []
+        writer.write(stream(text("a"), *asked, "[DONE]"))
+
+    def tokens(**body: object) -> list[int]:
+        found = []
+
+        async def use(url: str) -> None:
+            spec = replace(_OPENAI, body=json.dumps(body))
+            async with Client(spec, url, 1) as client:
+                for _ in range(2):
+                    await client.first_request()
+                reply = await client.request()
+                assert reply is not None
+                found.append(reply.tokens)
+
+        bodies.clear()
+        asyncio.run(answering(answer, use))
+        return [*found, len(bodies)]
+
+    # Found out once: the next window's first request is sent as the last was.
+    assert tokens(model="new") == [7, 3]
+    assert bodies[-1]["stream_options"] == {"include_usage": True}
+    assert tokens(model="old") == [1, 4]
+    assert bodies[-1] == {"model": "old"}
+    # Who says so himself is not asked for more.
+    assert tokens(model="new", stream_options={"include_usage": False}) == [1, 3]
+    assert bodies[0]["stream_options"] == {"include_usage": False}
+
+
+def test_our_own_limits_are_no_failure_of_the_server() -> None:
+    have, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    outcomes: list[Reply | BaseException | None] = []
+
+    async def use(url: str) -> None:
+        async with Client(_HTTP, url, 500) as client:
+            few = len(os.listdir("/proc/self/fd")) + 20
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+            try:
+                sent = (client.request() for _ in range(100))
+                outcomes.extend(await asyncio.gather(*sent, return_exceptions=True))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (have, most))
+
+    async def slow(request: bytes, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)
+        writer.write(_OK)
+
+    asyncio.run(answering(slow, use))
+    refused = [str(each) for each in outcomes if isinstance(each, InvalidMeasurement)]
+    assert refused
+    assert "the load generator's own limit was reached" in refused[0]
+    assert "Too many open files" in refused[0]
+    with pytest.raises(InvalidMeasurement, match="an event has more than"):
+        ask(replace(_OPENAI, timeout_s=20), saying(stream("x" * (MOST_BYTES + 1))))
+
+
+def test_files_are_allowed_as_far_as_the_user_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"now": (90, 1000)}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, now: limits.update(now=now))
+    allow_files(16)
+    assert limits["now"] == (90, 1000)
+    allow_files(400)
+    assert limits["now"] == (464, 1000)
+    with pytest.raises(HwqError, match=r"concurrency 1000 needs 1064 open files, .* have 1000"):
+        allow_files(1000)
+    limits["now"] = (464, resource.RLIM_INFINITY)
+    allow_files(5000)
+    assert limits["now"] == (5064, resource.RLIM_INFINITY)
 
 
 def wait(spec: ServerSpec, answer: Answer) -> None:

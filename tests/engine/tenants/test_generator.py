@@ -136,7 +136,7 @@ def test_a_request_that_raises_anything_has_failed_in_its_place(
         await asyncio.sleep(0.001)
         if mine % 2:
             raise error
-        return Reply(1, 2, mine)
+        return Reply(1, None, 2, mine, "usage", time.monotonic_ns())
 
     # A machine that is busy elsewhere for all of a window would begin no request of a loop.
     found = load(request, schedule, 1, window_ms=20 if schedule else 150)
