@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from pytest_hwqueue.data.metrics.estimate import Estimate
     from pytest_hwqueue.data.records.tenants import ColocationRecord, ServerLoad, TenantResult
 
-_TIMES: dict[str, TimesOf] = {"first token": "ttft_ns", "between tokens": "tbt_ns"}
+_TIMES: dict[str, TimesOf] = {
+    "first token": "ttft_ns",
+    "first of the answer": "ttfo_ns",
+    "between tokens": "tbt_ns",
+}
 
 
 def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
@@ -33,7 +37,8 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
         if len(servers) == len(results):
             parts[0] += (
                 f" to {servers[0].url}{_not_ours(servers)}, "
-                f"{sum(each.connections for each in servers)} connections opened, at most "
+                f"{sum(each.connections for each in servers)} connections opened, "
+                f"{_connected(results)}, at most "
                 f"{max(each.most_at_once for each in servers)} in flight"
             )
         elif not any(each.failures for each in results):
@@ -47,6 +52,13 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
                 parts += _of_tokens(windows)
         lines.append("; ".join(parts))
     return lines
+
+
+def _connected(results: Sequence[TenantResult]) -> str:
+    """Return which share of the windows' requests had to open a connection."""
+    connected = sum(each.server.connected for each in results if each.server is not None)
+    begun = sum(len(each.requests.started_ns) for each in results if each.requests is not None)
+    return f"{100 * connected / max(1, begun):.2g} % of requests connected"
 
 
 def _not_ours(servers: Sequence[ServerLoad]) -> str:
@@ -84,9 +96,12 @@ def _of_tokens(windows: Sequence[tuple[TenantResult, float]]) -> list[str]:
         f"{what} P{round(100 * quantile)} "
         + _in_ms(figures.percentile(quantile, of)(measured, CONFIDENCE))
         for what, of in _TIMES.items()
+        if of != "ttfo_ns" or any(each.ttfo_ns != each.ttft_ns for each in measured)
         for quantile in (0.5, 0.99)
     ]
     bounds = [each.server.tokens for each, _ in windows if each.server is not None]
+    if any(each is not None and each.counted == "events" for each in bounds):
+        parts.append("tokens counted by events, since the server did not count each answer's")
     if any(each is not None and (each.ttft_bound_ms or each.tbt_bound_ms) for each in bounds):
         good = figures.goodput(measured, CONFIDENCE)
         parts.append(f"goodput {in_unit(good, good.unit)}")

@@ -77,6 +77,7 @@ class Served:
         window_ns: length of the window.
         session: in which it was measured.
         ttft_ns: of each completed request that streamed tokens, its first one's latency.
+        ttfo_ns: of each whose answer began, that of the first token of it, after any reasoning.
         tbt_ns: of each with two tokens or more, the mean time between them.
         good_ns: when each request was done that kept its bounds on both, from the window's start.
         wait_ns: of each completed request of a traced window that ran a kernel or copy, how long
@@ -95,6 +96,7 @@ class Served:
     window_ns: int
     session: Session = ONLY_SESSION
     ttft_ns: Sequence[int] = ()
+    ttfo_ns: Sequence[int] = ()
     tbt_ns: Sequence[float] = ()
     good_ns: Sequence[int] = ()
     wait_ns: Sequence[int] = ()
@@ -119,7 +121,7 @@ class Served:
         return self.window_ns - self.rate_from_ns
 
 
-TimesOf = Literal["latency_ns", "ttft_ns", "tbt_ns", "wait_ns"]
+TimesOf = Literal["latency_ns", "ttft_ns", "ttfo_ns", "tbt_ns", "wait_ns"]
 Estimator = Callable[[Sequence[Served], float], Estimate]
 
 

@@ -48,6 +48,7 @@ def served(result: TenantResult, window_ns: int, session: Session | None = None)
     return replace(
         whole,
         ttft_ns=tokens.ttft_ns,
+        ttfo_ns=[each for each in tokens.answer_ns if each is not None],
         tbt_ns=[between_ns for between_ns in tbt_ns if between_ns is not None],
         good_ns=[
             when

@@ -88,8 +88,8 @@ class TokenTimes(PlainData):
     ttft_ns: list[int] = Field(description="first token, from the scheduled arrival")
     last_ns: list[int] = Field(description="last token, likewise")
     answer_ns: list[int | None] = Field(
-        description="first token of the answer, likewise, where reasoning was streamed before it; "
-        "else null"
+        description="first token of the answer, likewise: the same where no reasoning was streamed "
+        "before it; null if nothing else was"
     )
     tokens: list[int] = Field(description="how many were streamed")
     counted: TokensCounted = Field(

@@ -44,16 +44,16 @@ FIGURES: dict[str, dict[str, float]] = {
     "attainment": {"%": 0.01},
     "throughput": {"/s": 1.0},
     "variation": {"%": 0.01},
-    **{f"{what}_{name}": _NS for what in ("ttft", "tbt", "wait") for name in _PERCENTILES},
+    **{f"{what}_{name}": _NS for what in ("ttft", "ttfo", "tbt", "wait") for name in _PERCENTILES},
     "goodput": {"/s": 1.0},
     "busy": {"%": 0.01},
     "switches": {"/s": 1.0},
 }
-OF_TOKENS = tuple(name for name in FIGURES if name.startswith(("ttft", "tbt", "goodput")))
+OF_TOKENS = tuple(name for name in FIGURES if name.startswith(("ttf", "tbt", "goodput")))
 """Figures of servers that stream tokens."""
 _TRACED = ("busy", "switches", *(name for name in FIGURES if name.startswith("wait")))
 _OF_DEVICE = ("busy", "switches")
-_LONG = re.compile(r"(?:latency_|((?:ttft|tbt|wait)_))(p[0-9]+|mean|max)_(us|ms|s)")
+_LONG = re.compile(r"(?:latency_|((?:tt(?:ft|fo)|tbt|wait)_))(p[0-9]+|mean|max)_(us|ms|s)")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -351,7 +351,8 @@ def estimator_of(goal: Goal, within_ns: float | None) -> Estimator:
     from pytest_hwqueue.data.figures import of_requests as figures
 
     times: dict[str, TimesOf] = {
-        "": "latency_ns", "ttft": "ttft_ns", "tbt": "tbt_ns", "wait": "wait_ns",
+        "": "latency_ns", "ttft": "ttft_ns", "ttfo": "ttfo_ns", "tbt": "tbt_ns",
+        "wait": "wait_ns",
     }  # fmt: skip
     figure = goal.figure
     of, _, name = figure.rpartition("_")

@@ -95,7 +95,7 @@ class CompletionReader:
         tokens, counted = self._count()
         return Reply(
             self._first_ns,
-            self._answer_ns if self._thoughts else None,
+            self._answer_ns,
             self._last_ns,
             tokens,
             counted,
@@ -116,7 +116,7 @@ class CompletionReader:
             kind = "an error event"
             raise RequestFailed(f"{kind}: {self._shown(data)}", kind)
         try:
-            said = json.loads(data)
+            said = json.loads(data.decode())
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
@@ -124,16 +124,18 @@ class CompletionReader:
                 return
             kind = "not an event of a completion"
             raise RequestFailed(f"{kind}: {self._shown(data)}", kind)
-        if error := _error_in(said):
+        choices = said.get("choices")
+        # What has choices and no error is none; nearly all events are such.
+        if (not choices or "error" in said) and (error := _error_in(said)):
             kind = "an error behind the expected status"
             raise RequestFailed(f"{kind}: {self._text(error)}", kind)
-        self._read_usage(said.get("usage"))
-        thought, answer = False, False
-        for choice in _tables(said.get("choices")):
-            self._reasons += _reason(choice.get("finish_reason"))
-            for is_thought, added in _deltas(choice):
-                if _is_generated(added):
-                    thought, answer = thought or is_thought, answer or not is_thought
+        if "usage" in said:
+            self._read_usage(said["usage"])
+        thought = answer = False
+        for choice in _tables(choices):
+            if reason := choice.get("finish_reason"):
+                self._reasons += _reason(reason)
+            thought, answer = _added(choice, thought, answer)
         if thought or answer:
             self._tokens += 1
             self._thoughts += thought
@@ -217,22 +219,28 @@ def _reason(value: object) -> list[str]:
     return [value] if isinstance(value, str) and value else []
 
 
-def _deltas(choice: Mapping[str, Any]) -> Iterator[tuple[bool, object]]:
-    """Return what an event adds to a choice, each with whether it is reasoning.
+_THOUGHTS = frozenset({"reasoning", "reasoning_content", "thinking"})
+_ANSWERS = frozenset({"content", "text", "refusal", "tool_calls", "function_call"})
+
+
+def _added(choice: Mapping[str, Any], thought: bool, answer: bool) -> tuple[bool, bool]:
+    """Return whether an event adds reasoning and an answer, given what its other choices do.
 
     A chat's choice has it in ``delta``, that of a completion in itself.
     """
     delta = choice.get("delta")
-    of = delta if isinstance(delta, dict) else choice
-    for key in ("reasoning", "reasoning_content", "thinking"):
-        yield True, of.get(key)
-    for key in ("content", "text", "refusal"):
-        parts = of.get(key)
-        for part in parts if isinstance(parts, list) else [parts]:
-            yield isinstance(part, dict) and part.get("type") == "thinking", part
-    for call in _tables(of.get("tool_calls")):
-        yield False, call.get("function") or call.get("custom")
-    yield False, of.get("function_call")
+    for key, value in (delta if isinstance(delta, dict) else choice).items():
+        if key in _ANSWERS:
+            for part in value if isinstance(value, list) else (value,):
+                if _is_generated(part):
+                    is_thought = isinstance(part, dict) and part.get("type") == "thinking"
+                    thought, answer = thought or is_thought, answer or not is_thought
+        elif key in _THOUGHTS and _is_generated(value):
+            thought = True
+    return thought, answer
+
+
+_OF_PARTS = ("text", "thinking", "refusal", "function", "custom", "name", "arguments", "input")
 
 
 def _is_generated(value: object) -> bool:
@@ -242,10 +250,7 @@ def _is_generated(value: object) -> bool:
     if isinstance(value, list):
         return any(_is_generated(each) for each in value)
     if isinstance(value, dict):
-        return any(
-            _is_generated(value.get(key))
-            for key in ("text", "thinking", "refusal", "name", "arguments", "input")
-        )
+        return any(_is_generated(value.get(key)) for key in _OF_PARTS)
     return False
 
 

@@ -243,8 +243,7 @@ class Reply(NamedTuple):
 
     Attributes:
         first_ns: the first token, whatever it is of.
-        answer_ns: the first one of the answer, where reasoning was streamed before it; None if none
-            was, or no answer followed.
+        answer_ns: the first one that is of the answer and no reasoning; None if all is reasoning.
         last_ns: the last one.
         tokens: how many were streamed.
         counted: whose number that is: the server's (``usage``), or of events with a token.

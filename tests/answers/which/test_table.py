@@ -394,7 +394,13 @@ def test_for_a_server_that_is_not_ours_no_mode_is_proven(
     file: Path, folder: Path, scheduler: str, *, alone: bool
 ) -> None:
     """Whether or not it is for others: ``alone`` no tenant is ours, and there is no proof."""
-    server = {"url": "http://127.0.0.1:1/", "connections": 1, "most_at_once": 1, "origin": "url"}
+    server = {
+        "url": "http://127.0.0.1:1/",
+        "connections": 1,
+        "connected": 0,
+        "most_at_once": 1,
+        "origin": "url",
+    }
     for path in folder.glob("*.json"):
         changed = json.loads(path.read_text())
         if changed["scheduler"] != scheduler:

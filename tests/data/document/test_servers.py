@@ -55,7 +55,8 @@ def line(*results: TenantResult) -> str:
 def test_it_says_requests_connections_tokens_and_goodput() -> None:
     said = line(result())
     assert said.startswith(
-        "chat: 1000 requests to http://127.0.0.1:1/, 3 connections opened, at most 2 in flight; "
+        "chat: 1000 requests to http://127.0.0.1:1/, 3 connections opened, 0.1 % of requests "
+        "connected, at most 2 in flight; "
         "first token P50 5.00 ms [5.00, 5.00] (n = 1000); first token P99 50.0 ms"
     )
     assert "between tokens P50 2.00 ms" in said
@@ -65,7 +66,8 @@ def test_it_says_requests_connections_tokens_and_goodput() -> None:
     # Windows are added up and failures grouped.
     said = line(result(failed=3), result())
     assert "2000 requests" in said
-    assert "6 connections opened, at most 2 in flight; 3 failed (3 × status 500)" in said
+    assert "6 connections opened, 0.1 % of requests connected, at most 2 in flight; " in said
+    assert "; 3 failed (3 × status 500)" in said
 
 
 @pytest.mark.parametrize(
