@@ -78,7 +78,7 @@ class GatedFigure:
     def _value(self, stored: StoredRun) -> tuple[float, int]:
         missing = float("nan")
         if self.kind == "iteration":
-            return iteration_ns(stored), stored.n
+            return stored.iteration_ns, stored.n
         if self.kind == "throughput":
             return stored.throughput.get(self.source, missing), stored.n
         quantile, name = self.quantity.quantile, self.quantity.name.rpartition(".")[2]
@@ -177,16 +177,6 @@ def figure(
     if owner in first.ratios and own in _RATIO_QUANTILES:
         return GatedFigure(_of(QUANTITIES[own], owner, ratio=True), "ratio", owner)
     return None
-
-
-def iteration_ns(stored: StoredRun) -> float:
-    """Return a run's mean time per iteration, in ns.
-
-    Files of earlier versions do not have it; what they have as samples is whole iterations.
-    """
-    if stored.iteration_ns is not None:
-        return stored.iteration_ns
-    return float(stored.samples_ns().mean())
 
 
 def _of(plain: Quantity, owner: str, *, ratio: bool = False) -> Quantity:
@@ -350,7 +340,7 @@ def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
 
     A ratio says nothing about how long anything took, and is also compared across devices.
     """
-    time = None if chosen.kind == "ratio" else iteration_ns(stored)
+    time = None if chosen.kind == "ratio" else stored.iteration_ns
     return replace(chosen.run(stored), n=n, iteration_ns=time)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ from pytest_hwqueue.answers.which.search import (
 from pytest_hwqueue.answers.which.table import loss_of, records_of, told
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
-from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, earlier_schemas
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, latency_bound_ns
@@ -82,9 +82,9 @@ class CapacityCase(PlainData):
 class CapacityFile(Origin):
     """How much load of one tenant a scenario carries under each scheduler."""
 
-    schema_: Annotated[
-        Literal["pytest-hwqueue/capacity/2"], earlier_schemas(f"{KIND}2", f"{KIND}1")
-    ] = Field("pytest-hwqueue/capacity/2", alias="schema")
+    schema_: Literal["pytest-hwqueue/capacity/2"] = Field(
+        "pytest-hwqueue/capacity/2", alias="schema"
+    )
     scenario: str
     description: str
     tenant: str = Field(description="whose arrival rate was searched")

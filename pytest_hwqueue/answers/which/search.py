@@ -174,7 +174,6 @@ class RateRuns(WhichRuns):
     def verdict(self, case: Case) -> tuple[RateVerdict, list[GoalResult]]:
         """Return whether the rate holds by the last look at it, and its goals' results."""
         last = self.records(own_run(case))[-1]
-        # A window of an earlier version was looked at once.
         error = min(last.look_error, ERROR / self._looks.at_most)
         return verdict_on(self, case, 1 - error)
 

@@ -244,7 +244,6 @@ class Watch:
         assert result.requests is not None
         assert result.throughput is not None
         items, unit = result.throughput.items_per_request, result.throughput.unit
-        assert items is not None
         log = self._log(result.name, result.requests, result.failures, window_ns)
         return delivered(
             result.name, log, window_ns, WorkDone(result.work, items, unit),
