@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 
@@ -36,3 +38,14 @@ def test_every_package_of_the_layers_is_in_the_table() -> None:
             f"{layer}/{each.parent.name}/" for each in (package / layer).glob("*/__init__.py")
         }
         assert folders <= FOLDERS
+
+
+def test_no_class_name_stands_twice() -> None:
+    package = PAGE.parents[1] / "pytest_hwqueue"
+    places = defaultdict(list)
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(package)}:{node.lineno}")
+    assert len(places) > 500
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -12,8 +12,7 @@ from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import quantile_ratio
 from pytest_hwqueue.data.records.declared import PACE
-from pytest_hwqueue.judge.baselines.runs import ITERATION
-from pytest_hwqueue.judge.baselines.runs import Run as StoredRun
+from pytest_hwqueue.judge.baselines.runs import ITERATION, StoredRun
 from pytest_hwqueue.judge.calibrate import LEAST_RUNS, detectable_effect
 from pytest_hwqueue.judge.runs import ProcessRun, figure_of, most_set_aside
 from pytest_hwqueue.judge.statistics import compare, compare_pairs

@@ -62,8 +62,8 @@ Kind = Literal["identity", "environment", "soft"]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, Field(ge=0)]
 
-# These two are dataclasses and not pydantic models, and so is Run: 120 000 of them are read in
-# half the time and half the memory.
+# These two are dataclasses and not pydantic models, and so is StoredRun: 120 000 of them are read
+# in half the time and half the memory.
 _EXACT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -91,7 +91,7 @@ class RatioFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One process run of a cell, in one line of its file.
 
     Attributes:
@@ -196,7 +196,7 @@ class CellBaseline:
     """
 
     header: CellHeader
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
     faults: tuple[str, ...] = ()
 
     @property
@@ -287,7 +287,7 @@ def add_runs(cell: CellBaseline, new: CellBaseline) -> CellBaseline:
     return CellBaseline(cell.header, cell.runs + fresh, cell.faults + new.faults)
 
 
-def rebase(run: Run, old: CellHeader, new: CellHeader) -> Run:
+def rebase(run: StoredRun, old: CellHeader, new: CellHeader) -> StoredRun:
     """Return a run with its soft fields restated relative to another header."""
     soft = soft_fields(old, run)
     names = sorted({*soft, *new.soft})
@@ -295,7 +295,7 @@ def rebase(run: Run, old: CellHeader, new: CellHeader) -> Run:
     return replace(run, soft=changed)
 
 
-def soft_fields(header: CellHeader, run: Run) -> dict[str, Value]:
+def soft_fields(header: CellHeader, run: StoredRun) -> dict[str, Value]:
     """Return the whole soft fingerprint of a run."""
     both = {**header.soft, **run.soft}
     return {name: value for name, value in both.items() if value is not None}
@@ -372,7 +372,7 @@ def _series(record: RunRecord) -> dict[str, list[int]]:
     return {name: values for name, values in series.items() if values}
 
 
-def _run(record: RunRecord, judged_ns: list[int], session: str) -> Run:
+def _run(record: RunRecord, judged_ns: list[int], session: str) -> StoredRun:
     assert record.samples is not None
     # Another figure than that of iterations which are waited for, and never compared with it.
     back_to_back = ", back to back" if record.samples.back_to_back else ""
@@ -382,7 +382,7 @@ def _run(record: RunRecord, judged_ns: list[int], session: str) -> Run:
         tag: TagFigures(len(values), *_quantiles(values, (0.5, 0.9, 0.95, 0.99)))
         for tag, values in _series(record).items()
     }
-    return Run(
+    return StoredRun(
         session=session,
         when=record.started,
         commit=record.git_commit,
