@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
@@ -81,3 +82,14 @@ def test_modules_import_each_other_in_no_loop_late_imports_counted(layer: str) -
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_class_name_stands_twice() -> None:
+    package = PAGE.parents[1] / "pytest_hwqueue"
+    places = defaultdict(list)
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(package)}:{node.lineno}")
+    assert len(places) > 500
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -22,7 +22,7 @@ from pytest_hwqueue.data.document.notes import Notes
 from pytest_hwqueue.data.metrics.estimate import Estimate, Interval
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
 from pytest_hwqueue.data.metrics.numbers import counted, figure, percent, printed, rate, times
-from pytest_hwqueue.judge.baselines.runs import CellBaseline, Run, soft_fields
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, StoredRun, soft_fields
 from pytest_hwqueue.judge.baselines.store import Store
 from pytest_hwqueue.judge.figures import GatedFigure
 from pytest_hwqueue.judge.figures import figure as gated_figure
@@ -166,7 +166,7 @@ def _time(name: str, cell: CellBaseline, notes: Notes) -> str:
     return str(figure(value / _NS_PER_MS, (ends[0] / _NS_PER_MS, ends[1] / _NS_PER_MS)))
 
 
-def _gated(name: str, runs: Sequence[Run]) -> list[ProcessRun] | None:
+def _gated(name: str, runs: Sequence[StoredRun]) -> list[ProcessRun] | None:
     """Return a figure of each run; None if runs are too short and a lower quantile would stand."""
     found = gated_figure(name, runs, ())
     if found is None or found.quantity.name != name:
@@ -174,7 +174,7 @@ def _gated(name: str, runs: Sequence[Run]) -> list[ProcessRun] | None:
     return [found.run(run) for run in runs]
 
 
-def _rates(unit: str, runs: Sequence[Run]) -> list[ProcessRun]:
+def _rates(unit: str, runs: Sequence[StoredRun]) -> list[ProcessRun]:
     found = GatedFigure(replace(THROUGHPUT, unit=unit), "throughput", unit)
     return [found.run(run) for run in runs]
 

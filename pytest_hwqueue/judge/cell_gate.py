@@ -19,8 +19,8 @@ from pytest_hwqueue.judge.runs import ProcessRun
 from pytest_hwqueue.judge.verdict import (
     ITERATION_TIME,
     Decision,
+    GateLook,
     GateSettings,
-    Look,
     Quantity,
     Verdict,
     is_accompanied,
@@ -82,7 +82,7 @@ class CellGate:
         self.companion_settings = companion_settings or settings
         self.cells = cells
         self.new: list[ProcessRun] = []
-        self.history: list[Look] = []
+        self.history: list[GateLook] = []
         self.main: FigureEvidence | None = None
         self.companion: FigureEvidence | None = None
         self.failures: Failures | None = None
@@ -199,7 +199,7 @@ class CellGate:
         leading = self.main or self.companion
         assert leading is not None  # a cell without either figure is refused
         sign = 1.0 if self.quantity.higher_is_worse or not self.main else -1.0
-        look = Look(
+        look = GateLook(
             new_runs=len(self.new),
             ratio=ratio_of(sign * leading.difference.mean),
             p_t=leading.p_t,

@@ -12,8 +12,7 @@ from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import quantile_ratio
 from pytest_hwqueue.data.records.declared import PACE
-from pytest_hwqueue.judge.baselines.runs import ITERATION
-from pytest_hwqueue.judge.baselines.runs import Run as StoredRun
+from pytest_hwqueue.judge.baselines.runs import ITERATION, StoredRun
 from pytest_hwqueue.judge.calibrate import LEAST_RUNS, detectable_effect
 from pytest_hwqueue.judge.runs import ProcessRun, figure_of, most_set_aside
 from pytest_hwqueue.judge.statistics import compare, compare_pairs
@@ -78,7 +77,7 @@ class GatedFigure:
     def _value(self, stored: StoredRun) -> tuple[float, int]:
         missing = float("nan")
         if self.kind == "iteration":
-            return iteration_ns(stored), stored.n
+            return stored.iteration_ns, stored.n
         if self.kind == "throughput":
             return stored.throughput.get(self.source, missing), stored.n
         quantile, name = self.quantity.quantile, self.quantity.name.rpartition(".")[2]
@@ -177,16 +176,6 @@ def figure(
     if owner in first.ratios and own in _RATIO_QUANTILES:
         return GatedFigure(_of(QUANTITIES[own], owner, ratio=True), "ratio", owner)
     return None
-
-
-def iteration_ns(stored: StoredRun) -> float:
-    """Return a run's mean time per iteration, in ns.
-
-    Files of earlier versions do not have it; what they have as samples is whole iterations.
-    """
-    if stored.iteration_ns is not None:
-        return stored.iteration_ns
-    return float(stored.samples_ns().mean())
 
 
 def _of(plain: Quantity, owner: str, *, ratio: bool = False) -> Quantity:
@@ -350,7 +339,7 @@ def _accompanied(chosen: GatedFigure, stored: StoredRun, n: int) -> ProcessRun:
 
     A ratio says nothing about how long anything took, and is also compared across devices.
     """
-    time = None if chosen.kind == "ratio" else iteration_ns(stored)
+    time = None if chosen.kind == "ratio" else stored.iteration_ns
     return replace(chosen.run(stored), n=n, iteration_ns=time)
 
 

@@ -17,7 +17,7 @@ from pytest_hwqueue.judge.baselines.runs import (
     DEFINITION,
     CellBaseline,
     FieldDifference,
-    Run,
+    StoredRun,
     condition_differences,
     soft_differences,
 )
@@ -386,7 +386,7 @@ _RUNS = 5
 
 
 def _of_few_runs(
-    verdict: Verdict, prepared: Prepared, old: Sequence[Run], new: Sequence[Run]
+    verdict: Verdict, prepared: Prepared, old: Sequence[StoredRun], new: Sequence[StoredRun]
 ) -> Verdict:
     """Return the verdict on too few new runs, with what the samples of one show beside one."""
     why = (
@@ -406,7 +406,7 @@ def _of_few_runs(
     return replace(verdict, sentence=f"{why}; {shown}", by_samples=change)
 
 
-def _of_lower(prepared: Prepared, old: Run, new: Run) -> str:
+def _of_lower(prepared: Prepared, old: StoredRun, new: StoredRun) -> str:
     """Return the change of the highest lower percentile for which the samples suffice, as text."""
     figure = prepared.figure
     wanted = figure.quantity.quantile

@@ -46,7 +46,7 @@ class ProcessRun:
     def __post_init__(self) -> None:
         for field, count in (("n", self.n), ("failed", self.failed)):
             if count < 0:
-                raise ValueError(f"Run.{field} must not be negative, is {count}")
+                raise ValueError(f"ProcessRun.{field} must not be negative, is {count}")
 
     @property
     def failure_share(self) -> float:

@@ -204,7 +204,7 @@ INTERVAL_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GateLook:
     """The numbers seen when a cell was judged after so many new runs.
 
     ``ratio`` is the geometric mean of the new runs over that of the baseline. ``p_t`` is of the
@@ -318,7 +318,7 @@ class Verdict:
     advice: str = ""
     limit: str = ""
     assumes: str = ""
-    history: Annotated[tuple[Look, ...], Field(alias="looks")] = ()
+    history: Annotated[tuple[GateLook, ...], Field(alias="looks")] = ()
     upper: float | None = None
     set_aside: tuple[SetAside, ...] = ()
     companion: Companion | None = None

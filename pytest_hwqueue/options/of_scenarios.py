@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.parts.processes.starting import ForkServer
 
 
-class ScenarioFile(click.Path):
+class ScenarioPath(click.Path):
     """A scenario's file, or one of the suite's by its name, such as ``high_load``."""
 
     name = "scenario"
@@ -79,7 +79,7 @@ def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decora
         click.option("--schedulers", metavar="MODE[,MODE...]",
                      help="only these rows of the table; a mode without parameters or threads- "
                      "selects all its kinds"),
-        click.argument("file", metavar="SCENARIO", type=ScenarioFile()),
+        click.argument("file", metavar="SCENARIO", type=ScenarioPath()),
     )  # fmt: skip
 
 

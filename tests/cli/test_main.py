@@ -18,7 +18,7 @@ import pytest
 from pytest_hwqueue.answers.doctor import limits
 from pytest_hwqueue.cli.main import COMMANDS, main
 from pytest_hwqueue.options import suite
-from pytest_hwqueue.options.of_scenarios import ScenarioFile
+from pytest_hwqueue.options.of_scenarios import ScenarioPath
 from pytest_hwqueue.options.options import OPTIONS
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS, workload_class
 from tests.cli.conftest import ROOT, Launched, finished, hwq, real
@@ -361,5 +361,5 @@ def test_the_suites_scenarios_have_names(tmp_path: Path, monkeypatch: pytest.Mon
     # A file of one's own comes first.
     (tmp_path / "solo").write_text("name: mine\n")
     assert "solo:1: duration" in hwq("scenario", "check", "solo").output
-    named = ScenarioFile().shell_complete(click.Context(main), click.Argument(["file"]), "high")
+    named = ScenarioPath().shell_complete(click.Context(main), click.Argument(["file"]), "high")
     assert [each.value for each in named] == ["high_load", "high_load_targets", "high"]

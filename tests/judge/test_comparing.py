@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pytest_hwqueue.answers.session.outcome import render_markdown
 from pytest_hwqueue.data.errors import RecordError
 from pytest_hwqueue.data.records.cell import RunRecord
-from pytest_hwqueue.judge.baselines.runs import CellBaseline, Run, add_runs, cell_of_record
+from pytest_hwqueue.judge.baselines.runs import CellBaseline, add_runs, cell_of_record
 from pytest_hwqueue.judge.baselines.sources import Source
-from pytest_hwqueue.judge.figures import iteration_ns, prepare, set_aside_short, usual_length
+from pytest_hwqueue.judge.figures import prepare, set_aside_short, usual_length
 from pytest_hwqueue.judge.file import judgement_file, judgement_of
 from pytest_hwqueue.judge.judging import Judgement, Judging, compare_sources, planned_samples
 from pytest_hwqueue.judge.verdict import GateSettings
@@ -135,13 +135,6 @@ def test_runs_that_are_all_short_convict_by_their_time_per_iteration(make_runs: 
     names = dict(properties_of(verdict))
     assert names[f"{verdict.cell_id}.p99.by"] == "iteration_time"
     assert names[f"{verdict.cell_id}.iteration_time.ratio"] == pytest.approx(150, rel=0.05)
-
-
-def test_a_run_of_an_earlier_version_has_its_time_per_iteration_too(make_runs: MakeRuns) -> None:
-    run = make_runs([400]).runs[0]
-    assert run.iteration_ns is not None
-    earlier: Run = replace(run, iteration_ns=None)
-    assert iteration_ns(earlier) == pytest.approx(iteration_ns(run), rel=1e-3)
 
 
 def test_what_a_baseline_plans(make_runs: MakeRuns) -> None:

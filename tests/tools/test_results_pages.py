@@ -100,7 +100,7 @@ def test_what_is_wrong_in_a_page_is_named_with_its_place(
 
 
 def test_a_table_without_records_must_say_so(pages: ModuleType, page: Path) -> None:
-    said = f"{pages.NO_RECORDS} measured by an earlier version.\n"
+    said = f"{pages.NO_RECORDS} measured by a machine that is gone.\n"
     page.write_text(f"# A page\n## One\n{said}### Part\n{TABLE}## Two\n{TABLE}")
     (problem,) = pages.rebuild([page], check=True)
     assert "page.md:9: this table is not rebuilt from records" in problem

@@ -25,8 +25,8 @@ from pydantic import Field
 
 from pytest_hwqueue.data.errors import within
 from pytest_hwqueue.data.metrics.estimate import PlainData
-from pytest_hwqueue.data.records.cell import read_model
 from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.sealed import read_model
 from pytest_hwqueue.data.safe_files import open_output, write_text
 from pytest_hwqueue.options.suite import pytest_command, pytest_environment
 from pytest_hwqueue.parts.processes.reaper import die_with_parent

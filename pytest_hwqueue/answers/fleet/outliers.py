@@ -48,7 +48,7 @@ _MEDIAN_DISTANCE = 0.6745
 
 
 @dataclass(frozen=True)
-class Compared:
+class Deviations:
     """Members compared with the others of their groups; arrays have shape (members,).
 
     Attributes:
@@ -64,7 +64,7 @@ class Compared:
     smallest: float
 
 
-def compare(log_times: Floats, groups: Sequence[int], alpha: float) -> Compared | None:
+def compare(log_times: Floats, groups: Sequence[int], alpha: float) -> Deviations | None:
     """Compare each member with the others of its group, in one figure.
 
     Args:
@@ -97,7 +97,7 @@ def compare(log_times: Floats, groups: Sequence[int], alpha: float) -> Compared 
         limits.append(limit)
         slow &= deviations > limit
     slow &= _deviations(np.sort(log_times, axis=1)[:, 1], with_others) > max(limits)
-    return Compared(
+    return Deviations(
         np.expm1(_deviations(_medians(log_times), with_others)), slow, math.expm1(max(limits))
     )
 

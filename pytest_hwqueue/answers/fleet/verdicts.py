@@ -16,7 +16,7 @@ from pytest_hwqueue.answers.fleet.outliers import (
     LEAST_EFFECT,
     LEAST_REPEATS,
     RATE,
-    Compared,
+    Deviations,
     Floats,
     compare,
     distances,
@@ -266,8 +266,8 @@ class _Judged:
     """
 
     deviation: Floats
-    gpu: Compared | None
-    node: Compared | None
+    gpu: Deviations | None
+    node: Deviations | None
     spread: Floats
     unstable: NDArray[np.bool_]
 
@@ -389,7 +389,7 @@ def _verdict(
     return replace(found, deviations=deviations, slow=slow, slow_node=slow_node)
 
 
-def _slow(figures: Mapping[str, Compared | None], at: int) -> dict[str, float]:
+def _slow(figures: Mapping[str, Deviations | None], at: int) -> dict[str, float]:
     """Return the figures that a GPU is named for, and by how much it deviates in them."""
     return {
         name: float(each.deviation[at]) for name, each in figures.items() if each and each.slow[at]

@@ -17,7 +17,7 @@ from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.judge.baselines.runs import (
     CellBaseline,
     CellHeader,
-    Run,
+    StoredRun,
     condition_differences,
     soft_fields,
 )
@@ -192,7 +192,7 @@ class _Located:
 
     header: CellHeader
     soft: dict[str, Value]
-    run: Run
+    run: StoredRun
 
 
 def _machines(cells: Sequence[CellBaseline], pooled: bool) -> list[list[_Located]]:

@@ -16,7 +16,8 @@ from pytest_hwqueue.data.metrics.numbers import grouped
 from pytest_hwqueue.data.records.cell import Json, RunRecord, read_record
 from pytest_hwqueue.data.records.files import TRACED, TRACED_AGAIN
 from pytest_hwqueue.data.records.noise import Causes
-from pytest_hwqueue.data.records.stored import SESSION_FILES, CellRuns, gather
+from pytest_hwqueue.data.records.sealed import read_sealed
+from pytest_hwqueue.data.records.stored import SESSION_FILES, CellRuns, SessionFiles, gather
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.data.records.timelines import TimelineFile
 from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
@@ -41,7 +42,7 @@ class Stored(Generic[Record]):
 
 
 @dataclass
-class Found:
+class PageRecords:
     """What there is to show, by the file's name within each folder.
 
     Attributes:
@@ -67,7 +68,7 @@ class Found:
         return not (self.cells or self.colocations or self.results)
 
 
-def find_records(paths: Sequence[Path]) -> Found:
+def find_records(paths: Sequence[Path]) -> PageRecords:
     """Read the records in files and folders.
 
     Args:
@@ -77,7 +78,7 @@ def find_records(paths: Sequence[Path]) -> Found:
         RecordError: if a path is no record, or a folder holds none.
 
     """
-    found = Found()
+    found = PageRecords()
     for given in paths:
         before = found.nothing
         for path in _files(given):
@@ -108,7 +109,7 @@ def session_folder(folder: Path) -> Path:
     return next(whole, folder.parent if folder.name in (TRACED, TRACED_AGAIN) else folder)
 
 
-def own_judgements(found: Found) -> list[Judgement]:
+def own_judgements(found: PageRecords) -> list[Judgement]:
     """Return what a session's own comparison found; nothing if cells are of several sessions.
 
     Of one that cannot be read, ``found`` has the reason.
@@ -133,7 +134,7 @@ def _stored_instead(folder: Path) -> str:
     )
 
 
-def _read(path: Path, found: Found, *, named: bool) -> None:
+def _read(path: Path, found: PageRecords, *, named: bool) -> None:
     with files("read", path):
         content = path.read_bytes()
     try:
@@ -144,7 +145,8 @@ def _read(path: Path, found: Found, *, named: bool) -> None:
         if "schema_version" in parts and "plan" in parts:
             found.colocations.append(Stored(path, read_colocation(path)))
         elif schema.startswith(SESSION_FILES):
-            found.judgements[path] = data.get("judgements", [])
+            file, _ = read_sealed(path, SessionFiles, "a session's file")
+            found.judgements[path] = file.judgements
         elif "schema_version" in parts and "cell_id" in parts:
             cells = found.traced if _within(path, _CAUSES) else found.cells
             cells.append(Stored(path, read_record(path)))
@@ -219,7 +221,7 @@ class PageCell:
 
 
 def page_cells(
-    found: Found,
+    found: PageRecords,
     judgements: Sequence[Judgement],
     baseline: Mapping[str, CellBaseline],
     baseline_label: str,
@@ -261,7 +263,7 @@ def _gathered(records: Iterable[tuple[Path, RunRecord]]) -> Iterator[tuple[PageC
             yield PageCell("", folder, runs, record_files=files), paths[id(runs.middle)]
 
 
-def _of_cells(found: Found) -> Iterator[PageCell]:
+def _of_cells(found: PageRecords) -> Iterator[PageCell]:
     traced = {
         (session_folder(stored.path.parent), stored.record.cell_id): stored
         for stored in found.traced
@@ -275,7 +277,7 @@ def _of_cells(found: Found) -> Iterator[PageCell]:
         yield cell
 
 
-def _of_tenants(found: Found) -> Iterator[PageCell]:
+def _of_tenants(found: PageRecords) -> Iterator[PageCell]:
     """Return the tenants of co-locations that are not recorded as cells, too."""
     known = {(session_folder(stored.path.parent), stored.record.cell_id) for stored in found.cells}
     origins = {stored.path: stored for stored in found.colocations}

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.answers.page.cells import Found, PageCell, page_cells
+from pytest_hwqueue.answers.page.cells import PageCell, PageRecords, page_cells
 from pytest_hwqueue.answers.page.details import DetailsView, details_of
 from pytest_hwqueue.answers.session.noise import noise_lines
 from pytest_hwqueue.answers.which.on_page import Result, place_of, result_document, results_headline
@@ -123,7 +123,7 @@ class Page:
 
 
 def page_of(
-    found: Found,
+    found: PageRecords,
     page: Path,
     *,
     judgements: Sequence[Judgement] = (),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pytest_hwqueue.options.of_scenarios import ScenarioFile
+from pytest_hwqueue.options.of_scenarios import ScenarioPath
 
 
 @click.group()
@@ -23,7 +23,7 @@ def scenario() -> None:
 
 
 @scenario.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=ScenarioFile())
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=ScenarioPath())
 def check(files: tuple[Path, ...]) -> int:
     """Report everything wrong with scenario files, or list their tests.
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from pytest_hwqueue.data.errors import within
 from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.numbers import counted, duration, rise_of
-from pytest_hwqueue.data.records.cell import read_model
+from pytest_hwqueue.data.records.sealed import read_model
 from pytest_hwqueue.data.safe_files import write_text
 from pytest_hwqueue.judge.verdict import percent
 from pytest_hwqueue.parts.processes.git import CommitLine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -14,14 +14,14 @@ from pytest_hwqueue.answers.which.runs import WhichRuns
 from pytest_hwqueue.answers.which.search import (
     ERROR,
     CapacitySearch,
-    Found,
+    CaseSearch,
     margin_of,
     others_of,
 )
 from pytest_hwqueue.answers.which.table import loss_of, records_of, told
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
-from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, earlier_schemas
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, latency_bound_ns
@@ -82,9 +82,9 @@ class CapacityCase(PlainData):
 class CapacityFile(Origin):
     """How much load of one tenant a scenario carries under each scheduler."""
 
-    schema_: Annotated[
-        Literal["pytest-hwqueue/capacity/2"], earlier_schemas(f"{KIND}2", f"{KIND}1")
-    ] = Field("pytest-hwqueue/capacity/2", alias="schema")
+    schema_: Literal["pytest-hwqueue/capacity/2"] = Field(
+        "pytest-hwqueue/capacity/2", alias="schema"
+    )
     scenario: str
     description: str
     tenant: str = Field(description="whose arrival rate was searched")
@@ -128,7 +128,7 @@ def result(search: CapacitySearch, *, seed: int, complete: bool) -> CapacityFile
     )
 
 
-def _case(search: CapacitySearch, found: Found) -> CapacityCase:
+def _case(search: CapacitySearch, found: CaseSearch) -> CapacityCase:
     low, high = bracket(found.verdicts)
     rate = found.grid.rate_per_s
     return CapacityCase(
@@ -166,7 +166,7 @@ def _starts(records: Iterable[ColocationRecord]) -> int:
     return len({record.tenants_started for record in records} - {""})
 
 
-def _open_end(found: Found) -> str:
+def _open_end(found: CaseSearch) -> str:
     """Return why an end of the interval is missing."""
     low, high = bracket(found.verdicts)
     parts = [f"the search ended early, {found.stopped}"] if found.stopped else []
@@ -179,18 +179,18 @@ def _open_end(found: Found) -> str:
     return "; ".join(parts)
 
 
-def _edge(found: Found, index: int) -> str:
+def _edge(found: CaseSearch, index: int) -> str:
     return f"{found.grid.rate_per_s(index):g}/s"
 
 
-def _measured(search: CapacitySearch, found: Found, index: int) -> float:
+def _measured(search: CapacitySearch, found: CaseSearch, index: int) -> float:
     """Return the time that a rate was judged by, in whole windows."""
     window_s = search.looks.window_s(found.grid.rate_per_s(index))
     judged = records_of(*_run_at(search, found, index))[: found.windows[index]]
     return sum(record.duration_s for record in judged) / window_s
 
 
-def crossing(search: CapacitySearch, found: Found) -> float | None:
+def crossing(search: CapacitySearch, found: CaseSearch) -> float | None:
     """Return the rate at which the first goal's figure crosses its bound; None if none is seen to.
 
     Over the rates of the bracket, the logarithm of a figure divided by its bound is fitted by a
@@ -226,7 +226,7 @@ def _zero(points: Sequence[tuple[int, float, float]]) -> float | None:
     return x - y / slope if slope > 0 else None
 
 
-def _rate(search: CapacitySearch, found: Found, index: int) -> CapacityRate:
+def _rate(search: CapacitySearch, found: CaseSearch, index: int) -> CapacityRate:
     runs, run = _run_at(search, found, index)
     solos, alone = search.alone(found)
     p99 = over_sessions.absolute(_P99, runs.windows(run, search.tenant), CONFIDENCE)
@@ -255,7 +255,7 @@ def _kept(runs: WhichRuns, run: PlannedRun, alone: WhichRuns, solo: PlannedRun) 
     )
 
 
-def _run_at(search: CapacitySearch, found: Found, index: int) -> tuple[WhichRuns, PlannedRun]:
+def _run_at(search: CapacitySearch, found: CaseSearch, index: int) -> tuple[WhichRuns, PlannedRun]:
     case, runs = search.runs_at(found, index)
     return runs, own_run(case)
 

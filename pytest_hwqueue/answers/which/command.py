@@ -22,9 +22,9 @@ from pytest_hwqueue.options.values import share
 
 if TYPE_CHECKING:
     from pytest_hwqueue.answers.which.capacity_file import CapacityFile
-    from pytest_hwqueue.answers.which.rates import Grid
+    from pytest_hwqueue.answers.which.rates import RateGrid
     from pytest_hwqueue.answers.which.runs import WhichRuns
-    from pytest_hwqueue.answers.which.search import Found, Looks
+    from pytest_hwqueue.answers.which.search import CaseSearch, RateLooks
     from pytest_hwqueue.engine.scenarios.file import Scenario
     from pytest_hwqueue.engine.scenarios.measurer import Measurer, WhichSettings
     from pytest_hwqueue.engine.scenarios.planned_runs import Case
@@ -280,7 +280,7 @@ def capacity(file: Path, **given: Any) -> int:
 
 def _planned_in_which(
     wanted: list[Case],
-) -> tuple[str, Looks, list[tuple[Case, Grid]]]:
+) -> tuple[str, RateLooks, list[tuple[Case, RateGrid]]]:
     """Return the tenant whose capacity ``hwq which`` searches, and how, with this command's own.
 
     It is the most urgent of those with a rate, the first if there are several.
@@ -292,10 +292,12 @@ def _planned_in_which(
     return tenant, *_planned(wanted, {**_DEFAULTS, "tenant": tenant})
 
 
-def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tuple[Case, Grid]]]:
+def _planned(
+    wanted: list[Case], given: dict[str, Any]
+) -> tuple[RateLooks, list[tuple[Case, RateGrid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
     from pytest_hwqueue.answers.which.rates import make_grid
-    from pytest_hwqueue.answers.which.search import Looks, least_requests, look_confidence
+    from pytest_hwqueue.answers.which.search import RateLooks, least_requests, look_confidence
 
     precision = share(2)("--precision", given["precision"])
     bounds = _rates(given["rates"])
@@ -336,21 +338,21 @@ def _planned(wanted: list[Case], given: dict[str, Any]) -> tuple[Looks, list[tup
     # Of windows that long, the user has asked for all.
     fewest = given["requests"] or least_requests(goals)
     return (
-        Looks(given["windows"], requests, least_s, fewest),
+        RateLooks(given["windows"], requests, least_s, fewest),
         grids,
     )
 
 
 def _searched(
-    scenario: Scenario, tenant: str, grids: list[tuple[Case, Grid]], looks: Looks, time_s: float,
-    settings: WhichSettings,
+    scenario: Scenario, tenant: str, grids: list[tuple[Case, RateGrid]], looks: RateLooks,
+    time_s: float, settings: WhichSettings,
 ) -> tuple[CapacityFile, bool, list[str]]:  # fmt: skip
     """Search, or continue; return the result, whether it was interrupted, and bad schedulers."""
     from pytest_hwqueue.answers.which.budget import SearchBudget
     from pytest_hwqueue.answers.which.capacity_file import result
     from pytest_hwqueue.answers.which.search import (
         CapacitySearch,
-        Found,
+        CaseSearch,
         KeptWindows,
         ResumingMeasurer,
     )
@@ -372,7 +374,7 @@ def _searched(
             return ResumingMeasurer(measurer, kept, window_s, looks.planned(window_s))
 
         search = CapacitySearch(
-            [Found(case, grid, SearchBudget(time_s, scenario.warmup)) for case, grid in grids],
+            [CaseSearch(case, grid, SearchBudget(time_s, scenario.warmup)) for case, grid in grids],
             tenant, looks, measure_for, measurer.end_tenants,
             progress.window_begins, progress.rate_is_decided,
         )  # fmt: skip
@@ -386,7 +388,7 @@ def _searched(
     return found, bool(interrupted), bad
 
 
-def _time(begun: Sequence[Found], looks: Looks, device: str) -> str:
+def _time(begun: Sequence[CaseSearch], looks: RateLooks, device: str) -> str:
     """Return what a search takes at most, without what it is compared with."""
     from pytest_hwqueue.answers.which.budget import MOST_WINDOWS
     from pytest_hwqueue.data.metrics.numbers import counted, duration

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from pydantic import Field
 
 from pytest_hwqueue.data.errors import BadInput
-from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, earlier_schemas
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.interference import EffectVerdict
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.cell import Status
@@ -36,7 +36,7 @@ class WhichTenant(PlainData):
     work: str = Field(
         "",
         description="what it ran, how many at once, and how much later than others; "
-        "empty if records do not say",
+        "empty if nobody knows",
     )
     priority: int
     origin: ServerOrigin | None = Field(
@@ -53,15 +53,10 @@ class WhichTenant(PlainData):
     mean_ms: Estimate = Field(
         description="latency, from the scheduled arrival, as the following ones"
     )
-    variation: Estimate | None = Field(
-        None,
-        description="standard deviation of the latency of completed requests, divided by its mean; "
-        "null in files that did not keep it",
+    variation: Estimate = Field(
+        description="standard deviation of the latency of completed requests, divided by its mean"
     )
-    min_ms: Estimate | None = Field(
-        None,
-        description="the shortest of these windows; without an interval, and null likewise",
-    )
+    min_ms: Estimate = Field(description="the shortest of these windows; without an interval")
     p50_ms: Estimate
     p90_ms: Estimate
     p95_ms: Estimate
@@ -275,9 +270,7 @@ def origin_of(records: Sequence[ColocationRecord]) -> dict[str, Any]:
 class WhichFile(Origin):
     """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
 
-    schema_: Annotated[
-        Literal["pytest-hwqueue/which/2"], earlier_schemas(f"{KIND}2", f"{KIND}1")
-    ] = Field("pytest-hwqueue/which/2", alias="schema")
+    schema_: Literal["pytest-hwqueue/which/2"] = Field("pytest-hwqueue/which/2", alias="schema")
     scenario: str
     description: str
     complete: bool = Field(description="false: interrupted before all was measured")

@@ -13,7 +13,7 @@ from pytest_hwqueue.answers.which.file import WhichFile
 from pytest_hwqueue.answers.which.report import which_document
 from pytest_hwqueue.answers.which.words import headline
 from pytest_hwqueue.data.document.document import Document, Headline, Level
-from pytest_hwqueue.data.records.cell import read_model
+from pytest_hwqueue.data.records.sealed import read_model
 
 Result = WhichFile | CapacityFile
 

@@ -13,7 +13,7 @@ RateVerdict = Literal["held", "broken", "undecided"]
 
 
 @dataclass(frozen=True)
-class Grid:
+class RateGrid:
     """Rates ``start * 2 ** (index / steps)``; index 0 is the start.
 
     Attributes:
@@ -34,7 +34,9 @@ class Grid:
         return float(f"{self.start_per_s * 2 ** (index / self.steps):.5g}")
 
 
-def make_grid(start_per_s: float, precision: float, least_per_s: float, most_per_s: float) -> Grid:
+def make_grid(
+    start_per_s: float, precision: float, least_per_s: float, most_per_s: float
+) -> RateGrid:
     """Return a grid whose neighbouring rates differ by at most ``precision``, such as 0.1.
 
     Raises:
@@ -50,7 +52,7 @@ def make_grid(start_per_s: float, precision: float, least_per_s: float, most_per
     # Of rates that are bounds themselves, rounding must lose none.
     least = math.ceil(steps * math.log2(least_per_s / start_per_s) - 1e-9)
     most = math.floor(steps * math.log2(most_per_s / start_per_s) + 1e-9)
-    return Grid(start_per_s, steps, least, most)
+    return RateGrid(start_per_s, steps, least, most)
 
 
 def bracket(verdicts: Mapping[int, RateVerdict]) -> tuple[int | None, int | None]:
@@ -63,7 +65,7 @@ def bracket(verdicts: Mapping[int, RateVerdict]) -> tuple[int | None, int | None
     return max((i for i in held if high is None or i < high), default=None), high
 
 
-def first_index(grid: Grid, served_per_s: float) -> int:
+def first_index(grid: RateGrid, served_per_s: float) -> int:
     """Return where to begin: half of what the tenant serves alone, less up to a factor of two.
 
     The capacity is below that, and higher rates cost less: they take less time for as many
@@ -75,7 +77,7 @@ def first_index(grid: Grid, served_per_s: float) -> int:
 
 
 def next_index(
-    grid: Grid, verdicts: Mapping[int, RateVerdict], meets: Mapping[int, bool], first: int
+    grid: RateGrid, verdicts: Mapping[int, RateVerdict], meets: Mapping[int, bool], first: int
 ) -> int | None:
     """Return the rate of the next window, by its index; None if the search is over.
 
@@ -142,7 +144,7 @@ def _located(
 
 
 def _outward(
-    verdicts: Mapping[int, RateVerdict], wanted: RateVerdict, index: int, step: int, grid: Grid
+    verdicts: Mapping[int, RateVerdict], wanted: RateVerdict, index: int, step: int, grid: RateGrid
 ) -> int | None:
     """Return the first rate from an index on that lacks a verdict; None after a wanted one."""
     index = min(max(index, grid.least), grid.most)

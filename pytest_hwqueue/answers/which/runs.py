@@ -28,7 +28,6 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
     solo_run,
 )
 from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns, Stored
-from pytest_hwqueue.engine.tenants.plan import LATER
 
 # A record's first fields distinguish it from other JSON files.
 _BEGIN_BYTES = 4096
@@ -148,7 +147,7 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
             run = planned.get((record.plan["name"], record.placement, record.scheduler))
             # Runs with background noise are not in this table, and one that was interrupted was
             # not measured.
-            if run is None or record.plan.get("noise") not in (None, NONE):
+            if run is None or record.plan["noise"] not in (None, NONE):
                 continue
             if record.reason == INTERRUPTED:
                 continue
@@ -180,7 +179,7 @@ def _without_repeated(
 
 def _window(record: ColocationRecord) -> tuple[object, ...]:
     """Return what a window and its repetition have in common, and no other window has."""
-    plan = record.plan["name"], record.plan.get("noise"), record.placement, record.scheduler
+    plan = record.plan["name"], record.plan["noise"], record.placement, record.scheduler
     return *plan, record.run, _device_uuid(record)
 
 
@@ -211,15 +210,15 @@ def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         run, {}, duration_s=1.0, warmup_s=0.0, seed=0, device=record.device, size="auto",
         folder=Path(),
     ).to_json()["tenants"]  # fmt: skip
-    fields = [
-        "name", "model", "workload", "parameters", "batch", "priority", "share", "streams", *LATER
-    ]  # fmt: skip
+    fields = (
+        "name", "model", "workload", "parameters", "batch", "priority", "share", "streams",
+        "function", "concurrency", "server", "start_s", "requests",
+    )  # fmt: skip
     for now, then in zip(expected, record.plan["tenants"], strict=False):
         for name in fields:
-            measured = then.get(name, LATER[name]) if name in LATER else then[name]
-            if now[name] != measured:
+            if now[name] != then[name]:
                 raise RecordError(
-                    f"{path}: tenant {then['name']} was measured with {name} {measured!r}, and "
+                    f"{path}: tenant {then['name']} was measured with {name} {then[name]!r}, and "
                     f"the scenario file says {now[name]!r}: measure again, or give the file of then"
                 )
     if len(expected) != len(record.plan["tenants"]):

@@ -31,7 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.answers.which.budget import CONFIRMING_STARTS, FITS_S, SearchBudget
-from pytest_hwqueue.answers.which.rates import Grid, RateVerdict, bracket, first_index, next_index
+from pytest_hwqueue.answers.which.rates import (
+    RateGrid,
+    RateVerdict,
+    bracket,
+    first_index,
+    next_index,
+)
 from pytest_hwqueue.answers.which.runs import WhichRuns, check_device, records_in
 from pytest_hwqueue.data.errors import BadOption
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
@@ -78,7 +84,7 @@ _FAR = 1.0
 
 
 @dataclass(frozen=True)
-class Looks:
+class RateLooks:
     """How often a rate is looked at, and in how long windows.
 
     Attributes:
@@ -127,7 +133,7 @@ def least_requests(goals: Sequence[Goal], confidence: float = CONFIDENCE) -> int
 def look_confidence(searched: int) -> float:
     """Return the confidence at a window's end, if a rate is searched in at most so many."""
     # A window so long that it is looked at as often as any.
-    return 1 - Looks(searched, 0, 0.0, 0).planned(3600.0)[-1].error
+    return 1 - RateLooks(searched, 0, 0.0, 0).planned(3600.0)[-1].error
 
 
 def verdict_on(
@@ -165,7 +171,7 @@ class RateRuns(WhichRuns):
 
     """
 
-    def __init__(self, measure: Measure, looks: Looks, judged: Sequence[Case]) -> None:
+    def __init__(self, measure: Measure, looks: RateLooks, judged: Sequence[Case]) -> None:
         super().__init__(measure)
         self._looks = looks
         self._asked = judged
@@ -174,7 +180,6 @@ class RateRuns(WhichRuns):
     def verdict(self, case: Case) -> tuple[RateVerdict, list[GoalResult]]:
         """Return whether the rate holds by the last look at it, and its goals' results."""
         last = self.records(own_run(case))[-1]
-        # A window of an earlier version was looked at once.
         error = min(last.look_error, ERROR / self._looks.at_most)
         return verdict_on(self, case, 1 - error)
 
@@ -304,7 +309,7 @@ def _key(plan: Json, number: int) -> _Key:
 
 
 @dataclass
-class Found:
+class CaseSearch:
     """What the search of one case has found.
 
     Attributes:
@@ -322,7 +327,7 @@ class Found:
     """
 
     case: Case
-    grid: Grid
+    grid: RateGrid
     budget: SearchBudget
     first: int = 0
     verdicts: dict[int, RateVerdict] = field(default_factory=dict)
@@ -393,9 +398,9 @@ class CapacitySearch:
 
     def __init__(
         self,
-        found: Sequence[Found],
+        found: Sequence[CaseSearch],
         tenant: str,
-        looks: Looks,
+        looks: RateLooks,
         measure_for: Callable[[float], ResumingMeasurer],
         start_anew: Callable[[], None] = lambda: None,
         begins: Callable[[Case, float, int], None] = lambda *_: None,
@@ -448,21 +453,21 @@ class CapacitySearch:
             for index in found.windows.keys() - found.verdicts.keys():
                 found.verdicts[index] = "undecided"
 
-    def _drop_provisional(self, found: Found) -> None:
+    def _drop_provisional(self, found: CaseSearch) -> None:
         """Leave rates undecided whose goals were compared with nothing: below the edge, mostly."""
         for index, verdict in found.verdicts.items():
             case, runs = self.runs_at(found, index)
             if verdict == "held" and runs.missing(case):
                 found.verdicts[index] = "undecided"
 
-    def runs_at(self, found: Found, index: int) -> tuple[Case, RateRuns]:
+    def runs_at(self, found: CaseSearch, index: int) -> tuple[Case, RateRuns]:
         """Return the case at a rate, and what was measured there."""
         rate = found.grid.rate_per_s(index)
         case = at_rate(found.case, self.tenant, rate)
         window_s = self.looks.window_s(rate)
         return case, self._runs_of(found.case, index, window_s, rate)
 
-    def alone(self, found: Found) -> tuple[dict[str, PlannedRun], RateRuns]:
+    def alone(self, found: CaseSearch) -> tuple[dict[str, PlannedRun], RateRuns]:
         """Return the runs of the other tenants alone, by name, and what was measured of them."""
         solos = {
             each.name: solo_run(found.case, each) for each in others_of(found.case, self.tenant)
@@ -484,7 +489,7 @@ class CapacitySearch:
             self._runs[place] = RateRuns(self._measure_for(window_s), self.looks, judged)
         return self._runs[place]
 
-    def _narrow(self, found: Found) -> bool:
+    def _narrow(self, found: CaseSearch) -> bool:
         """Measure a window of the next rate, and judge; return whether there was one."""
         meets = {
             index: _meets(results) and not self._overloads(found, index)
@@ -499,7 +504,7 @@ class CapacitySearch:
         self._measure(found, index)
         return True
 
-    def _may_narrow(self, found: Found, index: int) -> bool:
+    def _may_narrow(self, found: CaseSearch, index: int) -> bool:
         """Whether there is time for a window of a rate, and then to confirm the edge."""
         if not found.windows:
             return True
@@ -516,7 +521,7 @@ class CapacitySearch:
         # What goals are compared with is native's, and counted to no mode that needs it.
         return budget.allows([window_s, *edges_s * starts], starts, kept_s=kept_s, counted=counted)
 
-    def _measure(self, found: Found, index: int) -> None:
+    def _measure(self, found: CaseSearch, index: int) -> None:
         """Measure a window of a rate, and judge all its windows."""
         rate = found.grid.rate_per_s(index)
         case, runs = self.runs_at(found, index)
@@ -544,31 +549,31 @@ class CapacitySearch:
         if runs.confirms or provisional != "undecided" or number >= self.looks.searched:
             self._decide(found, index, provisional)
 
-    def _overloads(self, found: Found, index: int) -> bool:
+    def _overloads(self, found: CaseSearch, index: int) -> bool:
         """Whether a rate leaves requests behind, whatever its goals are compared with."""
         case, runs = self.runs_at(found, index)
         windows = runs.windows(own_run(case), self.tenant)
         issued = sum(window.issued for window in windows)
         return sum(len(window.latency_ns) for window in windows) < _SERVED * issued
 
-    def _decide(self, found: Found, index: int, verdict: RateVerdict) -> None:
+    def _decide(self, found: CaseSearch, index: int, verdict: RateVerdict) -> None:
         if found.verdicts.get(index) != verdict:
             found.verdicts[index] = verdict
             self._decided(found.case, found.grid.rate_per_s(index), verdict)
 
-    def _share_peaks(self, found: Found, runs: RateRuns, run: PlannedRun) -> None:
+    def _share_peaks(self, found: CaseSearch, runs: RateRuns, run: PlannedRun) -> None:
         """Give a rate's runs what has no rate: peaks, and tenants alone that goals need."""
         for peak in peak_runs(run).values():
             self._share(found, runs, peak)
 
-    def _share(self, found: Found, runs: RateRuns, run: PlannedRun) -> None:
+    def _share(self, found: CaseSearch, runs: RateRuns, run: PlannedRun) -> None:
         _, alone = self.alone(found)
         alone.measure_window(run, 1)
         if not runs.found(run):
             for record, path in alone.stored(run):
                 runs.add(run, record, path)
 
-    def _compare(self, found: Found) -> bool:
+    def _compare(self, found: CaseSearch) -> bool:
         """Measure what goals are compared with at the greatest rate that may hold, and judge.
 
         Return whether any of it lacked. It takes a start of its own, so rates below that have none.
@@ -596,11 +601,11 @@ class CapacitySearch:
             self._decide(found, low, verdict)
         return True
 
-    def _lacks_verdict(self, found: Found, index: int) -> bool:
+    def _lacks_verdict(self, found: CaseSearch, index: int) -> bool:
         waits = found.windows[index] < self.looks.searched and not found.stopped
         return waits and index not in found.verdicts
 
-    def _confirm(self, found: Found) -> bool:
+    def _confirm(self, found: CaseSearch) -> bool:
         """Measure a window of each edge that lacks it, in a fresh start; return whether any did.
 
         The two starts have the edges in mirrored order.

@@ -41,7 +41,7 @@ from itertools import accumulate, compress
 from statistics import median, median_low
 from typing import Literal, get_args
 
-from pytest_hwqueue.data.metrics.cpu_events import Interrupt, OffCpu, Wait
+from pytest_hwqueue.data.metrics.cpu_events import Interrupt, OffCpu
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import above_percentiles, minimum_samples, share_of
 from pytest_hwqueue.data.metrics.numbers import grouped
@@ -157,11 +157,6 @@ def _who_had_the_cpu(one: OffCpu) -> str:
     if one.before_tid == 0:
         return f"{what}, though its core was idle"
     return f"{what}: {one.before_comm} ran on it" if one.before_comm else what
-
-
-def wait_evidence(waits: Iterable[Wait]) -> list[Evidence]:
-    """Return the times when the tenant's threads waited for something else than a CPU."""
-    return [Evidence("blocked", one.start_ns, one.end_ns, one.what) for one in waits]
 
 
 def interrupt_evidence(interrupts: Iterable[Interrupt]) -> list[Evidence]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_hwqueue.data.metrics.estimate import Estimate
@@ -112,26 +112,6 @@ class Interrupt:
     raised_by: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One wait of a thread for something else than a CPU; times are ns on one clock.
-
-    Attributes:
-        tid: the thread.
-        start_ns: when it began.
-        end_ns: when it ended.
-        kind: what former versions could tell, such as ``lock``; else ``waited``.
-        what: for people; of former versions the call and the wait channel.
-
-    """
-
-    tid: int
-    start_ns: int
-    end_ns: int
-    kind: str
-    what: str
-
-
 @dataclass(frozen=True)
 class InterruptTime:
     """One type of interrupt over a run.
@@ -143,7 +123,7 @@ class InterruptTime:
         time_ns: their time together, without that of interrupts that interrupted them, so that
             the types add up to the time lost.
         share_of_run: that time over the run's; the run's is wall time of all threads together.
-        max_ns: the longest of them, likewise; None in records that did not keep it.
+        max_ns: the longest of them, likewise; None if that is not known.
         raised_by: of softirqs, how many were raised by what; those of which that was not seen are
             missing.
 
@@ -154,8 +134,8 @@ class InterruptTime:
     number: int
     time_ns: int
     share_of_run: float
-    max_ns: int | None = None
-    raised_by: dict[str, int] = field(default_factory=dict)
+    max_ns: int | None
+    raised_by: dict[str, int]
 
     @property
     def mean_ns(self) -> float:
@@ -229,8 +209,8 @@ class LaunchPairs:
         tails: for P95 and P99, which share of the gaps above it has a switch inside.
         refused: the reason for each field, or tail, that is missing.
         gaps_with_switch: P90 and P99 of the gaps with a switch, by percentile (``p90``); the median
-            is the penalty's. Their intervals allow for gaps that follow each other. Empty in
-            records that did not keep them, as the next.
+            is the penalty's. Their intervals allow for gaps that follow each other. Empty if
+            they are not known, as the next.
         gaps_without_switch: of the others.
 
     """
@@ -242,8 +222,8 @@ class LaunchPairs:
     lost_share: float | None
     tails: dict[str, Estimate]
     refused: dict[str, str]
-    gaps_with_switch: dict[str, Estimate] = field(default_factory=dict)
-    gaps_without_switch: dict[str, Estimate] = field(default_factory=dict)
+    gaps_with_switch: dict[str, Estimate]
+    gaps_without_switch: dict[str, Estimate]
 
 
 def launch_pairs(

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Real
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -26,19 +26,12 @@ from pydantic import (
     Field,
     PlainSerializer,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic_core import PydanticSerializationError, to_json
 
 from pytest_hwqueue.data.errors import RefusedFigure, in_utf8
 
 Interval = tuple[float, float]
-
-
-def earlier_schemas(schema: int | str, *earlier: int | str) -> BeforeValidator:
-    """Return what reads files of earlier schemas, whose fields convert themselves, as this one."""
-    return BeforeValidator(lambda given: schema if given in earlier else given)
-
 
 # Pydantic's copies have sets of their own.
 _NOT_KEPT: set[str] = set()
@@ -133,24 +126,6 @@ class Estimate(PlainData):
         description="how far a line through its window rises, as a share of the window's mean, "
         "which the interval then is of; null: no drift stands out",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        """Read figures of earlier versions, which had an interval, a reason, or a share."""
-        if not isinstance(data, Mapping) or not _EARLIER & data.keys():
-            return data
-        refused = data.get("refused") or data.get("reason") or ""
-        if isinstance(refused, Mapping):
-            refused = refused.get("interval", "")
-        low, high = data.get("interval") or (data.get("low"), data.get("high"))
-        return {
-            **{name: data[name] for name in ("n", "unit", "sessions") if name in data},
-            "value": data.get("value", data.get("share")),
-            "low": low,
-            "high": high,
-            "refused": refused.removeprefix("no upper end: "),
-        }
 
     @property
     def interval(self) -> Interval | None:
@@ -251,52 +226,6 @@ class Estimate(PlainData):
 
 # `pytest.approx` compares numbers only, and finds all else unequal.
 Real.register(Estimate)
-
-_EARLIER = {"interval", "reason", "share"}
-
-
-class Figures(PlainData):
-    """A summary of estimates, which also reads those of earlier versions.
-
-    There a summary had its figures' values by name, their intervals in ``intervals`` or beside
-    them, and in ``refused`` the reason for what was missing.
-    """
-
-    unit_of_earlier: ClassVar[str] = ""
-    """Of the figures; of those whose names end in ``_ms`` it is that."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        gone = set() if "n" in cls.model_fields else {"n"}
-        found = {}
-        if "refused" in data:
-            names = [name for name, each in cls.model_fields.items() if each.annotation is Estimate]
-            gone |= {"confidence", "interval", "intervals", "refused", "unit"}
-            gone |= {f"{name}_interval" for name in names}
-            found = {name: _earlier(data, name, cls.unit_of_earlier) for name in names}
-        return {name: value for name, value in data.items() if name not in gone} | found
-
-
-def _earlier(data: Mapping[str, Any], name: str, unit: str) -> Any:
-    """Return a summary's figure of an earlier version as `Estimate` reads it."""
-    value, refused, n = data.get(name), data["refused"], data.get("n", 0)
-    keys = (name, f"{name}_interval", f"{name} interval")
-    # The interval of an only figure was called just that.
-    ends = data.get("intervals", {}).get(name) or data.get(keys[1], data.get("interval"))
-    if isinstance(value, Mapping):
-        if "n" in value:
-            return value
-        value, ends = value["value"], value["interval"]
-    low, high = ends or (None, None)
-    return {
-        "value": value, "low": low, "high": high, "unit": "ms" if name.endswith("_ms") else unit,
-        "n": n.get(name.removesuffix("_ms"), min(n.values())) if isinstance(n, Mapping) else n,
-        "refused": next((refused[key] for key in keys if key in refused), ""),
-    }  # fmt: skip
-
 
 Summary = TypeVar("Summary", bound=PlainData)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from pytest_hwqueue.data.metrics.dependence import independent_samples, student_quantile
-from pytest_hwqueue.data.metrics.estimate import Estimate, Figures, PlainData
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import (
     minimum_samples,
     percentile,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 
-class LatencyRatioResult(Figures):
+class LatencyRatioResult(PlainData):
     """Ratio of two latency distributions at the median and at P99, dimensionless.
 
     Both sides' distribution-free intervals are taken at half the error (Bonferroni) and divided

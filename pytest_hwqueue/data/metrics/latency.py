@@ -19,7 +19,7 @@ from pytest_hwqueue.data.metrics.dependence import (
     student_quantile,
 )
 from pytest_hwqueue.data.metrics.drift import MeanInterval, mean_interval
-from pytest_hwqueue.data.metrics.estimate import Estimate, Figures
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.numbers import percent
 
 if TYPE_CHECKING:
@@ -41,15 +41,13 @@ _NS_PER_MS = 1e6
 _OUTERMOST = 0.005
 
 
-class LatencySummary(Figures):
+class LatencySummary(PlainData):
     """The latency of one series of samples, in milliseconds.
 
     ``mean`` and ``max`` have no interval: the mean of an unknown distribution has no
     distribution-free interval at any number of samples (Bahadur & Savage, Ann. Math. Statist. 27,
     1956), and the largest sample shows what happened in this run, not what can happen.
     """
-
-    unit_of_earlier = "ms"
 
     n: int
     mean: float = Field(description="in ms, as all others")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pytest_hwqueue.data.metrics.estimate import Estimate, Figures
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import LEAST_ITERATIONS, block_count, block_estimate
 from pytest_hwqueue.data.metrics.timeline import Kernel, Span, Timeline, length, union
 
@@ -31,7 +31,7 @@ _AT_ONCE = 4_000_000
 _NS_PER_MS = 1e6
 
 
-class OverlapEfficiency(Figures):
+class OverlapEfficiency(PlainData):
     """The share of the shorter work that the longer one hid."""
 
     efficiency: Estimate = Field(
@@ -44,10 +44,8 @@ class OverlapEfficiency(Figures):
     both_ms: Estimate = Field(description="median time of both together")
 
 
-class Bandwidth(Figures):
+class Bandwidth(PlainData):
     """One rank's communication bandwidths in GB/s (10⁹ bytes), as nccl-tests defines them."""
-
-    unit_of_earlier = "GB/s"
 
     algorithm: Estimate = Field(description="size of the arrays over the median time")
     bus: Estimate = Field(description="what each rank had at least to send and to receive")
@@ -172,7 +170,7 @@ def _estimate(values: _Array, n: int, series: str, unit: str) -> Estimate:
     return block_estimate(float(values[0]), values[1:], n, f"iterations of {series}", unit)
 
 
-class TimelineSummary(Figures):
+class TimelineSummary(PlainData):
     """How busy a timeline's streams were, and how much of that time they shared.
 
     Busy times are those under contention: a kernel that shares the device with others runs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from pytest_hwqueue.data.metrics.estimate import Estimate, Figures, PlainData
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import (
     CONFIDENCE,
     LEAST_ITERATIONS,
@@ -66,7 +66,7 @@ class ScalingPoint:
     iteration_ns: Sequence[int]
 
 
-class ScaledPoint(Figures):
+class ScaledPoint(PlainData):
     """One number of streams compared with the lowest."""
 
     streams: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from pytest_hwqueue.data.metrics.estimate import Estimate, Figures, PlainData
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import (
     CONFIDENCE,
     minimum_samples,
@@ -46,10 +46,8 @@ class ReadyDelay:
     after_same_stream: bool | None
 
 
-class DelaySummary(Figures):
+class DelaySummary(PlainData):
     """One side of a comparison of delays, in µs; each interval holds by itself."""
-
-    unit_of_earlier = "us"
 
     n: int = Field(description="number of delays")
     negative: int = Field(
@@ -59,7 +57,7 @@ class DelaySummary(Figures):
     p95: Estimate
 
 
-class MedianDifference(Figures):
+class MedianDifference(PlainData):
     """The difference of two medians, ``first`` minus ``second``, with its interval.
 
     It is distribution-free: each median's order-statistic interval at 97.5 %, the ends subtracted
@@ -67,8 +65,6 @@ class MedianDifference(Figures):
     It takes the delays of a side for independent; those of one run are alike in ways that another
     run's are not, so it speaks for this run only.
     """
-
-    unit_of_earlier = "us"
 
     first: DelaySummary
     second: DelaySummary

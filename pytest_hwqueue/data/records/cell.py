@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 
-from pytest_hwqueue.data.errors import RecordError, files, translated, within
+from pytest_hwqueue.data.errors import RecordError, within
 from pytest_hwqueue.data.metrics.contention import Contention
-from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, data_in_utf8, earlier_schemas
+from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData, data_in_utf8
 from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
 from pytest_hwqueue.data.metrics.latency import LatencySummary
 from pytest_hwqueue.data.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
@@ -40,7 +40,6 @@ LAUNCH_BOUND = "bounded by launching from Python"
 
 Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
 Json = dict[str, Any]
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class Cell(PlainData):
@@ -271,6 +270,8 @@ class RanksSummary(PlainData):
 class RunRecord(LatencyBounds, SealedData):
     """What happened in one cell."""
 
+    known_by: ClassVar[str] = "cell_id"
+
     schema_version: Literal[3] = 3
     cell: Cell
     cell_id: str
@@ -327,12 +328,10 @@ class RunRecord(LatencyBounds, SealedData):
     timelines: TimelineFile | None = Field(
         None,
         description="the file next to the record with its timelines and traced kernels; null where "
-        "there are none, and in records of earlier versions; of several ranks, rank 0's",
+        "there are none; of several ranks, rank 0's",
     )
     declared: Declared | None = Field(
-        None,
-        description="what the workload declares of its figures; null for a tenant, and in records "
-        "of earlier versions",
+        None, description="what the workload declares of its figures; null for a tenant"
     )
     ranks: RanksSummary | None = Field(
         None, description="where torch.distributed's group was used; world_size 1 is one process"
@@ -346,17 +345,6 @@ class RunRecord(LatencyBounds, SealedData):
     version: Version = None
     git_commit: GitCommit = None
     git_dirty: GitDirty = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        """Read earlier records; in version 1 the judged latency was always the iteration's."""
-        if not isinstance(data, dict) or data.get("schema_version") not in (1, 2):
-            return data
-        metrics = {**(data.get("metrics") or {})}
-        if data["schema_version"] == 1:
-            metrics["iteration"] = metrics.get("latency")
-        return {**data, "schema_version": 3, "metrics": metrics}
 
     @property
     def simulated(self) -> bool:
@@ -380,7 +368,7 @@ class RunRecord(LatencyBounds, SealedData):
         if self.has_pace:
             return samples.pace_ns
         if self.primary.per == "iteration":
-            return samples.host_ns or samples.device_ns
+            return samples.host_ns
         return samples.tags_ns.get(self.primary.name, [])
 
 
@@ -409,10 +397,7 @@ class SweepScaling(PlainData):
 class SessionFile(SealedData):
     """All records of a session in one file."""
 
-    schema_: Annotated[
-        Literal["pytest-hwqueue/session/2"],
-        earlier_schemas("pytest-hwqueue/session/2", "pytest-hwqueue/session/1"),
-    ] = Field("pytest-hwqueue/session/2", alias="schema")
+    schema_: Literal["pytest-hwqueue/session/2"] = Field("pytest-hwqueue/session/2", alias="schema")
     session: SessionInfo
     records: list[Json] = Field(
         description="RunRecords, each with its id as `cell` and its parts as `setting`"
@@ -474,19 +459,6 @@ def require_own_figures(record: RunRecord) -> None:
     for name, summary, own in series:
         for wrong in () if summary is None else contradictions(name, summary, own):
             raise RecordError(f"its figures are not its samples': {wrong}; measure again")
-
-
-def read_model(path: Path, model: type[Model], what: str) -> Model:
-    """Read a file of one of our schemas; RecordError names it if it cannot be, or is not ``what``.
-
-    Args:
-        path: of the file.
-        model: its schema.
-        what: the file should be, for people, with its article.
-
-    """
-    with files("read", path), translated(RecordError, f"{path} is not {what}", ValueError):
-        return model.model_validate_json(path.read_bytes())
 
 
 def session_text(

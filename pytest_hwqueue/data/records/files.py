@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Which code was measured, and by which; see `records.noise`.
 Version = Annotated[
     str | None,
-    Field(description="pytest-hwqueue's; null in a record of a version that did not note it"),
+    Field(description="pytest-hwqueue's; null where it is not known"),
 ]
 GitCommit = Annotated[
     str | None,

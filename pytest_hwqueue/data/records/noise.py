@@ -161,8 +161,7 @@ class Causes(PlainData):
 
     level: Level = Field(
         description="of the CPU's trace: perf sees switches, and with tracepoints who ran instead, "
-        "wake-ups and interrupts (perf-system and perf-self in older records: with tracepoints and "
-        "without); rusage only how long threads waited for a core; none nothing"
+        "wake-ups and interrupts; rusage only how long threads waited for a core; none nothing"
     )
     refused_levels: list[Refusal] = Field(description="what would have seen more, best first")
     requests: int = Field(description="that were traced")

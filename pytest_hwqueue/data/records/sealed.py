@@ -7,15 +7,17 @@ content; who changes a figure and leaves the layout is found out.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from pytest_hwqueue.data.errors import RecordError, files, translated
+from pytest_hwqueue.data.errors import RecordError, complaint, files
 from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.latency import PERCENTILES, LatencySummary
 
@@ -28,7 +30,7 @@ _LENGTH = len(_BEGINS) + 2 * sha256().digest_size + len(_ENDS)
 def _describe(schema: dict[str, Any]) -> None:
     schema["properties"][_FIELD] = {
         "type": "string",
-        "description": "of the file's bytes before this field; absent in files of earlier versions",
+        "description": "of the file's bytes before this field; absent if another tool wrote them",
     }
 
 
@@ -36,6 +38,9 @@ class SealedData(PlainData):
     """What is written by `sealed`. The seal is the file's, and no part of the data."""
 
     model_config = ConfigDict(json_schema_extra=_describe)
+
+    known_by: ClassVar[str] = "schema"
+    """A field that no file of another kind has, whatever its version."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +50,8 @@ class SealedData(PlainData):
         return data
 
 
-Model = TypeVar("Model", bound=SealedData)
+Model = TypeVar("Model", bound=BaseModel)
+Sealed = TypeVar("Sealed", bound=SealedData)
 
 
 def sealed(text: str) -> str:
@@ -55,7 +61,7 @@ def sealed(text: str) -> str:
     return f"{body}{_BEGINS.decode()}{digest}{_ENDS.decode()}"
 
 
-def read_sealed(path: Path, model: type[Model], what: str) -> tuple[Model, bool]:
+def read_sealed(path: Path, model: type[Sealed], what: str) -> tuple[Sealed, bool]:
     """Read a file of one of our schemas; return also whether its seal has vouched for it.
 
     Args:
@@ -77,8 +83,64 @@ def read_sealed(path: Path, model: type[Model], what: str) -> tuple[Model, bool]
             f"{path} is damaged: its bytes are not those that were written, by its {_FIELD}; "
             "measure again, or restore it"
         )
-    with translated(RecordError, f"{path} is not {what}", ValueError):
-        return model.model_validate_json(data), has_seal
+    return content_of(path, data, model, what), has_seal
+
+
+def read_model(path: Path, model: type[Model], what: str) -> Model:
+    """Read a file of one of our schemas that has no seal.
+
+    Args:
+        path: of the file.
+        model: its schema.
+        what: the file should be, for people, with its article.
+
+    Raises:
+        RecordError: as `content_of` does, or if the file cannot be read.
+
+    """
+    with files("read", path):
+        data = path.read_bytes()
+    return content_of(path, data, model, what)
+
+
+def content_of(path: Path, data: bytes, model: type[Model], what: str) -> Model:
+    """Return what a file holds.
+
+    Raises:
+        RecordError: naming the file if it is not ``what``, or of another version of it.
+
+    """
+    try:
+        return model.model_validate_json(data)
+    except ValueError as error:
+        if versions := _other_version(data, model):
+            theirs, ours = versions
+            raise RecordError(
+                f"{path} is {what}, but of version {theirs}, and this version of pytest-hwqueue "
+                f"reads version {ours} alone; measure again"
+            ) from error
+        raise RecordError(f"{path} is not {what}: {complaint(error)}") from error
+
+
+def _other_version(data: bytes, model: type[BaseModel]) -> tuple[object, object] | None:
+    """Return the version of a file of the model's kind, and the model's; None unless they differ.
+
+    Sealed records count their versions; other files name theirs behind their kind.
+    """
+    content = None
+    # What is no JSON, or nested too deep, is of no version.
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(data)
+    if not isinstance(content, dict):
+        return None
+    if "schema_" in model.model_fields:
+        kind, _, ours = model.model_fields["schema_"].default.rpartition("/")
+        its_kind, _, theirs = str(content.get("schema")).rpartition("/")
+        return (theirs, ours) if its_kind == kind and theirs != ours else None
+    if "schema_version" in model.model_fields and issubclass(model, SealedData):
+        counted, found = model.model_fields["schema_version"].default, content.get("schema_version")
+        return (found, counted) if model.known_by in content and found != counted else None
+    return None
 
 
 # Figures are computed from the same whole numbers; another machine may round the last digits

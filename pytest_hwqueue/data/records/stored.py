@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, overload
+from typing import Literal, overload
 
 from pydantic import Field, ValidationError
 
 from pytest_hwqueue.data.errors import RecordError, translated
 from pytest_hwqueue.data.metrics.between_runs import RunSpread, median_run
-from pytest_hwqueue.data.metrics.estimate import earlier_schemas
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
 from pytest_hwqueue.data.records.cell import Json, RunRecord, SessionInfo, SweepScaling, read_record
 from pytest_hwqueue.data.records.sealed import SealedData
@@ -136,10 +135,9 @@ class SessionFiles(SealedData):
     ``--hwq-json`` writes the records themselves, as a `SessionFile`.
     """
 
-    schema_: Annotated[
-        Literal["pytest-hwqueue/session-files/2"],
-        earlier_schemas(f"{SESSION_FILES}2", f"{SESSION_FILES}1"),
-    ] = Field("pytest-hwqueue/session-files/2", alias="schema")
+    schema_: Literal["pytest-hwqueue/session-files/2"] = Field(
+        "pytest-hwqueue/session-files/2", alias="schema"
+    )
     session: SessionInfo
     files: list[str] = Field(
         description="of RunRecords, in the order measured; relative to the folder of this file"

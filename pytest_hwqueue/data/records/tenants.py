@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.data.errors import RecordError, within
-from pytest_hwqueue.data.metrics.estimate import PlainData, earlier_schemas
+from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.cell import Json, Status
 from pytest_hwqueue.data.records.counters import CpuCounters
@@ -61,9 +61,7 @@ class TenantThroughput(PlainData):
     requests_per_s: float
     items_per_s: float
     unit: str = Field(description="what an item is: images, TFLOP, …")
-    items_per_request: float | None = Field(
-        None, description="null in records of versions that did not note it"
-    )
+    items_per_request: float
 
 
 class GeneratorLateness(PlainData):
@@ -136,7 +134,7 @@ class TenantResult(PlainData):
     work: str = Field(
         "",
         description="what it ran: a model with its batch, its input's shape and numeric format, a "
-        "workload or a function with parameters; empty in records of earlier versions",
+        "workload or a function with parameters; empty if nobody knows",
     )
     from_ns: int = Field(
         0,
@@ -258,7 +256,9 @@ LOOK_ERROR = 0.05
 class ColocationRecord(SealedData):
     """What happened when tenants ran together once."""
 
-    schema_version: Annotated[Literal[2], earlier_schemas(2, 1)] = 2
+    known_by: ClassVar[str] = "plan"
+
+    schema_version: Literal[2] = 2
     id: str
     run: int = Field(1, description="which run of this co-location in its session, from 1")
     plan: Json = Field(description="the whole plan")
@@ -306,16 +306,14 @@ class ColocationRecord(SealedData):
     traced: bool = Field(
         False, description="to find causes: a tracer ran along, so its times are no result"
     )
-    device_use: DeviceUse | None = Field(
-        None, description="of a traced window; null for others, and in records of earlier versions"
-    )
+    device_use: DeviceUse | None = Field(None, description="of a traced window; null for others")
     faults: list[str] = Field(
         default_factory=list, description="planted on purpose; such a record measures nothing"
     )
     timelines: TimelineFile | None = Field(
         None,
         description="the file next to the record in which its causes are found; null where nothing "
-        "was traced, and in records of earlier versions",
+        "was traced",
     )
     notes: list[str] = Field(default_factory=list, description="what a reader should know")
 
@@ -398,11 +396,9 @@ def _contradictions(tenant: TenantResult, requests: RequestLog, window_ns: int) 
         per_s = completed_per_s(
             tenant.from_ns, tenant.until_ns, window_ns, requests, [ended[index] for index in done]
         )
-        items = rates.items_per_request
-        expected = {"requests_per_s": per_s, "items_per_s": items and per_s * items}
+        expected = {"requests_per_s": per_s, "items_per_s": per_s * rates.items_per_request}
         for name, rate in expected.items():
-            # Records of versions that did not note an item's size say nothing of their rate.
-            if rate is not None and not math.isclose(getattr(rates, name), rate, rel_tol=_ROUNDING):
+            if not math.isclose(getattr(rates, name), rate, rel_tol=_ROUNDING):
                 yield f"{name} is {getattr(rates, name)}, and its requests give {rate}"
     late = tenant.lateness
     if late is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["perf", "rusage", "none", "perf-system", "perf-self"]
-"""The last two are what records made before call ``perf``, with and without tracepoints."""
+Level = Literal["perf", "rusage", "none"]
 
 
 @dataclass(frozen=True)

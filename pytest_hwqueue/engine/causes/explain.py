@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from pytest_hwqueue.data.metrics.attribution import (
     Attribution,
@@ -26,14 +26,12 @@ from pytest_hwqueue.data.metrics.attribution import (
     device_evidence,
     interrupt_evidence,
     off_cpu_evidence,
-    wait_evidence,
 )
 from pytest_hwqueue.data.metrics.cpu_events import (
     Interrupt,
     InterruptTime,
     LaunchPairs,
     OffCpu,
-    Wait,
     interrupt_times,
 )
 from pytest_hwqueue.data.metrics.critical_path import (
@@ -43,9 +41,9 @@ from pytest_hwqueue.data.metrics.critical_path import (
 )
 from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.timeline import Span, length, union, within
-from pytest_hwqueue.data.records.cell import read_model
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.noise import Causes, tail_causes
+from pytest_hwqueue.data.records.sealed import read_model
 from pytest_hwqueue.data.records.tenants import TenantResult
 from pytest_hwqueue.data.records.timelines import Kept
 from pytest_hwqueue.data.records.tracing import Level, Refusal
@@ -186,9 +184,7 @@ _SUMS_ALONE = (
     "level rusage counts how long threads waited for a core in each request, not when, nor who ran "
     "instead, nor stops by a signal"
 )
-# Who waits, and does not say for what, may wait for another thread of its process.
 _WAITED = "waited"
-_MAY_BE_LOCKS = ("lock", _WAITED)
 _NOT_MODELLED = "a simulated device does not model it"
 
 
@@ -226,16 +222,12 @@ class Trace(PlainData):
         off_cpu: times at which its threads were off the CPU; None where that was not seen.
         interrupts: in its threads' time, likewise.
         lost: records of either that did not fit; None where neither was seen.
-        waits: of its threads, called as samples of /proc told, in traces of former versions.
         delays: where threads waited for a core in a request, as far as only the sum is known; None
             where times are known, or nothing.
         full_ns: from when on nothing more of the CPU was kept; None if all was.
         launch_pairs: gaps between launches; None where switches were not seen.
 
     """
-
-    # What former versions kept of how they sampled waits is not read.
-    model_config = ConfigDict(extra="ignore")
 
     owner: str
     device_kind: str
@@ -252,7 +244,6 @@ class Trace(PlainData):
     off_cpu: list[OffCpu] | None = None
     interrupts: list[Interrupt] | None = None
     lost: int | None = None
-    waits: list[Wait] | None = None
     delays: list[Evidence] | None = None
     full_ns: int | None = None
     launch_pairs: LaunchPairs | None = None
@@ -329,8 +320,8 @@ def explain(
         found += _cut(named, delaying.get(away.tid, ()))
     for interrupt in trace.interrupts or ():
         found += _cut(interrupt_evidence([interrupt]), missed(interrupt.tid))
-    for wait in _waits(trace):
-        found += _cut(wait_evidence([wait]), missed(wait.tid))
+    for tid, span in _waits(trace):
+        found += _cut([Evidence("blocked", *span, _WAITED)], missed(tid))
     found += trace.delays or ()
     found += [
         Evidence(_cause_of_call(call.name), call.begin_ns, call.end_ns, call.name)
@@ -400,12 +391,10 @@ def _why_not(trace: Trace) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _waits(trace: Trace) -> Sequence[Wait]:
-    """Return when threads were off the CPU of their own accord, as the switches tell."""
-    if trace.waits is not None:
-        return trace.waits
+def _waits(trace: Trace) -> list[tuple[int, Span]]:
+    """Return which thread was off the CPU of its own accord, and when, as the switches show."""
     return [
-        Wait(one.tid, one.start_ns, one.runnable_ns or one.end_ns, _WAITED, _WAITED)
+        (one.tid, (one.start_ns, one.runnable_ns or one.end_ns))
         for one in trace.off_cpu or ()
         if one.reason not in ("preempted", "stopped")
     ]
@@ -439,10 +428,8 @@ def _times_delaying(trace: Trace, missed: Callable[[int], Sequence[Span]]) -> di
     lock, such as the interpreter's, that it waits for, and cannot give it back.
     """
     locked: dict[int, list[Span]] = {}
-    for wait in _waits(trace):
-        if wait.kind in _MAY_BE_LOCKS:
-            spans = within(missed(wait.tid), wait.start_ns, wait.end_ns)
-            locked.setdefault(wait.tid, []).extend(spans)
+    for tid, (start_ns, end_ns) in _waits(trace):
+        locked.setdefault(tid, []).extend(within(missed(tid), start_ns, end_ns))
     return {
         tid: union([
             *missed(tid),

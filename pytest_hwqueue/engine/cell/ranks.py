@@ -304,7 +304,7 @@ def _bound_to(device: Device) -> dict[str, Any]:
     return {"device_id": device.torch_device} if device.capabilities.collectives == "nccl" else {}
 
 
-class Session(Protocol):
+class RankSession(Protocol):
     """What measuring a cell on its rank asks of the session that follows this process."""
 
     def rank_failed(self, reason: str, detail: str) -> None:
@@ -324,7 +324,7 @@ def measure_cell(
     test: str,
     cell: int,
     timeout_s: float,
-    session: Session,
+    session: RankSession,
 ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
     """Measure a cell; return its record, the failure if there was one, and rank 0's of each rank.
 
@@ -359,7 +359,7 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 
 
 @contextmanager
-def _leased(device: Device, launched: LaunchedRank | None, session: Session) -> Iterator[None]:
+def _leased(device: Device, launched: LaunchedRank | None, session: RankSession) -> Iterator[None]:
     """Take the device's lease, if it needs one. Ranks may share the CPU: rank 0 leases it for all.
 
     Other ranks have devices that their session does not know of; each is held for its cell.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pytest_hwqueue.data.errors import BadInput, meant
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
@@ -161,16 +161,6 @@ class GoalResult(PlainData):
         "time, which it does not exceed; else empty",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        """Read results of earlier versions, which had the figure's parts beside the verdict."""
-        if not isinstance(data, Mapping) or "n" not in data:
-            return data
-        parts = {name: data[name] for name in _OF_FIGURE if name in data}
-        kept = {name: value for name, value in data.items() if name not in _OF_FIGURE}
-        return {**kept, "figure": parts}
-
     def __str__(self) -> str:
         """Return one line of text."""
         parts, found = [], self.figure
@@ -189,9 +179,6 @@ class GoalResult(PlainData):
                 f"{_plain(self.rate_per_s)}/s"
             )
         return f"{self.verdict}: {self.goal} ({'; '.join(parts)})"
-
-
-_OF_FIGURE = ("value", "low", "high", "n", "unit", "sessions")
 
 
 def parse_goal(text: str) -> Goal:

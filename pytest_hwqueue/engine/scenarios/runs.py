@@ -592,10 +592,8 @@ def _not_felt(record: ColocationRecord) -> str:
 
 def _unobserved(record: ColocationRecord) -> str:
     """Return why a traced window does not show how tenants used the device; empty if it does."""
-    if record.status != "ok":
+    if record.status != "ok" or record.device_use is None:
         return f"not observable: the traced run was {record.status}: {record.reason}"
-    if record.device_use is None:
-        return "the version that traced it did not keep how tenants used the device: measure again"
     return _not_felt(record) or record.device_use.reason
 
 

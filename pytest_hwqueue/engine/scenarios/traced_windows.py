@@ -77,5 +77,5 @@ def traced_ended_by(record: ColocationRecord, enough_s: float, planned_s: float)
 
 def served_all(record: ColocationRecord) -> bool:
     """Whether a window ended with the last of the requests that its tenants count."""
-    counting = [each["name"] for each in record.plan["tenants"] if each.get("requests") is not None]
+    counting = [each["name"] for each in record.plan["tenants"] if each["requests"] is not None]
     return bool(counting) and all(record.tenant(name).until_ns is not None for name in counting)

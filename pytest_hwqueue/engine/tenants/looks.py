@@ -230,7 +230,6 @@ class Watch:
         assert result.requests is not None
         assert result.throughput is not None
         items, unit = result.throughput.items_per_request, result.throughput.unit
-        assert items is not None
         log = result.requests
         served = Load(log.scheduled_ns, log.started_ns, log.finished_ns, failed=result.failures)
         load = self._within(result.name, served, window_ns)

@@ -34,12 +34,6 @@ from pytest_hwqueue.parts.schedulers.syntax import TenantRequest, tenant_request
 TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
-LATER: Mapping[str, Any] = {
-    "function": None, "concurrency": 1, "server": None, "start_s": 0.0,
-    "requests": None,
-}  # fmt: skip
-"""Fields of a tenant that plans of earlier versions lack, and what they were measured with."""
-
 LONGER_WINDOW = "give a longer duration"
 FEWER_KERNELS = "give work of fewer kernels"
 

@@ -22,7 +22,6 @@ from pytest_hwqueue.data.records.tenants import (
     completed_per_s,
 )
 from pytest_hwqueue.engine.tenants import TENANTS
-from pytest_hwqueue.engine.tenants.plan import LATER
 
 if TYPE_CHECKING:
     from pytest_hwqueue.engine.tenants.open_loop import Load
@@ -97,21 +96,16 @@ def _tenant_record(
 def _cell(record: ColocationRecord, tenant: str) -> Cell:
     plan = record.plan
     # How long counted requests take is what is measured.
-    counted = any(each.get("requests") for each in plan["tenants"])
+    counted = any(each["requests"] for each in plan["tenants"])
     duration_s = plan["duration_s"] if counted else record.duration_s
     parameters: dict[str, Any] = {"duration_s": duration_s, "warmup_s": plan["warmup_s"]}
     own = next(each for each in plan["tenants"] if each["name"] == tenant)
     for each in plan["tenants"]:
-        fields = {
-            name: value
-            for name, value in each.items()
-            # Stored cells keep their identity: a later field counts where it says something new.
-            if name not in _NOT_IDENTITY and not (name in LATER and value == LATER[name])
-        }
+        fields = {name: value for name, value in each.items() if name not in _NOT_IDENTITY}
         # Where weights are is no part of what they are.
         fields["weights"] = "seeded" if each["weights"] is None else "loaded"
         parameters |= {f"{each['name']}.{name}": value for name, value in fields.items()}
-    noise = plan.get("noise")
+    noise = plan["noise"]
     return Cell(
         name=f"{plan['name']}.{tenant}",
         device=record.device,

@@ -23,7 +23,7 @@ from pytest_hwqueue.data.errors import RecordError, files, in_utf8, translated, 
 from pytest_hwqueue.data.records.files import cell_file_name
 from pytest_hwqueue.data.records.samples import GRID, decode_samples
 from pytest_hwqueue.data.safe_files import write_text
-from pytest_hwqueue.judge.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, Run
+from pytest_hwqueue.judge.baselines.runs import SCHEMA, CellBaseline, CellHeader, Count, StoredRun
 
 _REPAIR = "restore it from version control, or remove it and store its runs again"
 
@@ -38,7 +38,7 @@ class Trailer:
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
 
-_RUN = TypeAdapter(Run)
+_RUN = TypeAdapter(StoredRun)
 
 
 def read_cell(path: Path) -> CellBaseline:
@@ -62,7 +62,7 @@ def read_cell(path: Path) -> CellBaseline:
     return CellBaseline(header, tuple(runs))
 
 
-def _check_figures(run: Run) -> None:
+def _check_figures(run: StoredRun) -> None:
     """Raise ValueError, naming the field, where a run's figures are not those of its samples.
 
     A sample is stored to half a step of its grid, so a quantile is known as well; and a figure is
@@ -196,7 +196,7 @@ def read_as(path: Path, said: str) -> AbstractContextManager[None]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of any line of a cell's file."""
-    lines: TypeAdapter[Any] = TypeAdapter(CellHeader | Run | Trailer)
+    lines: TypeAdapter[Any] = TypeAdapter(CellHeader | StoredRun | Trailer)
     return lines.json_schema(by_alias=True)
 
 
@@ -208,8 +208,6 @@ def _header(path: Path, line: bytes) -> CellHeader:
             f"{path} holds the cell {header.cell.id}, whose file is "
             f"{cell_file_name(header.cell.id)}: give it its name back, or remove it"
         )
-    with within(str(path)):
-        header.require_one_test()
     return header
 
 

@@ -14,7 +14,6 @@ from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.latency import percentile
 from pytest_hwqueue.data.records.cell import Cell, RunRecord, Samples
 from pytest_hwqueue.data.records.conditions import SETTING_FIELDS, VERSION_FIELDS
-from pytest_hwqueue.data.records.definitions import OWN_TEST
 from pytest_hwqueue.data.records.files import device_folder
 from pytest_hwqueue.data.records.fingerprint import Value
 from pytest_hwqueue.data.records.kinds import capabilities_of
@@ -63,8 +62,8 @@ Kind = Literal["identity", "environment", "soft"]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, Field(ge=0)]
 
-# These two are dataclasses and not pydantic models, and so is Run: 120 000 of them are read in
-# half the time and half the memory.
+# These two are dataclasses and not pydantic models, and so is StoredRun: 120 000 of them are read
+# in half the time and half the memory.
 _EXACT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -92,7 +91,7 @@ class RatioFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One process run of a cell, in one line of its file.
 
     Attributes:
@@ -109,8 +108,7 @@ class Run:
         soft: fields of the soft fingerprint that differ from the header's; null is absent.
         samples: the latency samples, encoded; see `samples_ns`.
         in_flight: streams at work while launches were timed; None where the latency is no launch's.
-        iteration_ns: mean time per iteration, of all the run's iterations; None in a file of
-            earlier versions, whose samples are whole iterations.
+        iteration_ns: mean time per iteration, of all the run's iterations.
         sm_clock_mhz: median clock of the device's multiprocessors between the samples; None where
             it does not tell.
 
@@ -132,7 +130,7 @@ class Run:
     ratios: dict[str, RatioFigures]
     soft: dict[str, Value]
     samples: str
-    iteration_ns: Amount | None = None
+    iteration_ns: Amount
     in_flight: Amount | None = None
     sm_clock_mhz: Amount | None = None
 
@@ -160,15 +158,13 @@ class SampleDefinition:
         tags: what timed tagged launches.
         contended: what timed the judged launches while all streams had work; None where no single
             launch is judged, or its stream waits for others.
-        primary: of what a sample is, such as ``token``; baselines before version 0.2 hold whole
-            iterations.
+        primary: of what a sample is, such as ``token``.
 
     """
 
-    # Device time was that of iterations that were not waited for, before definitions had versions.
-    latency: Literal["host_ns", "device_ns", "pace_ns"]
+    latency: Literal["host_ns", "pace_ns"]
     tags: Literal["events", "activity"]
-    primary: str = "iteration"
+    primary: str
     contended: Instrument | None = None
 
     __pydantic_config__ = _EXACT
@@ -183,28 +179,13 @@ class CellHeader(PlainData):
     soft: dict[str, Value] = Field(description="the soft fingerprint of the first run")
     sample: SampleDefinition
     definitions: dict[str, int] = Field(
-        default_factory=dict, description="version of what each figure means, as in the records"
+        description="version of what each figure means, as in the records"
     )
 
     @property
     def has_pace(self) -> bool:
         """Whether its samples are paces, and no latencies."""
         return self.sample.latency == "pace_ns"
-
-    def require_one_test(self) -> None:
-        """Refuse a test's own cell that may hold several tests.
-
-        Raises:
-            RecordError: saying what its name lacks, and what to do.
-
-        """
-        own = self.cell.size is None and "::" in self.cell.name
-        if own and self.definitions.get("workload", 1) < OWN_TEST:
-            raise RecordError(
-                f"{self.cell.id} is named by its file's name and function alone, so it may hold "
-                "tests of several folders or classes; names now begin at the repository's top and "
-                "have the class: remove it, and store its runs again"
-            )
 
 
 @dataclass(frozen=True)
@@ -215,7 +196,7 @@ class CellBaseline:
     """
 
     header: CellHeader
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
     faults: tuple[str, ...] = ()
 
     @property
@@ -283,7 +264,6 @@ def cell_of_record(record: RunRecord, session: str) -> CellBaseline:
         sample=definition,
         definitions=record.definitions,
     )
-    header.require_one_test()
     return CellBaseline(header, (run,), tuple(record.faults))
 
 
@@ -307,7 +287,7 @@ def add_runs(cell: CellBaseline, new: CellBaseline) -> CellBaseline:
     return CellBaseline(cell.header, cell.runs + fresh, cell.faults + new.faults)
 
 
-def rebase(run: Run, old: CellHeader, new: CellHeader) -> Run:
+def rebase(run: StoredRun, old: CellHeader, new: CellHeader) -> StoredRun:
     """Return a run with its soft fields restated relative to another header."""
     soft = soft_fields(old, run)
     names = sorted({*soft, *new.soft})
@@ -315,7 +295,7 @@ def rebase(run: Run, old: CellHeader, new: CellHeader) -> Run:
     return replace(run, soft=changed)
 
 
-def soft_fields(header: CellHeader, run: Run) -> dict[str, Value]:
+def soft_fields(header: CellHeader, run: StoredRun) -> dict[str, Value]:
     """Return the whole soft fingerprint of a run."""
     both = {**header.soft, **run.soft}
     return {name: value for name, value in both.items() if value is not None}
@@ -377,9 +357,7 @@ def _definition(record: RunRecord) -> SampleDefinition:
     """Return what a record's latencies are, by the same rule as its own summary's."""
     samples = record.samples
     assert samples is not None
-    times: Literal["host_ns", "device_ns", "pace_ns"] = (
-        "pace_ns" if record.has_pace else "host_ns" if samples.host_ns else "device_ns"
-    )
+    times: Literal["host_ns", "pace_ns"] = "pace_ns" if record.has_pace else "host_ns"
     contended = None if samples.contended is None else samples.contended.timed_by
     return SampleDefinition(times, samples.tags_timed_by, record.primary.name, contended)
 
@@ -394,7 +372,7 @@ def _series(record: RunRecord) -> dict[str, list[int]]:
     return {name: values for name, values in series.items() if values}
 
 
-def _run(record: RunRecord, judged_ns: list[int], session: str) -> Run:
+def _run(record: RunRecord, judged_ns: list[int], session: str) -> StoredRun:
     assert record.samples is not None
     # Another figure than that of iterations which are waited for, and never compared with it.
     back_to_back = ", back to back" if record.samples.back_to_back else ""
@@ -404,7 +382,7 @@ def _run(record: RunRecord, judged_ns: list[int], session: str) -> Run:
         tag: TagFigures(len(values), *_quantiles(values, (0.5, 0.9, 0.95, 0.99)))
         for tag, values in _series(record).items()
     }
-    return Run(
+    return StoredRun(
         session=session,
         when=record.started,
         commit=record.git_commit,
@@ -438,13 +416,15 @@ def _sm_clock_mhz(record: RunRecord) -> float | None:
     return record.telemetry.sm_clock_mhz
 
 
-def _iteration_ns(samples: Samples) -> float | None:
+def _iteration_ns(samples: Samples) -> float:
     """Return the mean time per iteration, from one to the next where iterations overlap.
 
     A tenth of a nanosecond is below any clock's resolution, and keeps the file readable.
     """
     durations = samples.pace_ns or samples.host_ns
-    return round(sum(durations) / len(durations), 1) if durations else None
+    if not durations:
+        raise ValueError("there is no time of an iteration")
+    return round(sum(durations) / len(durations), 1)
 
 
 def _quantiles(values_ns: Sequence[int], quantiles: Sequence[float]) -> list[int]:

@@ -33,7 +33,7 @@ def read_session_file(path: Path) -> tuple[SessionInfo, list[RunRecord]]:
     """Read a session and its records in the order measured.
 
     Args:
-        path: of a file that ``--hwq-json`` wrote, or of the ``session.json`` of any version.
+        path: of a file that ``--hwq-json`` wrote, or of a ``session.json``.
 
     Raises:
         RecordError: naming the file, or the record, that cannot be read or is damaged.

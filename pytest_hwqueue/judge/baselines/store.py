@@ -89,7 +89,7 @@ class Store:
     def read(self, name: str, device: str) -> dict[str, CellBaseline]:
         """Read a baseline: its cells by id, in the order of the ids.
 
-        Samples stay encoded until `Run.samples_ns` asks for them.
+        Samples stay encoded until `StoredRun.samples_ns` asks for them.
         """
         return read_folder(self._existing(name, device))
 

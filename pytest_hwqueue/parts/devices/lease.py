@@ -73,7 +73,7 @@ def lock_path(key: str) -> Path:
     return Path(tempfile.gettempdir()) / _FOLDER / f"{safe}.lock"
 
 
-class _Session:
+class _SessionLeases:
     """What a session's process keeps."""
 
     def __init__(self, on_wait: Callable[[str], None], timeout_s: float) -> None:
@@ -92,7 +92,7 @@ class _Session:
 
 
 # The innermost counts.
-_sessions: list[_Session] = []
+_sessions: list[_SessionLeases] = []
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def session_leases(
 
     """
     inherited = os.environ.get(_IDENTITY)
-    session = _Session(on_wait, timeout_s)
+    session = _SessionLeases(on_wait, timeout_s)
     _sessions.append(session)
     # Of a time, a process id or a folder's name other sessions can have the same: in containers.
     os.environ[_IDENTITY] = inherited or identity or os.urandom(16).hex()

@@ -27,7 +27,7 @@ from pytest_hwqueue.parts.schedulers.syntax import (
 )
 from pytest_hwqueue.parts.schedulers.xsched_server import (
     Report,
-    Watch,
+    ServerWatch,
     XQueueSettings,
     XServer,
     serve,
@@ -202,7 +202,7 @@ class XSched(_Shimmed):
         self._asked = XQueueSettings(int(spec.value("level")), *in_flight(spec.parameters))
         self._server: XServer | None = None
         self._tenants: dict[str, TenantRequest] = {}
-        self._watch = Watch()
+        self._watch = ServerWatch()
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
         """Require priorities that differ, within its range."""
@@ -258,7 +258,7 @@ class XSched(_Shimmed):
 
     def begin_window(self) -> None:
         """Watch the XQueues anew."""
-        self._watch = Watch()
+        self._watch = ServerWatch()
 
     def observe(self, pids: Mapping[str, int]) -> None:
         """Count which XQueues are ready and which are suspended."""

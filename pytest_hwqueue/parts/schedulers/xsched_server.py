@@ -249,7 +249,7 @@ def _living_servers() -> list[int]:
     ]
 
 
-class Watch:
+class ServerWatch:
     """What samples of xserver showed, by process and XQueue.
 
     Attributes:

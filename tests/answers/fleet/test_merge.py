@@ -52,7 +52,7 @@ def slow_down(gpu: Path, factor: float) -> None:
         record = json.loads(path.read_text())
         for rate in record["metrics"]["throughput"]:
             rate["value"] /= factor
-            rate["interval"] = None
+            rate["low"] = rate["high"] = None
         path.write_text(json.dumps(record))
 
 

@@ -21,6 +21,7 @@ from pytest_hwqueue.data.records.cell import RunRecord, Samples, write_record
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.stored import SessionFiles
 from pytest_hwqueue.data.records.tenants import write_colocation
 from pytest_hwqueue.engine.tenants.colocation import colocate
 from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
@@ -30,6 +31,7 @@ from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, parse_schedul
 from tests.answers.conftest import make, paced
 from tests.answers.page.conftest import HOSTILE, folder_of, html, page_for, with_timeline
 from tests.answers.session.test_noise_losses import rounds
+from tests.data.records.test_stored import INFO
 from tests.stored_texts import assert_as_stored
 
 MOST_BYTES = 1_000_000
@@ -206,7 +208,8 @@ def test_a_comparison_that_cannot_be_read_is_told_where_it_would_be_shown(tmp_pa
     for session in ("one", "two"):
         write_record(tmp_path / session, make())
         file = tmp_path / session / "session.json"
-        file.write_text('{"schema": "pytest-hwqueue/session-files/2", "judgements": [{}]}')
+        content = SessionFiles(session=INFO, files=[], judgements=[{}])
+        file.write_text(content.model_dump_json(by_alias=True))
     found = find_records([tmp_path / "one"])
     assert own_judgements(found) == []
     assert [line.partition(": ")[0] for line in found.damaged] == [
@@ -284,3 +287,12 @@ def test_only_results_are_found(tmp_path: Path) -> None:
     assert [stored.record.cell.name for stored in found.cells] == ["tiny_kernel_stress"]
     assert [stored.record.cell.name for stored in found.traced] == ["traced"]
     assert ["broken.json is damaged" in each for each in found.damaged] == [True]
+
+
+def test_a_session_of_another_version_is_told(tmp_path: Path) -> None:
+    write_record(tmp_path, make())
+    content = SessionFiles(session=INFO, files=[]).model_dump_json(by_alias=True)
+    file = tmp_path / "session.json"
+    file.write_text(content.replace("session-files/2", "session-files/1"))
+    (said,) = find_records([tmp_path]).damaged
+    assert said.startswith(f"{file} is a session's file, but of version 1, and ")

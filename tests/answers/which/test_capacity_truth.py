@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_hwqueue.answers.which.budget import CONFIRMING_STARTS
-from pytest_hwqueue.answers.which.search import ERROR, Looks, verdict_on
+from pytest_hwqueue.answers.which.search import ERROR, RateLooks, verdict_on
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures.of_requests import Served, worth_at
 from pytest_hwqueue.engine.scenarios.deciding import agrees_in_blocks
@@ -45,7 +45,7 @@ class Queue:
         return [evaluate(self.goal, self.windows, confidence=confidence)]
 
 
-LOOKS = Looks(searched=4, requests=717, least_s=0.0, fewest=368)
+LOOKS = RateLooks(searched=4, requests=717, least_s=0.0, fewest=368)
 # Each with a sixteenth, an eighth, ... of the window, as one of more than 16 s has them.
 PLANNED = [(look.window_ns / 1e11, look.error) for look in LOOKS.planned(100.0)]
 

@@ -16,7 +16,7 @@ def tenant(name: str, priority: int, value: float, half: float) -> WhichTenant:
     return WhichTenant(
         name=name, priority=priority, issued=1, completed=1, failed=0, unserved=0,
         requests_per_s=none, mean_ms=none, p50_ms=none, p90_ms=none, p95_ms=none,
-        p99_ms=none, max_ms=none, unit="images", throughput_loss=None,
+        p99_ms=none, min_ms=none, max_ms=none, variation=none, unit="images", throughput_loss=None,
         p50_over_solo=None, p99_over_solo=None,
         throughput_items_per_s=Estimate(value=value, low=value - half, high=value + half),
     )  # fmt: skip

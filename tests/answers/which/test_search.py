@@ -192,7 +192,7 @@ def test_a_window_confirms_only_in_a_start_of_its_own() -> None:
 
     assert _starts_alone(records("a"))
     assert _starts_alone(records("a", "a", "b"))
-    # Kept from an earlier search, say.
+    # Kept from another search, say.
     assert not _starts_alone(records("a", "a"))
     assert not _starts_alone(records("a", "b", "a"))
     # Simulated tenants are not started.

@@ -37,23 +37,16 @@ OF_SAMPLES = {"latency", "iteration", "device_time", "tags", "throughput"}
 OF_REQUESTS = {"issued", "completed", "failed", "latency_ns", "throughput", "lateness", "causes"}
 
 
-SAMPLED = "what threads waited for was looked at"
-
-
 def figures(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a record; of a refusal only that it is one, as its words have changed.
-
-    That waits were sampled is not said again: the names that samples gave them are kept.
-    """
+    """Yield the parts of a record; of a refusal only that it is one, as its words may change."""
     if isinstance(value, dict):
         if "high" in value and value["high"] is None:
-            # Earlier versions kept no lower end alone.
+            # Not all that are stored were measured when a lower end alone was kept.
             value = value | {"low": None}
         for key, each in value.items():
             yield from figures(bool(each) if key == "refused" else each, f"{name}.{key}")
     elif isinstance(value, list):
-        said = [one for one in value if not (isinstance(one, str) and one.startswith(SAMPLED))]
-        for index, each in enumerate(said):
+        for index, each in enumerate(value):
             yield from figures(each, f"{name}[{index}]")
     else:
         yield name, value
@@ -84,19 +77,14 @@ def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> Tenan
         times.scheduled_ns, times.started_ns, times.finished_ns, failed=tenant.failures,
         unserved=tenant.unserved or 0, concurrency=concurrency,
     )  # fmt: skip
-    work = WorkDone("", rates.items_per_request or 0.0, rates.unit)
-    again = delivered(
+    work = WorkDone("", rates.items_per_request, rates.unit)
+    return delivered(
         tenant.name, load, duration_ns, work, lateness=tenant.lateness and lateness(load)
     )
-    if rates.items_per_request is not None or again.throughput is None:
-        return again
-    # Early records do not say how many items a request has.
-    unknown = {"items_per_s": rates.items_per_s, "items_per_request": None}
-    return again.model_copy(update={"throughput": again.throughput.model_copy(update=unknown)})
 
 
 def of_colocation(record: ColocationRecord, folder: Path) -> Differing:
-    at_once = {each["name"]: each.get("concurrency", 1) for each in record.plan["tenants"]}
+    at_once = {each["name"]: each["concurrency"] for each in record.plan["tenants"]}
     duration_ns = round(record.duration_s * 1e9)
     stored = [tenant for tenant in record.tenants if tenant.requests is not None]
     again = [of_tenant(tenant, duration_ns, at_once[tenant.name]) for tenant in stored]
@@ -110,11 +98,7 @@ def of_colocation(record: ColocationRecord, folder: Path) -> Differing:
             traces[name] = trace.model_copy(update={"work": work})
         again = with_causes(again, traces, **about["arguments"])
     parts = [[one.model_dump(include=OF_REQUESTS) for one in side] for side in (stored, again)]
-    found = differing(*parts)
-    # Early records did not keep the longest interrupt of a type.
-    return {
-        name: pair for name, pair in found.items() if pair[0] is not None or ".max_ns" not in name
-    }
+    return differing(*parts)
 
 
 def of_file(path: Path) -> Differing:

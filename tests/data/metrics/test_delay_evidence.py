@@ -106,8 +106,8 @@ def test_interrupts_are_named_and_the_costliest_type_comes_first_with_its_share(
     ]
     times = cpu_events.interrupt_times(interrupts, run_ns=1000)
     assert times == (
-        cpu_events.InterruptTime("softirq", "RCU", 1, 7, 0.007, max_ns=7),
-        cpu_events.InterruptTime("vector", "local_timer", 2, 5, 0.005, max_ns=3),
+        cpu_events.InterruptTime("softirq", "RCU", 1, 7, 0.007, max_ns=7, raised_by={}),
+        cpu_events.InterruptTime("vector", "local_timer", 2, 5, 0.005, max_ns=3, raised_by={}),
     )
     assert [one.mean_ns for one in times] == [7, 2.5]
     named = Evidence("interrupted", 3, 10, "softirq RCU")

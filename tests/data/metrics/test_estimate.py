@@ -1,4 +1,4 @@
-"""Estimates that tell too little are refused, and say so when used; earlier versions' are read."""
+"""Estimates that tell too little are refused, and say so when used."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.errors import RefusedFigure
-from pytest_hwqueue.data.metrics.estimate import Estimate, Interval, PlainData, named
-from pytest_hwqueue.data.metrics.interference import LatencyRatioResult
-from pytest_hwqueue.data.metrics.latency import LatencySummary, summarise_latency
-from pytest_hwqueue.data.metrics.overlap import Bandwidth, OverlapEfficiency, TimelineSummary
-from pytest_hwqueue.data.metrics.scaling import ScaledPoint
-from pytest_hwqueue.data.metrics.switching import MedianDifference
+from pytest_hwqueue.data.metrics.estimate import Estimate, Interval, named
+from pytest_hwqueue.data.metrics.latency import summarise_latency
 
 ANY = (-math.inf, math.inf)
 AT_MOST_3 = (-math.inf, 3.0)
@@ -154,71 +150,6 @@ def test_json_has_null_for_what_is_missing(value: float | None, low: float, high
     assert Estimate.model_validate_json(text) == plain
     assert json.loads(text) == estimate.model_dump(mode="json")
     assert plain.ends == (json.loads(text)["low"], json.loads(text)["high"])
-
-
-def earlier(**fields: object) -> dict[str, object]:
-    """Fields that every summary of earlier versions had."""
-    return {"unit": "ms", "confidence": 0.95, **fields}
-
-
-SIDE = earlier(
-    n=9, negative=0, median=1.5, median_interval=[1.0, 2.0], p95=None, p95_interval=None,
-    refused={"p95": "few", "p95_interval": "few"},
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("model", "stored", "name", "figure"),
-    [
-        (Estimate, earlier(value=2.0, interval=[1.0, 3.0], n=60, refused={}), "",
-         Estimate(value=2.0, low=1.0, high=3.0, n=60, unit="ms")),
-        (Estimate, earlier(value=2.0, interval=None, n=9, refused={"interval": "few"}), "",
-         Estimate(value=2.0, n=9, unit="ms", refused="few")),
-        (Estimate, {"number": 1, "n": 4, "share": 0.25, "interval": [0.1, 0.8]}, "",
-         Estimate(value=0.25, low=0.1, high=0.8, n=4)),
-        (Estimate, {"value": 4, "low": 3, "high": None, "n": 9, "sessions": 2,
-                    "reason": "no upper end: few"}, "",
-         Estimate(value=4, low=3, n=9, sessions=2, refused="few")),
-        (LatencySummary,
-         earlier(n=99, mean=2, max=9, p50=2.0, p95=3.0, p99=None, p999=None,
-                 intervals={"p50": [1.0, 3.0]},
-                 refused={"p95_interval": "alike", "p99": "few", "p999": "few"}), "p95",
-         Estimate(value=3.0, n=99, unit="ms", refused="alike")),
-        (LatencyRatioResult,
-         {"description": "d", "confidence": 0.95, "n": 9, "reference_n": 8, "p50": 2.0, "p99": None,
-          "intervals": {"p50": [1.0, 3.0]}, "refused": {"p99": "few"}}, "p50",
-         Estimate(value=2.0, low=1.0, high=3.0, n=9)),
-        (OverlapEfficiency,
-         {"efficiency": None, "compute_ms": {"value": 1.0, "interval": None},
-          "comms_ms": {"value": 2.0, "interval": [1.0, 3.0]}, "both_ms": None,
-          "n": {"compute": 9, "comms": 60, "both": 0}, "confidence": 0.95,
-          "refused": {"efficiency": "nothing", "compute_ms interval": "few"}}, "compute_ms",
-         Estimate(value=1.0, n=9, unit="ms", refused="few")),
-        (Bandwidth,
-         {"algorithm": {"value": 2.0, "interval": [1.0, 3.0]}, "bus": None, "n": 60,
-          "confidence": 0.95, "refused": {"bus": "one rank"}}, "bus",
-         Estimate(n=60, unit="GB/s", refused="one rank")),
-        (MedianDifference,
-         earlier(first=SIDE, second=SIDE, difference=2.0, interval=[1.0, 3.0], refused={}),
-         "difference", Estimate(value=2.0, low=1.0, high=3.0, unit="us")),
-        (TimelineSummary,
-         {"kernels": 9, "streams_used": 1, "busy_ms": [1.0], "span_ms": 2.0, "in_flight_mean": 1.5,
-          "in_flight_max": 2, "overlap_efficiency": None, "elsewhere": 0,
-          "refused": {"overlap_efficiency": "one stream"}}, "overlap_efficiency",
-         Estimate(refused="one stream")),
-        (ScaledPoint,
-         {"streams": 2, "throughput": earlier(value=2.0, interval=None, n=9, refused={}),
-          "speedup": 2.0, "speedup_interval": [1.0, 3.0], "efficiency": None,
-          "efficiency_interval": None, "refused": {"efficiency": "wide"}}, "efficiency",
-         Estimate(refused="wide")),
-    ],
-)  # fmt: skip
-def test_figures_of_earlier_versions_are_read(
-    model: type[PlainData], stored: dict[str, object], name: str, figure: Estimate
-) -> None:
-    for found in (model.model_validate(stored), model.model_validate_json(json.dumps(stored))):
-        assert (getattr(found, name) if name else found) == figure
-        assert model.model_validate_json(found.model_dump_json()) == found
 
 
 def test_figures_do_not_each_keep_which_fields_were_given() -> None:

@@ -202,8 +202,7 @@ WHOLE = example().model_dump_json().encode()
         *[b"\xff\xfe\x00garbage", b"null", b"[]", b"{}", b'"text"', WHOLE * 2, b"[" * 100_000],
         b'{"machine_info": {}, "benchmarks": []}',  # pytest-benchmark's
         session_text(SESSION, [example()], []).encode(),
-        *map(with_field, ("schema_version", "schema_version", "status"), (4, "1", "great")),
-        *map(with_field, ("surprise", "duration_s", "cell"), (1, "nan?", None)),
+        *map(with_field, ("surprise", "duration_s", "cell", "status"), (1, "nan?", None, "great")),
     ],
     ids=lambda content: content[:24].decode("latin-1"),
 )
@@ -220,17 +219,3 @@ def test_record_that_cannot_be_read_is_refused_with_the_systems_reason(tmp_path:
 def test_number_that_is_not_finite_is_refused(amount: float) -> None:
     with pytest.raises(ValueError, match="finite number"):
         example(work_per_iteration={"requests": amount})
-
-
-def test_record_of_version_1_is_read_with_the_iteration_as_its_latency(tmp_path: Path) -> None:
-    data = json.loads(example().model_dump_json())
-    data["schema_version"] = 1
-    for name in ("primary", "launch_bound"):
-        del data[name]
-    del data["metrics"]["iteration"]
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    record = read_record(path)
-    assert (record.schema_version, record.primary.name) == (3, "iteration")
-    assert record.metrics.iteration == record.metrics.latency
-    assert record.judged_ns() == (record.samples.host_ns if record.samples else [])

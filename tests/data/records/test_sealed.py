@@ -172,9 +172,34 @@ def test_figures_that_contradict_their_requests_are_refused(
         read_colocation(path)
 
 
-def test_records_that_did_not_note_an_items_size_are_read(tmp_path: Path) -> None:
-    data = COLOCATION.model_dump(mode="json")
-    data["tenants"][0]["throughput"] |= {"items_per_request": None, "items_per_s": 7.0}
-    path = tmp_path / "two.json"
+@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "field", "what"),
+    [
+        ("record", "schema_version", "a record"),
+        ("colocation", "schema_version", "a co-location's record"),
+        ("session", "schema", "a session file (--hwq-json writes them)"),
+    ],
+)
+def test_another_version_is_refused_by_its_number(
+    tmp_path: Path, kind: str, field: str, what: str, version: int
+) -> None:
+    path, read = written(tmp_path, kind)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    ours = data[field]
+    data[field] = version if isinstance(ours, int) else f"pytest-hwqueue/session/{version}"
+    # As a version that is not known may have it.
+    data["surprise"] = 1
     path.write_text(json.dumps(data), encoding="utf-8")
-    assert read_colocation(path).tenants[0].throughput is not None
+    said = (
+        f"{path} is {what}, but of version {version}, and this version of pytest-hwqueue reads "
+        f"version {str(ours)[-1]} alone; measure again"
+    )
+    with pytest.raises(RecordError, match=f"^{re.escape(said)}$"):
+        read(path)
+
+
+def test_a_record_of_another_kind_is_of_no_version(tmp_path: Path) -> None:
+    path, _ = written(tmp_path, "colocation")
+    with pytest.raises(RecordError, match="is not a record: "):
+        read_record(path)

@@ -60,14 +60,14 @@ def write_files(folder: Path, files: list[str], records: list[Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("earlier_version", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
 def test_file_of_a_session_leads_to_its_records(
-    tmp_path: Path, make_record: MakeRecord, earlier_version: bool
+    tmp_path: Path, make_record: MakeRecord, whole: bool
 ) -> None:
     one, two = make_record("one"), make_record("two")
     written = write_record(tmp_path, one)
     path = write_files(tmp_path, [written.name], [two.model_dump(mode="json")])
-    if earlier_version:
+    if whole:
         path.write_text(session_text(INFO, [one, two], []))
     session, records = read_session_file(path)
     assert session == INFO

@@ -10,7 +10,7 @@ import pytest
 import torch._dynamo
 
 from pytest_hwqueue.data.metrics.attribution import DeviceWork, Request, RequestCause
-from pytest_hwqueue.data.metrics.cpu_events import OffCpu, OffCpuReason, Wait
+from pytest_hwqueue.data.metrics.cpu_events import OffCpu, OffCpuReason
 from pytest_hwqueue.data.records.noise import Causes
 from pytest_hwqueue.engine.causes.explain import HostWork, Trace, explain
 from pytest_hwqueue.engine.causes.traced_pass import noted_collections, noted_compilations
@@ -69,19 +69,6 @@ def named(found: dict[int, RequestCause]) -> set[tuple[str | None, str | None]]:
 def test_what_switches_tell(gone: list[OffCpu], told: tuple[str | None, str | None]) -> None:
     found, _ = run(off_cpu=gone)
     assert named(found) == {told}
-
-
-def test_former_versions_named_waits_by_their_calls() -> None:
-    def waits(kind: str, what: str) -> list[Wait]:
-        return [Wait(_STREAM, one.start_ns, one.end_ns, kind, what) for one in away(_STREAM)]
-
-    sleep, gone = "sleep (clock_nanosleep)", away(_MAIN, "preempted")
-    former = {"level": "perf-system", "waits_unseen": "", "waits_per_s": 950.4}
-    found, causes = run(waits=waits("sleep", sleep), off_cpu=gone, **former)
-    assert (causes.level, named(found)) == ("perf-system", {("blocked", sleep)})
-    # Whoever held that lock may have had no CPU.
-    found, _ = run(waits=waits("lock", "lock (futex)"), off_cpu=gone, **former)
-    assert named(found) == {("descheduled", "gave way to stress-ng")}
 
 
 @pytest.mark.parametrize(("name", "cause"), [

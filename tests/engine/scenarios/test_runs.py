@@ -76,7 +76,9 @@ class Session:
         tenants = [
             TenantResult(
                 name=tenant.name, issued=count, completed=count, failed=0, unserved=0,
-                throughput=TenantThroughput(requests_per_s=100, items_per_s=100, unit="items"),
+                throughput=TenantThroughput(
+                    requests_per_s=100, items_per_s=100, unit="items", items_per_request=1
+                ),
                 latency_ns=[1_000_000] * count, requests=times,
             )
             for tenant in run.tenants

@@ -40,7 +40,9 @@ def served(name: str, latency_ms: float, per_s: int, *, failed: int = 0) -> Tena
     latency = round(latency_ms * MS)
     return TenantResult(
         name=name, issued=n + 2, completed=n - failed, failed=failed, unserved=2,
-        throughput=TenantThroughput(requests_per_s=per_s, items_per_s=8 * per_s, unit="items"),
+        throughput=TenantThroughput(
+            requests_per_s=per_s, items_per_s=8 * per_s, unit="items", items_per_request=8
+        ),
         latency_ns=[latency] * (n - failed),
         requests=RequestLog(
             scheduled_ns=scheduled, started_ns=scheduled,

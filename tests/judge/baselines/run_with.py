@@ -10,12 +10,12 @@ import numpy as np
 from pytest_hwqueue.data.metrics.contention import Contention
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.data.records.samples import encode_samples
-from pytest_hwqueue.judge.baselines.runs import Run
+from pytest_hwqueue.judge.baselines.runs import StoredRun
 
 _SHARES = {"p50_ns": 0.5, "p90_ns": 0.9, "p95_ns": 0.95, "p99_ns": 0.99, "p999_ns": 0.999}
 
 
-def with_p99(run: Run, p99_ns: int) -> Run:
+def with_p99(run: StoredRun, p99_ns: int) -> StoredRun:
     """Return a run none of whose latencies is above ``p99_ns``, and whose slowest 1 % are it."""
     ordered = np.sort(np.rint(run.samples_ns()))
     ordered[int(0.99 * (run.n - 1)) :] = p99_ns

@@ -15,7 +15,6 @@ from pytest_hwqueue.data.records.conditions import PRECISION, SETTING_FIELDS, VE
 from pytest_hwqueue.data.records.declared import PACE
 from pytest_hwqueue.data.records.fingerprint import Value
 from pytest_hwqueue.data.records.stored import SessionFiles
-from pytest_hwqueue.judge.baselines.cell_file import read_cell, write_lines
 from pytest_hwqueue.judge.baselines.runs import (
     CellBaseline,
     FieldDifference,
@@ -118,32 +117,6 @@ def test_settings_and_versions_are_the_environment(name: str) -> None:
     one, other = (cell_of(make_record(soft={name: value})) for value in ("x", "y"))
     (found,) = differences(one, other)
     assert (found.field, found.kind) == (name, "environment")
-
-
-def test_device_times_of_before_definitions_are_told_apart_and_not_damaged(tmp_path: Path) -> None:
-    """Iterations that were not waited for once had a latency: first start to last end."""
-    record = make_record()
-    once = with_samples(record, host_ns=[])
-    stored = Store(tmp_path).add("main", once, "s")
-    assert read_cell(stored).header.sample.latency == "device_ns"
-    (found,) = differences(cell_of(once), cell_of(record))
-    assert (found.field, found.kind) == ("sample.latency", "identity")
-
-
-def test_an_own_test_that_is_named_without_its_place_is_refused(tmp_path: Path) -> None:
-    once, record = (
-        make_record("test_a.py::test_a", parts={"size": None}, definitions={"workload": version})
-        for version in (1, 2)
-    )
-    path = Store(tmp_path).add("main", record, "s")
-    header, *rest = path.read_text().splitlines()[:-1]
-    assert '"definitions": {"workload": 2}' in header
-    write_lines(path, [header.replace('{"workload": 2}', '{"workload": 1}'), *rest])
-    said = "is named by its file's name and function alone.*store its runs again"
-    with pytest.raises(RecordError, match=f"jsonl: test_a.py::test_a.* {said}"):
-        read_cell(path)
-    with pytest.raises(RecordError, match=said):
-        cell_of(once)
 
 
 def test_samples_of_another_kind_and_simulated_ones_do_not_compare() -> None:
