@@ -140,7 +140,7 @@ _NEED_MEASURING = (
 def add_options(parser: pytest.Parser) -> None:
     """Register the table with pytest: a command-line option and an ini key for each row.
 
-    `pytest --help` lists the common options, by topic, with one line each.
+    `pytest --help` lists the common options, by topic, and all keys, with one line each.
     """
     group = parser.getgroup("hwqueue", "hardware queues ([default]; more of it: `hwq help`)")
     for option in OPTIONS:
@@ -155,17 +155,7 @@ def add_options(parser: pytest.Parser) -> None:
         text = SUPPRESS if option.rare else text
         # Without `dest`, pytest compares it with each other's.
         group.addoption(option.command_line, dest=option.key, default=None, help=text, **how)
-        parser.addini(option.key, option.help, default=None)
-
-
-def hide_ini_keys(config: pytest.Config) -> None:
-    """Leave the ini keys out of `pytest --help`, where they would repeat the options.
-
-    pytest lists every key it knows, with no public way to leave one out.
-    """
-    known: dict[str, object] = getattr(config._parser, "_inidict", {})
-    for option in OPTIONS:
-        known.pop(option.key, None)
+        parser.addini(option.key, option.line, default=None)
 
 
 def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:

@@ -19,7 +19,6 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest.config import _prepareconfig
 from pydantic import TypeAdapter
 
 from pytest_hwqueue.answers.versions.imports import report_now
@@ -28,6 +27,12 @@ from pytest_hwqueue.parts.processes.launched import LOOPBACK, host_store
 from pytest_hwqueue.parts.processes.remote import remote
 from pytest_hwqueue.parts.processes.unwatched import stop_coverage
 from pytest_hwqueue.plugin import keys
+from pytest_hwqueue.plugin.pytest_internals import (
+    import_builtin_plugins,
+    redirect_terminal,
+    tear_down_to,
+    terminal_file,
+)
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 from pytest_hwqueue.plugin.worker.calls import SessionCalls, WorkerStart
 from pytest_hwqueue.plugin.worker.services import Fitness
@@ -36,6 +41,9 @@ from pytest_hwqueue.plugin.worker.test_run import LISTED, packed
 if TYPE_CHECKING:
     import warnings
 
+
+# The fork server imports this module ahead.
+import_builtin_plugins()
 
 # How much captured output of a test goes with its report, at its beginning and at its end each.
 _HALF_OF_OUTPUT = 500_000
@@ -122,7 +130,7 @@ class WorkerPlugin:
                 continue
             if promised is not None and promised is not item:
                 # Fixtures were kept for a test that does not follow after all.
-                session._setupstate.teardown_exact(item)
+                tear_down_to(session, item)
             promised = items.get(command["next"])
             self._sink.key = command["key"]
             try:
@@ -182,7 +190,8 @@ class WorkerPlugin:
         config, reporter = self._config, self._reporter()
         live = config.getoption("log_cli_level") is not None or config.getini("log_cli")
         if reporter is not None and (live or config.option.setupshow):
-            self._listed = reporter._tw._file = _Listed(reporter._tw._file)
+            self._listed = _Listed(terminal_file(config))
+            redirect_terminal(config, self._listed)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logstart(self) -> Generator[None, None, None]:
@@ -231,6 +240,12 @@ class WorkerPlugin:
                 nodeid,
                 location,
             )
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, int | None, int | None]:
+        """Undo what the session's arguments ask of the session alone, before anything reads it."""
+        _configure(config, self._start)
+        return (yield)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Keep the config; let the fixtures find the sink and what records say of this process."""
@@ -291,10 +306,7 @@ def _serve(channel: Channel) -> None:
     start = TypeAdapter(WorkerStart).validate_python(command["start"])
     os.environ.update(start.environment)
     os.chdir(start.folder)
-    plugin = WorkerPlugin(channel, start)
-    config = _prepareconfig(start.arguments, [plugin])
-    _configure(config, start)
-    status = config.hook.pytest_cmdline_main(config=config)
+    status = pytest.main(start.arguments, [WorkerPlugin(channel, start)])
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
         # A rank has failed: leaving the group in order would wait for it.

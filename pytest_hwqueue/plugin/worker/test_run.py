@@ -38,7 +38,7 @@ from pytest_hwqueue.plugin.worker.services import SchedulerServices
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.noise import NoiseRound
-    from pytest_hwqueue.options.progress import Progress
+    from pytest_hwqueue.plugin.progress import Progress
 
 
 LISTED = "hwq_listed"
