@@ -48,24 +48,19 @@ def with_options(
     return decorate
 
 
-class Asked(Settings):
-    """The settings of a command: from its options, else the environment; no ini file is read.
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Return the settings of a command: from its options, else the environment; of no ini file."""
 
-    As all defaults they are read, or refused as `BadOption`, when first asked for.
-    """
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.__dict__["_given"] = given
-
-    def text_of(self, option: Option[Any]) -> tuple[str, str]:
-        """Return where an option was given, and its text."""
-        given = self.__dict__["_given"].get(option.field)
+    def source(option: Option[Any]) -> tuple[str, str]:
+        text = given.get(option.field)
         if option.repeatable:
-            given = "\n".join(given)
-        if given:
-            return f"--{option.name}", "yes" if option.flag else given
+            text = "\n".join(text or ())
+        if text:
+            return f"--{option.name}", "yes" if option.flag else text
         text = os.environ.get(option.variable) or option.default
         return f"environment variable {option.variable}", text
+
+    return Settings(source)
 
 
 def given_options(given: Mapping[str, Any]) -> Iterator[tuple[Option[Any], tuple[str, ...]]]:
@@ -239,7 +234,7 @@ def gate_settings(given: Mapping[str, Any]) -> GateSettings:
     """Return the gate's settings from those of its options that a command has."""
     from pytest_hwqueue.judge.verdict import GateSettings
 
-    asked = Asked(given)
+    asked = settings_of(given)
     fields = {name.replace("-", "_"): name for name in GATE if name.replace("-", "_") in given}
     values = {field: getattr(asked, field) for field in fields}
     with within(f"--{', --'.join(fields.values())}"):

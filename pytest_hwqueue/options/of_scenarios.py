@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pytest_hwqueue.data.errors import BadOption, HwqError, meant, refused_as, within
-from pytest_hwqueue.options.of_commands import Asked, combined, out_file, say
+from pytest_hwqueue.options.of_commands import combined, out_file, say, settings_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -208,7 +208,7 @@ def session_devices(given: dict[str, Any]) -> AbstractContextManager[None]:
     """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
     from pytest_hwqueue.parts.devices.lease import session_leases
 
-    return session_leases(say, Asked(given).lease_timeout)
+    return session_leases(say, settings_of(given).lease_timeout)
 
 
 def which_settings(
@@ -225,7 +225,7 @@ def which_settings(
     from pytest_hwqueue.parts.workloads.tenants.shapes import missing_package
 
     check_functions(scenario, file)
-    asked, here = Asked(given), Path.cwd()
+    asked, here = settings_of(given), Path.cwd()
     device = only_device(asked.device)
     duration_s = scenario.duration_s(resolve_size(asked.size, device.kind))
     if given.get("duration") is not None:

@@ -399,7 +399,9 @@ def test_defaults_are_valid_and_settings_do_not_change() -> None:
     assert found.streams is None
     assert (found.scheduler, found.dispatch, found.iterations) == (("native",), ("auto",), None)
     with pytest.raises(AttributeError, match="'seed' was read and stays"):
-        found.seed = 1
+        found.seed = 1  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        found.sed = 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -17,7 +17,14 @@ import click
 
 from pytest_hwqueue.data.errors import BadOption, HwqError
 from pytest_hwqueue.options import of_scenarios as common
-from pytest_hwqueue.options.of_commands import INTERRUPTED, USAGE, Asked, output, say, with_options
+from pytest_hwqueue.options.of_commands import (
+    INTERRUPTED,
+    USAGE,
+    output,
+    say,
+    settings_of,
+    with_options,
+)
 from pytest_hwqueue.options.values import share
 
 if TYPE_CHECKING:
@@ -107,7 +114,7 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(measurer)
-            until = Asked(given).until
+            until = settings_of(given).until
             with common.interrupts() as interrupted:
                 runs.take_turns(
                     all_runs(wanted), given["rounds"], wanted, until, progress.run_begins
