@@ -17,6 +17,7 @@ from pytest_hwqueue.data.errors import HwqError
 from pytest_hwqueue.options.of_commands import (
     INTERRUPTED,
     OUT_FILE,
+    OutFiles,
     combined,
     out_file,
     output,
@@ -93,7 +94,7 @@ def _merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
             err=True,
         )
     document = fleet_document(found)
-    output(document, given, lambda: fleet_json(found))
+    output(document, OutFiles.of(given), lambda: fleet_json(found))
     if given["html"]:
         write_fleet_page(given["html"], found, document)
     if given["prometheus"]:

@@ -91,7 +91,9 @@ def history(
         rate=accepted, pool_machines=pool_machines,
     )  # fmt: skip
     options.output(
-        history_document(found), given, lambda: found.model_dump_json(by_alias=True) + "\n"
+        history_document(found),
+        options.OutFiles.of(given),
+        lambda: found.model_dump_json(by_alias=True) + "\n",
     )
 
 
