@@ -19,11 +19,12 @@ from pytest_hwqueue.parts.processes.channel import Message
 
 Interface = TypeVar("Interface")
 Method = TypeVar("Method", bound=Callable[..., None])
+_ONE_WAY: set[Callable[..., object]] = set()
 
 
 def one_way(method: Method) -> Method:
     """Mark a method whose caller continues at once, and never hears of an error."""
-    vars(method)["one_way"] = True
+    _ONE_WAY.add(method)
     return method
 
 
@@ -43,7 +44,6 @@ def remote(
         answer: waits for the next message of kind ``answer``; not called if all are one-way.
 
     """
-
     # It answers to the interface's names, and has none of its state, which is at the other end.
     return cast("Interface", _Remote(interface, send, answer))
 
@@ -54,20 +54,26 @@ class _Remote:
     def __init__(
         self, interface: type, send: Callable[..., None], answer: Callable[[], Message]
     ) -> None:
-        self._methods = _public(interface)
+        # Read once: some calls are made while something is measured.
+        self._methods = {
+            name: (method, inspect.signature(method)) for name, method in _public(interface).items()
+        }
         self._send = send
         self._answer = answer
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in self._methods:
             raise AttributeError(f"{name} is no method that can be called in another process")
-        return partial(self._call, self._methods[name])
+        return partial(self._call, *self._methods[name])
 
-    def _call(self, method: Callable[..., object], *positional: object, **named: object) -> object:
-        # In the place of ``self``, which does not travel.
-        arguments = inspect.signature(method).bind(None, *positional, **named).arguments
-        content = to_jsonable_python(dict([*arguments.items()][1:]), fallback=str)
-        waits = not hasattr(method, "one_way")
+    def _call(
+        self, method: Callable[..., object], signature: inspect.Signature, /,
+        *positional: object, **named: object,
+    ) -> object:  # fmt: skip
+        arguments = dict(signature.bind(self, *positional, **named).arguments)
+        del arguments["self"]
+        content = to_jsonable_python(arguments, fallback=str)
+        waits = method not in _ONE_WAY
         self._send("call", method=method.__name__, arguments=content, waits=waits)
         if not waits:
             return None
