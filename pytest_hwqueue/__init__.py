@@ -1,8 +1,9 @@
 """Does this GPU, this driver, this scheduler keep my tail latency? A pytest plugin and suite.
 
 The names in ``__all__`` are public: for annotations in tests, for tools that read records, and for
-packages that add workloads, schedulers, noises, devices or reports. docs/api.md lists them by
-purpose. Each is imported on first use, so importing this package imports neither torch nor numpy.
+packages that add workloads, schedulers, noises, devices, reports or commands. docs/api.md lists
+them by purpose. Each is imported on first use, so importing this package imports neither torch nor
+numpy.
 Everything else is internal and changes without notice.
 """
 

@@ -90,7 +90,7 @@ def test_what_those_leave_out_runs_by_the_clock() -> None:
     found = yaml.safe_load(_WORKFLOWS["slow.yml"])
     assert found[True].keys() == {"schedule", "workflow_dispatch"}
     environments = found["jobs"]["slow"]["strategy"]["matrix"]["environment"]
-    assert environments == ["tests -- -m slow", "browser"]
+    assert environments == ["tests -- -m slow", "browser", "pytest-main"]
     project = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '"not slow and not browser"' in project
 

@@ -1,4 +1,4 @@
-"""``hwq`` itself: the table of its commands, and the exit status of all.
+"""``hwq`` itself: the table of its commands, those of other packages, and the exit status of all.
 
 A command's module is imported when it is called, so that help and every other command start without
 it. Measuring commands end with pytest's own exit status: 0 all measured, 1 failed cells, 2
@@ -14,12 +14,14 @@ import textwrap
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
 import click
 
 from pytest_hwqueue import __version__
-from pytest_hwqueue.data.errors import HwqError, meant
+from pytest_hwqueue.data.errors import BadInput, HwqError, meant
+from pytest_hwqueue.data.extensions import Registry, origin, package
 from pytest_hwqueue.options.of_commands import INTERRUPTED, REFUSED, USAGE, refusal
 
 
@@ -30,6 +32,12 @@ class ListedCommand(NamedTuple):
     attribute: str
     line: str
     leads: bool = False
+
+    def command(self) -> click.Command:
+        """Import it."""
+        module = import_module(f"pytest_hwqueue.{self.module}")
+        command: click.Command = getattr(module, self.attribute)
+        return command
 
 
 COMMANDS = {
@@ -123,6 +131,18 @@ COMMANDS = {
 _ALIASES = {"run-priority": "run", "diff": "compare", "info": "doctor", "profile": "trace"}
 
 
+def _adopt(point: EntryPoint, command: Any) -> Callable[[], click.Command]:
+    if not isinstance(command, click.Command):
+        raise BadInput(f"{origin(point)} names {command!r}, which is no command of click's")
+    return lambda: command
+
+
+_ALL = Registry[Callable[[], click.Command]](
+    "pytest_hwqueue.commands",
+    {name: COMMANDS[_ALIASES.get(name, name)].command for name in (*COMMANDS, *_ALIASES)},
+    _adopt,
+)
+
 # Status 1 of these says that something got worse, so nothing else ends with it.
 _COMPARING = ("ab", "baseline", "bisect", "compare", "history")
 
@@ -141,15 +161,25 @@ class _Commands(click.Group):
     """Gives wrong usage pytest's exit status: click's own, 2, is pytest's "interrupted"."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted((*COMMANDS, *_ALL.added))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, with its help also where ``python -OO`` has dropped docstrings."""
-        found = COMMANDS.get(_ALIASES.get(cmd_name, cmd_name))
-        if found is None:
+        """Import a command, with its help also where ``python -OO`` has dropped docstrings.
+
+        Raises:
+            BadInput: naming the package whose command cannot be used.
+
+        """
+        try:
+            load = _ALL.get(cmd_name)
+        except BadInput:
+            # The shell that completes a word shows no error.
+            if ctx.resilient_parsing:
+                return None
+            raise
+        if load is None:
             return None
-        module = import_module(f"pytest_hwqueue.{found.module}")
-        command: click.Command = getattr(module, found.attribute)
+        command = load()
         own = command.commands.values() if isinstance(command, click.Group) else ()
         for each in (command, *own):
             if each.help is None and each.callback is not None:
@@ -161,19 +191,24 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            near = meant(name, (*COMMANDS, *_ALIASES))
+            near = meant(name, _ALL)
             raise click.UsageError(f"no command is {name!r}; {near}`hwq --help` lists them", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List each command with its line; of other packages', which are not imported, whose."""
+        lines = {name: each.line for name, each in COMMANDS.items()}
+        lines |= {name: f"from {package(point)}" for name, point in _ALL.added.items()}
         leading = [name for name, each in COMMANDS.items() if each.leads]
         more = [name for name in self.list_commands(ctx) if name not in leading]
-        room = formatter.width - 6 - max(map(len, COMMANDS))
+        room = formatter.width - 6 - max(map(len, lines))
         for title, names in (("Commands", leading), ("More commands", more)):
             with formatter.section(title):
-                lines = {name: click.Command(name, help=COMMANDS[name].line) for name in names}
                 formatter.write_dl(
-                    [(name, each.get_short_help_str(room)) for name, each in lines.items()]
+                    [
+                        (name, click.Command(name, help=lines[name]).get_short_help_str(room))
+                        for name in names
+                    ]
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -182,6 +217,9 @@ class _Commands(click.Group):
         except click.UsageError as error:
             error.exit_code = USAGE  # type: ignore[misc]
             raise
+        except BadInput as error:
+            # Of the help, which lists other packages' commands.
+            raise refusal(error, USAGE) from None
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the command, and exit with the status that it returns or that its error has."""

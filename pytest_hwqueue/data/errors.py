@@ -154,6 +154,29 @@ class RefusedFigure(HwqError, AssertionError):
     """A refused figure was used in a comparison; the text says what it lacks and how to get it."""
 
 
+TRAVELLING: dict[str, type[HwqError]] = {
+    "bad input": BadInput,
+    "not applicable": NotApplicable,
+    "own code failed": OwnCodeFailed,
+    "device": DeviceError,
+    "lease": LeaseError,
+    "not proven": NotProven,
+    "invalid measurement": InvalidMeasurement,
+    "record": RecordError,
+    "check failed": CheckFailed,
+    "bound missed": BoundMissed,
+    "refused figure": RefusedFigure,
+    "error": HwqError,
+}
+"""What an error is in another process, made of its text there, by the word that travels."""
+
+
+def travelling_as(error: HwqError) -> str:
+    """Return the word of the nearest class in `TRAVELLING` that an error belongs to."""
+    words = {kind: word for word, kind in TRAVELLING.items()}
+    return next(words[kind] for kind in type(error).__mro__ if kind in words)
+
+
 @contextmanager
 def within(place: str = "", *, remedy: str = "") -> Iterator[None]:
     """Begin our errors' texts with a place (a file, an option, a field), end them with a remedy."""

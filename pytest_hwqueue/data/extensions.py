@@ -117,5 +117,9 @@ def _exit_raised() -> Iterator[None]:
 
 def origin(point: EntryPoint) -> str:
     """Describe an entry point for messages: its package, its group, and what it names."""
-    package = "a package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-    return f"{package}: entry point {point.name} = {point.value} of {point.group}"
+    return f"{package(point)}: entry point {point.name} = {point.value} of {point.group}"
+
+
+def package(point: EntryPoint) -> str:
+    """Return the name and the version of an entry point's package."""
+    return "a package" if point.dist is None else f"{point.dist.name} {point.dist.version}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,24 +49,19 @@ def with_options(
     return decorate
 
 
-class Asked(Settings):
-    """The settings of a command: from its options, else the environment; no ini file is read.
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Return the settings of a command: from its options, else the environment; of no ini file."""
 
-    As all defaults they are read, or refused as `BadOption`, when first asked for.
-    """
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.__dict__["_given"] = given
-
-    def text_of(self, option: Option[Any]) -> tuple[str, str]:
-        """Return where an option was given, and its text."""
-        given = self.__dict__["_given"].get(option.field)
+    def source(option: Option[Any]) -> tuple[str, str]:
+        text = given.get(option.field)
         if option.repeatable:
-            given = "\n".join(given)
-        if given:
-            return f"--{option.name}", "yes" if option.flag else given
+            text = "\n".join(text or ())
+        if text:
+            return f"--{option.name}", "yes" if option.flag else text
         text = os.environ.get(option.variable) or option.default
         return f"environment variable {option.variable}", text
+
+    return Settings(source)
 
 
 def given_options(given: Mapping[str, Any]) -> Iterator[tuple[Option[Any], tuple[str, ...]]]:
@@ -137,10 +133,37 @@ def say(text: str) -> None:
     click.echo(f"hwq {click.get_current_context().command.name}: {text}", err=True)
 
 
+@dataclass(frozen=True)
+class OutFiles:
+    """The files that a command is to write; None for none.
+
+    Attributes:
+        json: of all figures (--json).
+        markdown: of what is printed (--markdown).
+        svg: of what it draws (--svg).
+
+    """
+
+    json: Path | None = None
+    markdown: Path | None = None
+    svg: Path | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> OutFiles:
+        """Return those among a command's options."""
+        return cls(given.get("json_file"), given.get("markdown"), given.get("svg"))
+
+    def named(self) -> Iterator[tuple[str, Path]]:
+        """Yield each with its option."""
+        for name in ("json", "markdown", "svg"):
+            path: Path | None = getattr(self, name)
+            if path is not None:
+                yield f"--{name}", path
+
+
 def output(
-    document: Document, given: Mapping[str, Any] | None = None,
-    as_json: Callable[[], str] | None = None, *, kept: Path | None = None,
-    written: Document | None = None,
+    document: Document, files: OutFiles = OutFiles(), as_json: Callable[[], str] | None = None,
+    *, kept: Path | None = None, written: Document | None = None,
 ) -> None:  # fmt: skip
     """Print a document, and write it where --json and --markdown say.
 
@@ -148,7 +171,7 @@ def output(
 
     Args:
         document: is printed.
-        given: the command's options, if it has those two.
+        files: where it is written, too.
         as_json: returns the text of --json.
         kept: a file that gets this text in any case.
         written: goes to --markdown in place of what is printed.
@@ -159,14 +182,13 @@ def output(
     from pytest_hwqueue.data.safe_files import write_text
 
     print_document(document)
-    given = given or {}
-    files = [path for path in (given.get("json_file"), kept) if path]
-    if as_json is not None and files:
+    texts = [path for path in (files.json, kept) if path]
+    if as_json is not None and texts:
         text = as_json()
-        for path in files:
+        for path in texts:
             write_text(path, text)
-    if given.get("markdown") is not None:
-        write_text(given["markdown"], markdown(written or document))
+    if files.markdown is not None:
+        write_text(files.markdown, markdown(written or document))
 
 
 class PassesOn(click.Command):
@@ -239,7 +261,7 @@ def gate_settings(given: Mapping[str, Any]) -> GateSettings:
     """Return the gate's settings from those of its options that a command has."""
     from pytest_hwqueue.judge.verdict import GateSettings
 
-    asked = Asked(given)
+    asked = settings_of(given)
     fields = {name.replace("-", "_"): name for name in GATE if name.replace("-", "_") in given}
     values = {field: getattr(asked, field) for field in fields}
     with within(f"--{', --'.join(fields.values())}"):

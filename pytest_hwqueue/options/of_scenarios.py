@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from pytest_hwqueue.data.errors import BadOption, HwqError, meant, refused_as, within
-from pytest_hwqueue.options.of_commands import Asked, combined, out_file, say
+from pytest_hwqueue.options.of_commands import OutFiles, combined, out_file, say, settings_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from typing_extensions import Self
 
     from pytest_hwqueue.engine.scenarios.file import Scenario
     from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
     from pytest_hwqueue.engine.scenarios.planned_runs import Case
+    from pytest_hwqueue.options.options import Settings
     from pytest_hwqueue.parts.processes.starting import ForkServer
 
 
@@ -83,6 +86,34 @@ def scenario_options(drawn: str) -> Callable[[click.decorators.FC], click.decora
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ScenarioOptions:
+    """What a command that takes a scenario was asked.
+
+    Attributes:
+        file: of the scenario.
+        settings: the plugin's options among the command's.
+        files: to write.
+        variant: the only one to measure; None for all.
+        schedulers: the only rows to measure, as given; None for all.
+
+    """
+
+    file: Path
+    settings: Settings
+    files: OutFiles
+    variant: str | None
+    schedulers: str | None
+
+    @classmethod
+    def of(cls, file: Path, given: Mapping[str, Any]) -> Self:
+        """Sort a command's options: its own by the class's fields, the plugin's as settings."""
+        names = {field.name for field in fields(cls)}
+        own = {name: value for name, value in given.items() if name in names}
+        plugins = {name: value for name, value in given.items() if name not in names}
+        return cls(file=file, settings=settings_of(plugins), files=OutFiles.of(given), **own)
+
+
 def unopened_modes(wanted: Sequence[Case], settings: WhichSettings) -> list[str]:
     """Return why modes cannot be opened; refuse a scenario of which no case can be measured."""
     from pytest_hwqueue.parts.schedulers.syntax import unopened
@@ -121,13 +152,12 @@ def figures_json(found: BaseModel) -> str:
 
 
 def selected(
-    file: Path, given: dict[str, Any], noise: str, elsewhere: str, always: Sequence[str] = ()
+    asked: ScenarioOptions, noise: str, elsewhere: str, always: Sequence[str] = ()
 ) -> tuple[Scenario, list[Case]]:
     """Return a scenario and the cases of it that a command is to measure.
 
     Args:
-        file: of the scenario.
-        given: the command's options.
+        asked: the command's options.
         noise: why a scenario with noises is refused.
         elsewhere: how to get a picture where none can be drawn.
         always: modes that the command measures even if the scenario does not list them.
@@ -139,40 +169,38 @@ def selected(
     from pytest_hwqueue.data.document.drawing import INSTALL, can_plot
     from pytest_hwqueue.engine.scenarios.file import read_scenario
 
-    scenario = read_scenario(file)
+    scenario = read_scenario(asked.file)
     if scenario.noise:
-        raise HwqError(f"{file}: noise: {noise}")
-    wanted = _wanted_cases(scenario, given, always)
-    if given["svg"] is not None and not can_plot():
+        raise HwqError(f"{asked.file}: noise: {noise}")
+    wanted = _wanted_cases(scenario, asked, always)
+    if asked.files.svg is not None and not can_plot():
         raise HwqError(f"--svg: {INSTALL}; {elsewhere}")
-    for name in ("json_file", "markdown", "svg"):
-        path = given[name]
-        if path is not None and not path.absolute().parent.is_dir():
-            option = name.removesuffix("_file")
-            raise HwqError(f"--{option}: {path}: there is no folder {path.parent}")
+    for option, path in asked.files.named():
+        if not path.absolute().parent.is_dir():
+            raise HwqError(f"{option}: {path}: there is no folder {path.parent}")
     return scenario, wanted
 
 
-def _wanted_cases(scenario: Scenario, given: dict[str, Any], always: Sequence[str]) -> list[Case]:
+def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[str]) -> list[Case]:
     """Return the cases that --variant and --schedulers select; exit if there are none."""
     from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases
     from pytest_hwqueue.parts.schedulers.syntax import THREADS, parse_entry, split_entries
 
     found = cases(scenario)
-    if given["variant"] is not None:
+    if asked.variant is not None:
         names = [variant.name for variant in scenario.variants]
-        if given["variant"] not in names:
-            raise BadOption("--variant", given["variant"], f"choose from {', '.join(names)}"
+        if asked.variant not in names:
+            raise BadOption("--variant", asked.variant, f"choose from {', '.join(names)}"
                             if names else "the scenario has none")  # fmt: skip
-        found = [case for case in found if case.variant and case.variant.name == given["variant"]]
-    if given["schedulers"] is None:
+        found = [case for case in found if case.variant and case.variant.name == asked.variant]
+    if asked.schedulers is None:
         return found
     in_threads = f"{THREADS}-"
     rows = [Case(scenario, None, case.placement, case.scheduler).id for case in found]
     there = ", ".join(dict.fromkeys(rows))
     modes = []
     with within("--schedulers", remedy=f"the scenario has {there}"):
-        for entry in split_entries(given["schedulers"]):
+        for entry in split_entries(asked.schedulers):
             mode = entry.removeprefix(in_threads)
             modes += [f"{entry.removesuffix(mode)}{each}" for each in parse_entry(mode)]
     # One without parameters stands for any, and one without its placement for both.
@@ -204,17 +232,25 @@ def interrupts() -> Iterator[list[bool]]:
         happened.append(True)
 
 
-def session_devices(given: dict[str, Any]) -> AbstractContextManager[None]:
+def session_devices(settings: Settings) -> AbstractContextManager[None]:
     """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
     from pytest_hwqueue.parts.devices.lease import session_leases
 
-    return session_leases(say, Asked(given).lease_timeout)
+    return session_leases(say, settings.lease_timeout)
 
 
 def which_settings(
-    scenario: Scenario, file: Path, given: dict[str, Any], folder: str
+    scenario: Scenario, asked: ScenarioOptions, folder: str, duration: str | None = None
 ) -> WhichSettings:
-    """Return how runs are measured; records go to this folder in --dir."""
+    """Return how runs are measured.
+
+    Args:
+        scenario: what is measured.
+        asked: the command's options.
+        folder: of the records, in --dir.
+        duration: as given with --duration; the scenario's own by default.
+
+    """
     from pytest_hwqueue.data.redaction import redacted_command
     from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
     from pytest_hwqueue.engine.scenarios.own_functions import check_functions
@@ -224,13 +260,13 @@ def which_settings(
     from pytest_hwqueue.parts.processes.git import provenance_of
     from pytest_hwqueue.parts.workloads.tenants.shapes import missing_package
 
+    file, settings, here = asked.file, asked.settings, Path.cwd()
     check_functions(scenario, file)
-    asked, here = Asked(given), Path.cwd()
-    device = only_device(asked.device)
-    duration_s = scenario.duration_s(resolve_size(asked.size, device.kind))
-    if given.get("duration") is not None:
-        duration_s = seconds("--duration", given["duration"])
-    weights = asked.weights and here / asked.weights
+    device = only_device(settings.device)
+    duration_s = scenario.duration_s(resolve_size(settings.size, device.kind))
+    if duration is not None:
+        duration_s = seconds("--duration", duration)
+    weights = settings.weights and here / settings.weights
     if weights is not None:
         lacking = missing_weights(scenario.tenants, weights)
         if lacking is not None:
@@ -243,16 +279,16 @@ def which_settings(
     unset = unset_variable(scenario.tenants, file)
     if unset is not None:
         raise HwqError(unset)
-    with refused_as("--commit", asked.commit):
-        provenance = provenance_of(file.absolute().parent, asked.commit)
+    with refused_as("--commit", settings.commit):
+        provenance = provenance_of(file.absolute().parent, settings.commit)
     return WhichSettings(
         device=device.label,
-        size=asked.size,
+        size=settings.size,
         duration_s=duration_s,
-        seed=asked.seed,
-        timeout_s=asked.timeout,
-        scheduler_paths=asked.scheduler_paths(Path()),
-        folder=here / asked.dir / folder,
+        seed=settings.seed,
+        timeout_s=settings.timeout,
+        scheduler_paths=settings.scheduler_paths(Path()),
+        folder=here / settings.dir / folder,
         scenario_folder=file.absolute().parent,
         weights=weights,
         command=redacted_command(["hwq", *sys.argv[1:]], scenario.secrets()),

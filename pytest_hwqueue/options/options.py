@@ -6,7 +6,7 @@ An option ``--hwq-max-time`` is also the ini key ``hwq_max_time`` and the enviro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from pytest_hwqueue.options import values as read
 from pytest_hwqueue.parts.workloads import MAXIMUM_STREAMS
@@ -62,9 +62,18 @@ class Option(Generic[Value]):
         self.command_line, self.variable = f"--hwq-{self.name}", self.key.upper()
 
     def __get__(self, settings: Settings, owner: type) -> Value:
-        """Read the default, which nobody has given otherwise."""
-        value = settings.__dict__[self.field] = self.parse(*settings.text_of(self))
+        """Return the setting's value."""
+        value: Value = settings.value_of(self)
         return value
+
+    def __set__(self, settings: Settings, value: NoReturn) -> NoReturn:
+        """Refuse it: settings are read, and stay.
+
+        Raises:
+            AttributeError: naming the setting.
+
+        """
+        raise AttributeError(f"the setting {self.field!r} was read and stays")
 
     def line_with(self, default: str) -> str:
         """Return the line, followed by a default."""
@@ -91,12 +100,25 @@ TOPICS = {
 """Titles of topics. They and their options stand in the order of help texts."""
 
 
+def by_default(option: Option[Any]) -> tuple[str, str]:
+    """Return the source and the text of an option that nobody has given."""
+    return option.command_line, option.default
+
+
 class Settings:
     """All settings of a session, checked. Times are in seconds, as the user gave them.
 
-    Only those given are read at once; a default is read when it is first asked for, since a
-    session that measures nothing need not import what knows devices, modes and noises.
+    Only those given are read at once; another is read, or refused as `BadOption`, when it is first
+    asked for, since a session that measures nothing need not import what knows devices, modes and
+    noises.
+
+    Args:
+        source: returns where an option was given, and its text, of one that has no value yet.
+        values: of options, by their fields.
+
     """
+
+    __slots__ = ("_source", "_values")
 
     # fmt: off
     # What most people come for stands first.
@@ -328,22 +350,20 @@ class Settings:
         "and jitter, each a factor within 1 ± AMPLITUDE, such as run=0.05,jitter=0.1", rare=True)
     # fmt: on
 
-    def __init__(self, **given: Any) -> None:
-        self.__dict__.update(given)
+    def __init__(
+        self, source: Callable[[Option[Any]], tuple[str, str]] = by_default, **values: Any
+    ) -> None:
+        self._source, self._values = source, values
 
-    # Hidden from type checkers, which would let it set anything.
-    if not TYPE_CHECKING:
-
-        def __setattr__(self, field: str, value: Any) -> None:
-            raise AttributeError(f"the setting {field!r} was read and stays")
-
-    def text_of(self, option: Option[Any]) -> tuple[str, str]:
-        """Return an option's name and its text, where it was not given: by default."""
-        return option.command_line, option.default
+    def value_of(self, option: Option[Any]) -> Any:
+        """Return an option's value; read its text when it is first asked for."""
+        if option.field not in self._values:
+            self._values[option.field] = option.parse(*self._source(option))
+        return self._values[option.field]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values of all fields."""
-        return {option.field: getattr(self, option.field) for option in OPTIONS}
+        return {option.field: self.value_of(option) for option in OPTIONS}
 
     def scheduler_paths(self, folder: Path) -> SchedulerPaths:
         """Where schedulers find their files; paths are relative to ``folder``, pytest's root."""

@@ -1,14 +1,10 @@
-"""Shows what is being measured, with its rate and an estimate, on a terminal only.
-
-What a person must know elsewhere too, such as why nothing happens, becomes a line of the output.
-"""
+"""Shows what is being measured, with its rate and an estimate, on a terminal only."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import pytest
     from rich.console import Console
     from rich.progress import Progress as Bar
     from typing_extensions import Self
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.engine.scenarios.planned_runs import Case
 
 
-def _open_bar(console: Console, *, counts: bool) -> Bar:
+def open_bar(console: Console, *, counts: bool) -> Bar:
     """Return a transient line with one task, which is not shown yet."""
     from rich import progress
 
@@ -37,62 +33,6 @@ def _open_bar(console: Console, *, counts: bool) -> Bar:
     return bar
 
 
-class Progress:
-    """One transient line under pytest's output, on a terminal only."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._reporter = config.pluginmanager.get_plugin("terminalreporter")
-        self._writer = config.get_terminal_writer() if self._reporter is not None else None
-        self._watched = bool(
-            self._reporter is not None and self._reporter.isatty and self._reporter.verbosity >= 0
-        )
-        self._bar: Bar | None = None
-        # What is left of the session.
-        self.outlook = ""
-
-    def show(self, text: str) -> None:
-        """Show a sentence."""
-        self.update(text, "", 0, 0)
-
-    def announce(self, text: str) -> None:
-        """Show a sentence that must be seen; where nobody watches, as a line of the output."""
-        if self._watched:
-            self.show(text)
-        elif self._reporter is not None:
-            self._reporter.ensure_newline()
-            self._reporter.write_line(f"hwqueue: {text}")
-
-    def update(self, name: str, stage: str, done: int, planned: int) -> None:
-        """Show a cell's progress; ``planned`` is 0 if unknown."""
-        if not self._watched:
-            return
-        bar = self._open()
-        description = "  ".join(filter(None, (self.outlook, name, stage)))
-        (task,) = bar.tasks
-        if task.description != description:
-            bar.reset(task.id, description=description, total=planned or None)
-        bar.update(task.id, completed=done, total=planned or None)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _open(self) -> Bar:
-        if self._bar is None:
-            from rich.console import Console
-
-            assert self._reporter is not None
-            assert self._writer is not None
-            self._reporter.ensure_newline()
-            # pytest captures standard output; its own writer still reaches the terminal.
-            shown_on = Console(file=self._writer._file, force_terminal=True)
-            self._bar = _open_bar(shown_on, counts=True)
-            self._bar.start()
-        return self._bar
-
-
 class WhichProgress:
     """Of ``hwq which``: a transient line on a terminal; a permanent one for each finished run."""
 
@@ -102,7 +42,7 @@ class WhichProgress:
         from rich.console import Console
 
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bar = _open_bar(self._console, counts=False)
+        self._bar = open_bar(self._console, counts=False)
         self._done, self._all = 0, 1
 
     def __enter__(self) -> Self:

@@ -80,8 +80,6 @@ def pytest_configure(config: pytest.Config) -> None:
     with wrong_usage():
         config.stash[SETTINGS] = reading.read_settings(config)
         reading.check_combinations(config, config.stash[SETTINGS])
-    if config.option.help:
-        reading.hide_ini_keys(config)
     if config.stash[SETTINGS].report is not None:
         from pytest_hwqueue.plugin.page import refuse_unwritable
 

@@ -25,6 +25,7 @@ from pytest_hwqueue.judge.verdict import GateSettings
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.processes.git import commit_of, is_in, shallow, top_level
 from pytest_hwqueue.parts.processes.reaper import signals_interrupt
+from pytest_hwqueue.plugin.pytest_internals import tests_among
 from pytest_hwqueue.plugin.reading import wrong_usage
 
 # Options of pytest's cache, which the runs lack: they receive their tests one by one. A trace
@@ -144,8 +145,7 @@ class Against:
         config = self._config
         added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         words = [*map(_Word, added), *map(_Word, config.invocation_params.args)]
-        # Only pytest knows which word is a test and which an option's value that reads the same.
-        tests = set(map(id, config._parser.parse(words).file_or_dir))
+        tests = set(map(id, tests_among(config, words)))
         return [str(each) for each in words if id(each) not in tests and each not in _NOT_FOR_RUNS]
 
 

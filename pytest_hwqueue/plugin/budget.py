@@ -23,9 +23,9 @@ import pytest
 from pytest_hwqueue.data.errors import RecordError, files
 from pytest_hwqueue.data.metrics.numbers import duration
 from pytest_hwqueue.data.safe_files import write_text
-from pytest_hwqueue.options.progress import Progress
 from pytest_hwqueue.plugin.checks import skip_refused
 from pytest_hwqueue.plugin.keys import LEFT_OUT, REFUSED, SESSION, SETTINGS
+from pytest_hwqueue.plugin.progress import Progress
 
 
 class TimeLeft:

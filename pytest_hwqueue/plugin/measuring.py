@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.data.errors import on_one_line
-from pytest_hwqueue.options.progress import Progress
 from pytest_hwqueue.plugin.budget import Budget
 from pytest_hwqueue.plugin.keys import (
     ASSIGNMENT,
@@ -23,6 +22,8 @@ from pytest_hwqueue.plugin.keys import (
     isolates,
 )
 from pytest_hwqueue.plugin.mirror import mirror
+from pytest_hwqueue.plugin.progress import Progress
+from pytest_hwqueue.plugin.pytest_internals import tear_down_to
 from pytest_hwqueue.plugin.runs import Replication, RunJudge
 from pytest_hwqueue.plugin.session import (
     MeasuringSession,
@@ -174,8 +175,7 @@ class Measuring:
 
     def _tear_down_to(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Tear down what an earlier test in this process kept for one run in the worker."""
-
-        tear_down = partial(item.session._setupstate.teardown_exact, nextitem)
+        tear_down = partial(tear_down_to, item.session, nextitem)
         call = pytest.CallInfo.from_call(tear_down, when="teardown")
         if call.excinfo is not None:
             report = pytest.TestReport.from_item_and_call(item, call)

@@ -23,6 +23,7 @@ from pytest_hwqueue.parts.devices.kinds import visible_accelerators
 from pytest_hwqueue.parts.processes.launched import LaunchedRank, connect, launched_rank
 from pytest_hwqueue.parts.workloads.registry import Declaration, declaration
 from pytest_hwqueue.plugin.keys import SETTINGS, parameters_of
+from pytest_hwqueue.plugin.pytest_internals import redirect_terminal
 from pytest_hwqueue.plugin.reading import check_ranked, read_settings, wrong_usage
 
 if TYPE_CHECKING:
@@ -219,9 +220,8 @@ def _be_quiet(config: pytest.Config, file: Path) -> None:
     # By lines: a launcher that sees another rank fail ends this one at once.
     output = io.TextIOWrapper(open_output(file), encoding="utf-8", line_buffering=True)
     config.add_cleanup(output.close)
-    writer = config.get_terminal_writer()
-    writer._file = output
-    writer.hasmarkup = False
+    redirect_terminal(config, output)
+    config.get_terminal_writer().hasmarkup = False
 
 
 _ON_THE_HOST = 2

@@ -8,17 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from argparse import SUPPRESS
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_hwqueue.data.errors import BadInput, BadOption, HwqError, shortened
 from pytest_hwqueue.options.options import BY_NAME, OPTIONS, Option, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 @contextmanager
@@ -45,9 +43,6 @@ def is_distributed(config: pytest.Config) -> bool:
     return bool(config.getoption("dist", "no") != "no")
 
 
-_RANKS_RUN_ALL = "ranks of torchrun run the same tests, whatever time they take: leave one out"
-
-
 def check_combinations(config: pytest.Config, settings: Settings) -> None:
     """Refuse options that cannot be followed together.
 
@@ -55,7 +50,7 @@ def check_combinations(config: pytest.Config, settings: Settings) -> None:
         BadInput: naming both.
 
     """
-    _refuse_first(_clashes(config, settings))
+    _refuse_first(_CLASHES, config, settings)
 
 
 def check_ranked(config: pytest.Config, settings: Settings) -> None:
@@ -65,69 +60,143 @@ def check_ranked(config: pytest.Config, settings: Settings) -> None:
         BadInput: naming the option.
 
     """
-    _refuse_first(_clashes_of_ranks(config, settings))
+    _refuse_first(_CLASHES_OF_RANKS, config, settings)
 
 
-# An option, its value if it is given, and why it cannot be followed here.
-_Clash = tuple[str, "str | int | None", str]
+_OfSession = Callable[[pytest.Config, Settings], object]
+# When an option cannot be followed, its name, its value (nothing if it is not given), and why not,
+# with what to do.
+_Clash = tuple[_OfSession, str, _OfSession, str]
 
 
-def _refuse_first(clashes: Iterator[_Clash]) -> None:
-    for option, value, valid in clashes:
-        if value:
+def _refuse_first(clashes: Sequence[_Clash], config: pytest.Config, settings: Settings) -> None:
+    for when, option, value_of, valid in clashes:
+        if when(config, settings) and (value := value_of(config, settings)):
             text = shortened(str(value))
             raise BadInput(f"{option}={text} cannot be followed here: {valid}")
 
 
-def _clashes_of_ranks(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
-    if hasattr(config, "workerinput"):
-        yield (
-            "-n", str(config.workerinput["workercount"]),
-            "the ranks that torchrun has started run the same tests: leave out xdist's -n",
-        )  # fmt: skip
-    for name in ("compare", "against"):
-        yield (
-            f"--hwq-{name}", getattr(settings, name),
-            "one session decides which cells are measured again: leave out torchrun, and local "
-            "ranks are started; or compare stored runs with `hwq compare`",
-        )  # fmt: skip
-    if settings.budget is not None:
-        yield "--hwq-budget", f"{settings.budget:g}s", _RANKS_RUN_ALL
+def _always(config: pytest.Config, settings: Settings) -> bool:
+    return True
 
 
-def _clashes(config: pytest.Config, settings: Settings) -> Iterator[_Clash]:
-    distributed = is_distributed(config)
+def _distributed(config: pytest.Config, settings: Settings) -> bool:
+    return is_distributed(config)
+
+
+def _in_process(config: pytest.Config, settings: Settings) -> bool:
     debugged = config.getoption("usepdb", False) or config.getoption("trace", False)
-    if settings.budget is not None:
-        budget = "--hwq-budget", f"{settings.budget:g}s"
-        if distributed:
-            yield *budget, "it is one session's: leave out xdist's -n"
-        if settings.against:
-            yield *budget, "--hwq-against measures --hwq-pairs of each test: leave one out"
-    if settings.cache != "hot" and settings.sync_mode != "per_iteration":
-        between = "iterations follow each other at once, with no time to empty the cache between"
-        yield "--hwq-cache", settings.cache, f"{between}: leave out --hwq-sync-mode"
-    if config.getoption("hwq_setup") and not settings.against:
-        yield "--hwq-setup", settings.setup, "it sets up the sides of --hwq-against: give that, too"
-    if settings.save_records and not settings.save:
-        yield "--hwq-save-records", "yes", "records are kept with a baseline: give --hwq-save"
-    if not (distributed or debugged or settings.isolation == "none"):
-        return
-    out = "leave out " + ("xdist's -n" if distributed else "--hwq-isolation=none, --pdb, --trace")
+    return bool(debugged) or settings.isolation == "none"
+
+
+def _budget(config: pytest.Config, settings: Settings) -> str:
+    return "" if settings.budget is None else f"{settings.budget:g}s"
+
+
+def _scheduler(config: pytest.Config, settings: Settings) -> str:
     from pytest_hwqueue.parts.schedulers.syntax import needs_environment
 
-    serves = "serves one process at a time" if distributed else "needs a process started for it"
-    for text in filter(needs_environment, settings.scheduler):
-        yield "--hwq-scheduler", text, f"it {serves}: {out}"
-    noise = ",".join(settings.noise)
-    yield "--hwq-noise", noise, f"noise runs with one worker process only: {out}"
-    counted = "runs are counted in one session" if distributed else "each run needs a process"
-    for name in ("save", "compare", "against", "runs"):
-        value = getattr(settings, name)
-        yield f"--hwq-{name}", None if value == 1 else value, f"{counted}: {out}"
-    if settings.isolation == "none" and config.getoption("hwq_timeout") is not None:
-        ended = "a cell is ended with its process: leave out --hwq-isolation=none"
-        yield "--hwq-timeout", f"{settings.timeout:g}", ended
+    return next(filter(needs_environment, settings.scheduler), "")
+
+
+def _noise(config: pytest.Config, settings: Settings) -> str:
+    return ",".join(settings.noise)
+
+
+def _text(name: str) -> _OfSession:
+    """Return what returns a setting's value."""
+    return lambda config, settings: getattr(settings, name)
+
+
+def _several_runs(config: pytest.Config, settings: Settings) -> int | None:
+    return None if settings.runs == 1 else settings.runs
+
+
+# What counts runs, each in a process of its own.
+_COUNTED = (
+    ("--hwq-save", _text("save")),
+    ("--hwq-compare", _text("compare")),
+    ("--hwq-against", _text("against")),
+    ("--hwq-runs", _several_runs),
+)
+_NO_XDIST = "leave out xdist's -n"
+_NO_DEBUGGER = "leave out --hwq-isolation=none, --pdb, --trace"
+
+# The first that holds is said.
+_CLASHES: tuple[_Clash, ...] = (
+    (_distributed, "--hwq-budget", _budget, f"it is one session's: {_NO_XDIST}"),
+    (
+        _text("against"), "--hwq-budget", _budget,
+        "--hwq-against measures --hwq-pairs of each test: leave one out",
+    ),
+    (
+        lambda config, settings: settings.cache != "hot",
+        "--hwq-cache",
+        lambda config, settings: settings.sync_mode != "per_iteration" and settings.cache,
+        "iterations follow each other at once, with no time to empty the cache between: leave out "
+        "--hwq-sync-mode",
+    ),
+    (
+        lambda config, settings: not settings.against and config.getoption("hwq_setup"),
+        "--hwq-setup", _text("setup"),
+        "it sets up the sides of --hwq-against: give that, too",
+    ),
+    (
+        lambda config, settings: settings.save_records and not settings.save,
+        "--hwq-save-records", lambda config, settings: "yes",
+        "records are kept with a baseline: give --hwq-save",
+    ),
+    (
+        _distributed, "--hwq-scheduler", _scheduler,
+        f"it serves one process at a time: {_NO_XDIST}",
+    ),
+    (
+        _distributed, "--hwq-noise", _noise,
+        f"noise runs with one worker process only: {_NO_XDIST}",
+    ),
+    *(
+        (_distributed, option, value, f"runs are counted in one session: {_NO_XDIST}")
+        for option, value in _COUNTED
+    ),
+    (
+        _in_process, "--hwq-scheduler", _scheduler,
+        f"it needs a process started for it: {_NO_DEBUGGER}",
+    ),
+    (
+        _in_process, "--hwq-noise", _noise,
+        f"noise runs with one worker process only: {_NO_DEBUGGER}",
+    ),
+    *(
+        (_in_process, option, value, f"each run needs a process: {_NO_DEBUGGER}")
+        for option, value in _COUNTED
+    ),
+    (
+        lambda config, settings: settings.isolation == "none",
+        "--hwq-timeout",
+        lambda config, settings: (
+            "" if config.getoption("hwq_timeout") is None else f"{settings.timeout:g}"
+        ),
+        "a cell is ended with its process: leave out --hwq-isolation=none",
+    ),
+)  # fmt: skip
+
+_ONE_DECIDES = (
+    "one session decides which cells are measured again: leave out torchrun, and local ranks are "
+    "started; or compare stored runs with `hwq compare`"
+)
+_CLASHES_OF_RANKS: tuple[_Clash, ...] = (
+    (
+        _always, "-n",
+        lambda config, settings: getattr(config, "workerinput", {}).get("workercount"),
+        "the ranks that torchrun has started run the same tests: leave out xdist's -n",
+    ),
+    (_always, "--hwq-compare", _text("compare"), _ONE_DECIDES),
+    (_always, "--hwq-against", _text("against"), _ONE_DECIDES),
+    (
+        _always, "--hwq-budget", _budget,
+        "ranks of torchrun run the same tests, whatever time they take: leave one out",
+    ),
+)  # fmt: skip
 
 
 # What judges or stores, and what names cells or the conditions of all: never followed by silence.
@@ -140,7 +209,7 @@ _NEED_MEASURING = (
 def add_options(parser: pytest.Parser) -> None:
     """Register the table with pytest: a command-line option and an ini key for each row.
 
-    `pytest --help` lists the common options, by topic, with one line each.
+    `pytest --help` lists the common options, by topic, and all keys, with one line each.
     """
     group = parser.getgroup("hwqueue", "hardware queues ([default]; more of it: `hwq help`)")
     for option in OPTIONS:
@@ -155,17 +224,7 @@ def add_options(parser: pytest.Parser) -> None:
         text = SUPPRESS if option.rare else text
         # Without `dest`, pytest compares it with each other's.
         group.addoption(option.command_line, dest=option.key, default=None, help=text, **how)
-        parser.addini(option.key, option.help, default=None)
-
-
-def hide_ini_keys(config: pytest.Config) -> None:
-    """Leave the ini keys out of `pytest --help`, where they would repeat the options.
-
-    pytest lists every key it knows, with no public way to leave one out.
-    """
-    known: dict[str, object] = getattr(config._parser, "_inidict", {})
-    for option in OPTIONS:
-        known.pop(option.key, None)
+        parser.addini(option.key, option.line, default=None)
 
 
 def read_settings(config: pytest.Config, environment: Mapping[str, str] | None = None) -> Settings:

@@ -15,8 +15,8 @@ from pytest_hwqueue.plugin.keys import SETTINGS
 from pytest_hwqueue.plugin.worker.services import by_worker
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.options.progress import Progress
     from pytest_hwqueue.plugin.budget import Budget
+    from pytest_hwqueue.plugin.progress import Progress
     from pytest_hwqueue.plugin.regression import Regression
     from pytest_hwqueue.plugin.scenario_items import Runner
     from pytest_hwqueue.plugin.session import MeasuringSession

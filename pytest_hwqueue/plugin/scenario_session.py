@@ -15,10 +15,10 @@ from pytest_hwqueue.engine.scenarios.own_functions import check_functions
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases
 from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
 from pytest_hwqueue.engine.tenants import TENANTS
-from pytest_hwqueue.options.progress import Progress
 from pytest_hwqueue.parts.devices.kinds import only_device
 from pytest_hwqueue.plugin import checks
 from pytest_hwqueue.plugin.keys import SESSION, SETTINGS, is_scenario
+from pytest_hwqueue.plugin.progress import Progress
 from pytest_hwqueue.plugin.reading import is_given, wrong_usage
 from pytest_hwqueue.plugin.session import MeasuringSession, command_line, provenance
 

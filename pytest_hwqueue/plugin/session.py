@@ -354,8 +354,8 @@ _XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
 
 def keep_devices(config: pytest.Config) -> None:
     """Have this session keep each device that it measures on, until it ends."""
-    from pytest_hwqueue.options.progress import Progress
     from pytest_hwqueue.parts.devices.lease import session_leases
+    from pytest_hwqueue.plugin.progress import Progress
 
     kept = ExitStack()
     run = os.environ.get(_XDIST_RUN)

@@ -15,7 +15,7 @@ from pytest_hwqueue.plugin.worker.isolation import Isolation
 from pytest_hwqueue.plugin.worker.services import by_worker
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.options.progress import Progress
+    from pytest_hwqueue.plugin.progress import Progress
 
 
 FOLDER = "causes"

@@ -57,7 +57,7 @@ def record(ctx: click.Context, name: str, measured: tuple[str, ...], sessions: i
     given = run.make_context("hwq run", [*measured]).params
     more = [f"--save={name}", *["--runs=2"] * (given["runs"] is None)]
     passed_on = ["--", *ctx.meta[options.PASSED_ON]]
-    noise = options.Asked(given).sim_noise
+    noise = options.settings_of(given).sim_noise
     for number in range(1, sessions + 1):
         options.say(f"session {number} of {sessions}")
         # With one seed, simulated sessions would all be the first.
@@ -74,7 +74,7 @@ def list_baselines(**given: Any) -> None:
     """List the stored baselines of all devices."""
     from pytest_hwqueue.answers.baselines.report import baselines_document
 
-    store = options.open_store(options.Asked(given).baselines)
+    store = options.open_store(options.settings_of(given).baselines)
     document = baselines_document(store)
     if document is not None:
         options.output(document)
@@ -90,7 +90,7 @@ def show(name: str, cell: str | None, **given: Any) -> None:
     """Show a baseline's cells and what they can detect; with CELL, its runs."""
     from pytest_hwqueue.answers.baselines.report import cells_document, runs_document
 
-    settings, figures = options.gate_settings(given), options.Asked(given).fail_on
+    settings, figures = options.gate_settings(given), options.settings_of(given).fail_on
     store, device, name, label = _opened(name, given)
     cells = store.read(name, device)
     if cell is None:
@@ -128,7 +128,7 @@ def accept(name: str, origin: str, reason: str, chosen: tuple[str, ...], **given
     from pytest_hwqueue.answers.baselines.report import move_document, too_few_runs
     from pytest_hwqueue.judge.baselines.sources import load_source
 
-    store = options.open_store(options.Asked(given).baselines)
+    store = options.open_store(options.settings_of(given).baselines)
     source = load_source(origin, store)
     cells = _chosen(source.cells, chosen, source.label) if chosen else source.cells
     device, name, cells = _target(name, cells, source.label)
@@ -185,13 +185,13 @@ def calibrate(sources: tuple[str, ...], **given: Any) -> None:
 
     settings = options.gate_settings(given)
     loaded = [load_source(text, _store_of(text, given)) for text in sources]
-    found, left_out = calibrate_sources(loaded, options.Asked(given).fail_on, settings)
+    found, left_out = calibrate_sources(loaded, options.settings_of(given).fail_on, settings)
     options.output(calibration_document(found, settings, left_out))
 
 
 def _store_of(text: str, given: Mapping[str, Any], *, packaged: bool = True) -> Store:
     """Return the folder's baselines; if none has the name, with those that come with the plugin."""
-    store = options.open_store(options.Asked(given).baselines)
+    store = options.open_store(options.settings_of(given).baselines)
     if not packaged or store.devices_with(text):
         return store
     return options.open_store(store.root, packaged=True)
@@ -289,7 +289,7 @@ def _compare(a: str, b: str, given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.judge.judging import compare_sources
     from pytest_hwqueue.judge.stored import nothing_in_common
 
-    settings, asked = options.gate_settings(given), options.Asked(given)
+    settings, asked = options.gate_settings(given), options.settings_of(given)
     figures, sentinel = asked.fail_on, asked.sentinel or None
     store = options.open_store(asked.baselines, packaged=True)
     new = load_source(b, store)

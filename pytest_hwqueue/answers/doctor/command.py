@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from pytest_hwqueue.options.of_commands import Asked, out_file, output, say, with_options
+from pytest_hwqueue.options.of_commands import (
+    OutFiles,
+    out_file,
+    output,
+    say,
+    settings_of,
+    with_options,
+)
 
 
 @with_options(only=("device", "dir"))
@@ -25,7 +32,7 @@ def doctor(quick: bool, **given: Any) -> int:
     from pytest_hwqueue.answers.doctor.report import diagnosis_document, machine_document
 
     output(machine_document(describe_machine()))
-    asked = Asked(given)
+    asked = settings_of(given)
     diagnosis = diagnose(asked.device, asked.dir, quick=quick, progress=say)
-    output(diagnosis_document(diagnosis), given, lambda: as_json(diagnosis))
+    output(diagnosis_document(diagnosis), OutFiles.of(given), lambda: as_json(diagnosis))
     return 1 if diagnosis.has_problem else 0

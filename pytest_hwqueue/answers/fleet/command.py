@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pytest_hwqueue.data.errors import HwqError
 from pytest_hwqueue.options.of_commands import (
     INTERRUPTED,
     OUT_FILE,
+    OutFiles,
     combined,
     out_file,
     output,
@@ -35,6 +37,23 @@ def _writable(ctx: click.Context, option: click.Parameter, file: Path | None) ->
         if reason is not None:
             raise HwqError(f"--html: {reason}")
     return file
+
+
+@dataclass(frozen=True)
+class FleetFiles:
+    """What becomes of a judgement: each field but ``files`` is the option of its name."""
+
+    files: OutFiles
+    reference: Path | None
+    drain: str | None
+    html: Path | None
+    prometheus: Path | None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> FleetFiles:
+        """Return those among a command's options."""
+        names = ("reference", "drain", "html", "prometheus")
+        return cls(OutFiles.of(given), **{name: given[name] for name in names})
 
 
 _output_options = combined(
@@ -66,10 +85,10 @@ def merge(folders: tuple[Path, ...], **given: Any) -> int:
 
     Exit status: 0 if no GPU is named, 1 if one is, and 4 for wrong usage or input.
     """
-    return _merged(folders, given)
+    return _merged(folders, FleetFiles.of(given))
 
 
-def _merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
+def _merged(folders: Sequence[Path], to: FleetFiles) -> int:
     """Judge the records below folders, write what was asked for; return the exit status."""
     from pytest_hwqueue.answers.fleet.collected import collect
     from pytest_hwqueue.answers.fleet.report import (
@@ -84,22 +103,22 @@ def _merged(folders: Sequence[Path], given: Mapping[str, Any]) -> int:
     from pytest_hwqueue.data.safe_files import write_text
 
     first, again = collect(folders)
-    reference = collect([given["reference"]])[0] if given["reference"] else []
+    reference = collect([to.reference])[0] if to.reference else []
     found = confirmed(judge_fleet(first, reference), again)
     if len(reference) > found.reference:
         click.echo(
             f"{len(reference) - found.reference} of {counted(len(reference), 'GPU')} in "
-            f"{given['reference']} not compared: another model, or measured under other conditions",
+            f"{to.reference} not compared: another model, or measured under other conditions",
             err=True,
         )
     document = fleet_document(found)
-    output(document, given, lambda: fleet_json(found))
-    if given["html"]:
-        write_fleet_page(given["html"], found, document)
-    if given["prometheus"]:
-        write_text(given["prometheus"], prometheus_text(found))
-    if given["drain"]:
-        for command in drain_commands(found, given["drain"]):
+    output(document, to.files, lambda: fleet_json(found))
+    if to.html:
+        write_fleet_page(to.html, found, document)
+    if to.prometheus:
+        write_text(to.prometheus, prometheus_text(found))
+    if to.drain:
+        for command in drain_commands(found, to.drain):
             click.echo(command)
     return _NAMED if found.named else 0
 
@@ -124,10 +143,10 @@ def _require_empty(out: Path, otherwise: str) -> None:
         raise HwqError(f"--out: {out} is not empty; name another, or {otherwise}")
 
 
-def _session_options(given: Mapping[str, Any]) -> list[str]:
+def _session_options(repeats: int, given: Mapping[str, Any]) -> list[str]:
     from pytest_hwqueue.options.measuring import plugin_arguments
 
-    return [*plugin_arguments(given), f"--hwq-runs={given['repeats']}"]
+    return [*plugin_arguments(given), f"--hwq-runs={repeats}"]
 
 
 @contextmanager
@@ -148,7 +167,7 @@ def _measuring(then: str) -> Iterator[None]:
 @_check_options
 @click.command()
 @_output_options
-def check(devices: tuple[str, ...], out: Path, **given: Any) -> int:
+def check(devices: tuple[str, ...], out: Path, repeats: int, count: int, **given: Any) -> int:
     """Measure this machine's GPUs, all at once, and judge them.
 
     Measures launches, graph replays, matrix products, copies, and small kernels behind large ones
@@ -166,9 +185,9 @@ def check(devices: tuple[str, ...], out: Path, **given: Any) -> int:
     _require_empty(out / platform.node(), f"judge it: hwq fleet merge {out}")
     with _measuring(f"what was measured is in {out}"):
         labels = [choice.label for each in devices for choice in choose_devices(each)]
-        named = names_of(list(dict.fromkeys(labels)), given["count"])
-        check_devices(named, out, _session_options(given))
-    return _merged([out], given)
+        named = names_of(list(dict.fromkeys(labels)), count)
+        check_devices(named, out, _session_options(repeats, given))
+    return _merged([out], FleetFiles.of(given))
 
 
 @_check_options
@@ -179,8 +198,9 @@ def check(devices: tuple[str, ...], out: Path, **given: Any) -> int:
 @click.option("--resume", is_flag=True, help="measure what FOLDER does not have yet")
 @_output_options
 def run(
-    devices: tuple[str, ...], out: Path, address: str | None, resume: bool, **given: Any
-) -> int:
+    devices: tuple[str, ...], out: Path, repeats: int, count: int, address: str | None,
+    resume: bool, **given: Any,
+) -> int:  # fmt: skip
     """Measure every GPU of a Ray cluster, and judge them.
 
     Measures what `hwq fleet check` does, on all GPUs at once; Ray keeps other jobs off them. What
@@ -195,11 +215,11 @@ def run(
 
     if not resume:
         _require_empty(out, "go on with it: --resume")
-    options = _session_options(given)
+    options = _session_options(repeats, given)
     lost = _measuring(f"go on with hwq fleet run --resume --out {out}")
-    with lost, closing(Cluster(address, devices, given["count"])) as cluster:
+    with lost, closing(Cluster(address, devices, count)) as cluster:
         run_fleet(cluster, out, lambda name: options)
-    return _merged([out], given)
+    return _merged([out], FleetFiles.of(given))
 
 
 @click.group()

@@ -73,7 +73,7 @@ def history(
     from pytest_hwqueue.answers.history.series import arrange
     from pytest_hwqueue.options.values import share
 
-    store = options.open_store(options.Asked(given).baselines, packaged=True)
+    store = options.open_store(options.settings_of(given).baselines, packaged=True)
     settings = options.gate_settings(given)
     accepted = share(_MOST_RATE)("--rate", rate)
     if accepted < LEAST_P:
@@ -91,7 +91,9 @@ def history(
         rate=accepted, pool_machines=pool_machines,
     )  # fmt: skip
     options.output(
-        history_document(found), given, lambda: found.model_dump_json(by_alias=True) + "\n"
+        history_document(found),
+        options.OutFiles.of(given),
+        lambda: found.model_dump_json(by_alias=True) + "\n",
     )
 
 

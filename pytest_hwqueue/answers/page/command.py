@@ -58,7 +58,9 @@ def report(
     reason = cannot_write(file)
     if reason is not None:
         raise click.UsageError(reason)
-    page = _page(list(paths) or [_newest_session(options.Asked(given).dir)], file, baseline, given)
+    page = _page(
+        list(paths) or [_newest_session(options.settings_of(given).dir)], file, baseline, given
+    )
     write_page(file, page)
     click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
     if pictures is not None:
@@ -86,7 +88,7 @@ def _page(paths: list[Path], file: Path, baseline: str | None, given: Mapping[st
         options.say(line)
     if baseline is None:
         return page_of(found, file, judgements=own)
-    settings, asked = options.gate_settings(given), options.Asked(given)
+    settings, asked = options.gate_settings(given), options.settings_of(given)
     measured = sorted(found.cells, key=lambda stored: stored.record.started)
     records = [(stored.path.parent.resolve().name, stored.record) for stored in measured]
     new = source_of(", ".join(map(str, paths)), "records", records)

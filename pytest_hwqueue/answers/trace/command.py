@@ -21,7 +21,7 @@ from pytest_hwqueue.options.measuring import (
     run_suite,
     with_parameters,
 )
-from pytest_hwqueue.options.of_commands import Asked, with_options
+from pytest_hwqueue.options.of_commands import settings_of, with_options
 from pytest_hwqueue.options.options import DISPATCHES, SIZES, SYNC_MODES
 from pytest_hwqueue.parts.devices.launches import NAMED_RANGES, PICTURES, WITH_CSV, rank_of_process
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
@@ -116,7 +116,7 @@ def trace(name: str, tool: str, csv: bool, **given: Any) -> int:
     P95 and P99 show their cause. In a vendor's trace, tagged launches (see `hwq list`) are ranges
     of that name, and each rank started by torchrun writes its own file.
     """
-    asked = Asked(given)
+    asked = settings_of(given)
     folder = asked.profile_dir
     given = {**with_parameters([name], given), "workload": name}
     vendor = _TOOLS.get(tool)

@@ -30,12 +30,12 @@ from pytest_hwqueue.data.errors import BadOption, HwqError, within
 from pytest_hwqueue.options.of_commands import (
     PASSED_ON,
     UNDECIDED,
-    Asked,
     PassesOn,
     comparison_status,
     gate_settings,
     given_options,
     say,
+    settings_of,
     verdicts_text,
     with_options,
 )
@@ -137,13 +137,13 @@ def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **gi
     here = Path.cwd()
     # What names no side leaves no folder.
     found_places((a, b), here)
-    folder = session_folder(here / Asked(given).dir)
+    folder = session_folder(here / settings_of(given).dir)
     say(f"what is measured is kept in {folder}")
     judging = InterleavedJudging(
         figures, settings, (a.label, b.label), folder.name, varied=varied, allow_environment=allow
     )
     measure = ProcessRuns(folder)
-    with open_sides((a, b), here, Asked(given).setup, folder, say) as sides:
+    with open_sides((a, b), here, settings_of(given).setup, folder, say) as sides:
         for side in sides:
             say(side.describe())
         same = is_same(*sides)
@@ -153,14 +153,14 @@ def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **gi
             judgement = interleave(sides, judging, measure, say)
     click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
     click.echo(verdicts_text(judgement))
-    return comparison_status(judgement, Asked(given).on)
+    return comparison_status(judgement, settings_of(given).on)
 
 
 def _judged_by(given: dict[str, Any], pairs: int) -> tuple[GateSettings, tuple[str, ...], bool]:
     """Return the gate's settings, the figures, and whether --allow-env is given."""
     from pytest_hwqueue.answers.versions.sides import with_median
 
-    settings, asked = replace(gate_settings(given), pairs=pairs, tau=0.0), Asked(given)
+    settings, asked = replace(gate_settings(given), pairs=pairs, tau=0.0), settings_of(given)
     return settings, with_median(asked.fail_on), asked.allow_env
 
 
@@ -209,14 +209,14 @@ def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
 
     here = Path.cwd()
     settings, figures, allow = _judged_by(given, pairs)
-    setup = Asked(given).setup
+    setup = settings_of(given).setup
     variant = _variant(name, here, given, click.get_current_context().meta[PASSED_ON])
     state = _planned(here, name, good, bad, settings.rate)
     # The same command finds its folder again, and another one, of other settings, another folder.
     asked = [state.good, state.commits[-1].commit, name, str(here), setup, figures,
              repr(settings), repr(variant)]  # fmt: skip
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
-    folder = here / Asked(given).dir / f"bisect-{key}"
+    folder = here / settings_of(given).dir / f"bisect-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / STATE_FILE
     if file.exists():

@@ -24,9 +24,9 @@ from pytest_hwqueue.parts.processes.reaper import last_lines, run
 
 OF_THE_COMPARISON = frozenset(
     {
-        "runs", "dir", "json", "profile", "profile-dir", "causes", "save", "save-records",
-        "compare", "against", "pairs", "baselines", "fail-on", "rate", "min-effect", "detect",
-        "tau", "sentinel", "setup",
+        "runs", "dir", "json", "profile", "profile-dir", "scaling", "causes", "save",
+        "save-records", "compare", "against", "pairs", "baselines", "fail-on", "rate", "min-effect",
+        "detect", "tau", "sentinel", "setup",
         "allow-env", "on", "markdown", "report", "budget",
     }
 )  # fmt: skip

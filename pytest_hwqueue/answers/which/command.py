@@ -8,7 +8,7 @@ could not be opened and the others were measured; 5 no case was selected.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,13 @@ import click
 
 from pytest_hwqueue.data.errors import BadOption, HwqError
 from pytest_hwqueue.options import of_scenarios as common
-from pytest_hwqueue.options.of_commands import INTERRUPTED, USAGE, Asked, output, say, with_options
+from pytest_hwqueue.options.of_commands import (
+    INTERRUPTED,
+    USAGE,
+    output,
+    say,
+    with_options,
+)
 from pytest_hwqueue.options.values import share
 
 if TYPE_CHECKING:
@@ -32,6 +38,32 @@ if TYPE_CHECKING:
 
 # No case has figures, or no rate a verdict.
 _NOTHING_SHOWN = 1
+
+
+@dataclass(frozen=True)
+class WhichOptions(common.ScenarioOptions):
+    """What ``hwq which`` was asked: each field is the option of its name; ``folders`` is --from."""
+
+    duration: str | None
+    rounds: int
+    causes: bool
+    capacity: bool
+    folders: tuple[Path, ...]
+    wide: bool
+    verbose: bool
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a capacity is searched: each field is the option of its name."""
+
+    tenant: str
+    rates: str | None = None
+    precision: str = "10%"
+    windows: int = 4
+    requests: int | None = None
+    window: str = "5s"
+    time: str = "120s"
 
 
 @with_options(only=(*common.MEASURING_OPTIONS, "until"))
@@ -75,18 +107,19 @@ def which(file: Path, **given: Any) -> int:
         f"under noise with `pytest {file}`"
     )
     elsewhere = "--from draws from records measured elsewhere"
-    scenario, wanted = common.selected(file, given, noise, elsewhere, always=(NATIVE.name,))
-    if not given["folders"]:
-        return _measured(scenario, wanted, file, given)
-    if given["causes"]:
+    asked = WhichOptions.of(file, given)
+    scenario, wanted = common.selected(asked, noise, elsewhere, always=(NATIVE.name,))
+    if not asked.folders:
+        return _measured(scenario, wanted, asked)
+    if asked.causes:
         raise HwqError("--causes: runs the cases once more; --from runs nothing: leave out one")
-    if given["capacity"]:
+    if asked.capacity:
         raise HwqError("--capacity: measures, and --from does not; see `hwq capacity --help`")
-    runs = read_runs(wanted, given["folders"])
-    return _report(wanted, runs, given, complete=True)
+    runs = read_runs(wanted, asked.folders)
+    return _report(wanted, runs, asked, complete=True)
 
 
-def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[str, Any]) -> int:
+def _measured(scenario: Scenario, wanted: list[Case], asked: WhichOptions) -> int:
     from pytest_hwqueue.answers.which.runs import WhichRuns, all_runs
     from pytest_hwqueue.data.records.cell import now
     from pytest_hwqueue.data.records.files import make_session_folder, session_name
@@ -94,23 +127,27 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
     from pytest_hwqueue.engine.scenarios.planned_runs import planned_windows
     from pytest_hwqueue.options.progress import WhichProgress
 
-    plan = _planned_in_which(wanted) if given["capacity"] else None
-    settings = common.which_settings(scenario, file, given, f"which-{session_name(now())}")
-    common.refuse_late_starts(wanted, settings.duration_s / given["rounds"])
+    plan = _planned_in_which(wanted) if asked.capacity else None
+    folder = f"which-{session_name(now())}"
+    settings = common.which_settings(scenario, asked, folder, asked.duration)
+    common.refuse_late_starts(wanted, settings.duration_s / asked.rounds)
     bad = common.unopened_modes(wanted, settings)
     make_session_folder(settings.folder)
     say(f"records are kept in {settings.folder}")
     for window in planned_windows(wanted):
         if reason := window.too_short(settings.duration_s):
             say(reason)
-    with common.session_devices(given):
+    with common.session_devices(asked.settings):
         with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(measurer)
-            until = Asked(given).until
             with common.interrupts() as interrupted:
                 runs.take_turns(
-                    all_runs(wanted), given["rounds"], wanted, until, progress.run_begins
+                    all_runs(wanted),
+                    asked.rounds,
+                    wanted,
+                    asked.settings.until,
+                    progress.run_begins,
                 )
                 _trace_for_goals(wanted, runs, measurer, progress)
         stopped = bool(interrupted)
@@ -118,13 +155,13 @@ def _measured(scenario: Scenario, wanted: list[Case], file: Path, given: dict[st
         if plan is not None and not stopped:
             tenant, looks, grids = plan
             below = replace(settings, folder=settings.folder / "capacity")
-            time_s = common.seconds("--time", _DEFAULTS["time"])
+            time_s = common.seconds("--time", SearchOptions.time)
             capacities, stopped, _ = _searched(scenario, tenant, grids, looks, time_s, below)
         status = _report(
-            wanted, runs, given, complete=not stopped, folder=settings.folder,
+            wanted, runs, asked, complete=not stopped, folder=settings.folder,
             capacities=capacities,
         )  # fmt: skip
-        if given["causes"] and not stopped:
+        if asked.causes and not stopped:
             with WhichProgress() as progress, common.interrupts() as interrupted:
                 measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
                 _print_causes(wanted, runs, measurer, progress)
@@ -169,7 +206,7 @@ def _print_causes(
 
 
 def _report(
-    wanted: list[Case], runs: WhichRuns, given: dict[str, Any], *,
+    wanted: list[Case], runs: WhichRuns, asked: WhichOptions, *,
     complete: bool, folder: Path | None = None, capacities: CapacityFile | None = None,
 ) -> int:  # fmt: skip
     from pytest_hwqueue.answers.which.plot import which_svg
@@ -188,18 +225,18 @@ def _report(
             for case in found.cases
         ]
         found = found.model_copy(update={"cases": cases})
-    wide = given["wide"]
+    wide = asked.wide
     output(
-        wide_document(found) if wide else which_document(found, verbose=given["verbose"]),
-        given, partial(common.figures_json, found), kept=folder and folder / "which.json",
+        wide_document(found) if wide else which_document(found, verbose=asked.verbose),
+        asked.files, partial(common.figures_json, found), kept=folder and folder / "which.json",
         written=None if wide else which_document(found),
     )  # fmt: skip
-    if given["svg"] is not None:
+    if asked.files.svg is not None:
         drawn = which_svg(found, lines, runs)
         if drawn is None:
-            click.echo(f"no request was completed, so {given['svg']} is not drawn", err=True)
+            click.echo(f"no request was completed, so {asked.files.svg} is not drawn", err=True)
         else:
-            write_text(given["svg"], drawn)
+            write_text(asked.files.svg, drawn)
     measured = any(case.status == "ok" and case.role == "case" for case in found.cases)
     return 0 if measured else _NOTHING_SHOWN
 
@@ -207,10 +244,6 @@ def _report(
 # Below and above the scenario's own rate, unless --rates says otherwise.
 _LESS, _MORE = 4.0, 64.0
 _LEAST_REQUESTS = 500
-_DEFAULTS: dict[str, Any] = {
-    "rates": None, "precision": "10%", "windows": 4, "requests": None, "window": "5s",
-    "time": "120s",
-}  # fmt: skip
 
 
 @with_options(only=common.MEASURING_OPTIONS)
@@ -221,20 +254,20 @@ _DEFAULTS: dict[str, Any] = {
 @click.option("--rates", metavar="LOW:HIGH",
               help="search between these, in requests per second (default: from a quarter of "
               "the scenario's rate to 64 times it)")  # fmt: skip
-@click.option("--precision", metavar="SHARE", default=_DEFAULTS["precision"], show_default=True,
+@click.option("--precision", metavar="SHARE", default=SearchOptions.precision, show_default=True,
               help="most that two neighbouring rates differ")  # fmt: skip
 @click.option("--windows", metavar="N", type=click.IntRange(min=1), show_default=True,
-              default=_DEFAULTS["windows"],
+              default=SearchOptions.windows,
               help="most windows for one rate; it is decided as soon as they suffice, and two "
               "more confirm it at the edge")  # fmt: skip
 @click.option("--requests", metavar="N", type=click.IntRange(min=1),
               help="requests of each window (default: 500, or five quarters of what the strictest "
               "percentile among the goals needs, if that is more; in at most 20s where 368 come in "
               "that)")  # fmt: skip
-@click.option("--time", metavar="TIME", default=_DEFAULTS["time"], show_default=True,
+@click.option("--time", metavar="TIME", default=SearchOptions.time, show_default=True,
               help="longest measuring time of each scheduler, with its tenants' starts; where 368 "
               "requests do not come in 20s, at most 8 windows if they take longer")  # fmt: skip
-@click.option("--window", metavar="TIME", default=_DEFAULTS["window"], show_default=True,
+@click.option("--window", metavar="TIME", default=SearchOptions.window, show_default=True,
               help="least length of a window")  # fmt: skip
 @common.scenario_options("plot P99 and others' loss against the rate")
 def capacity(file: Path, **given: Any) -> int:
@@ -255,23 +288,21 @@ def capacity(file: Path, **given: Any) -> int:
     from pytest_hwqueue.answers.which.capacity_report import capacity_document, capacity_svg
     from pytest_hwqueue.data.safe_files import write_text
 
+    asked = common.ScenarioOptions.of(file, given)
+    how = SearchOptions(**{field.name: given[field.name] for field in fields(SearchOptions)})
     scenario, wanted = common.selected(
-        file, given, "capacity is searched in the quiet; leave the field out",
+        asked, "capacity is searched in the quiet; leave the field out",
         "the same command draws where the records are and vl-convert-python is",
     )  # fmt: skip
-    settings = common.which_settings(
-        scenario, file, given, f"capacity-{scenario.name}-{given['tenant']}"
-    )
-    looks, grids = _planned(wanted, given)
-    time_s = common.seconds("--time", given["time"])
-    with common.session_devices(given):
-        found, interrupted, bad = _searched(
-            scenario, given["tenant"], grids, looks, time_s, settings
-        )
-    output(capacity_document(found), given, partial(common.figures_json, found),
+    settings = common.which_settings(scenario, asked, f"capacity-{scenario.name}-{how.tenant}")
+    looks, grids = _planned(wanted, how)
+    time_s = common.seconds("--time", how.time)
+    with common.session_devices(asked.settings):
+        found, interrupted, bad = _searched(scenario, how.tenant, grids, looks, time_s, settings)
+    output(capacity_document(found), asked.files, partial(common.figures_json, found),
            kept=settings.folder / "capacity.json")  # fmt: skip
-    if given["svg"] is not None:
-        write_text(given["svg"], capacity_svg(found))
+    if asked.files.svg is not None:
+        write_text(asked.files.svg, capacity_svg(found))
     if interrupted:
         return INTERRUPTED
     judged = any(rate.verdict for case in found.cases for rate in case.rates)
@@ -289,18 +320,18 @@ def _planned_in_which(
     if not rated:
         raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
     tenant = max(rated, key=lambda each: each.priority).name
-    return tenant, *_planned(wanted, {**_DEFAULTS, "tenant": tenant})
+    return tenant, *_planned(wanted, SearchOptions(tenant))
 
 
 def _planned(
-    wanted: list[Case], given: dict[str, Any]
+    wanted: list[Case], how: SearchOptions
 ) -> tuple[RateLooks, list[tuple[Case, RateGrid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
     from pytest_hwqueue.answers.which.rates import make_grid
-    from pytest_hwqueue.answers.which.search import RateLooks, least_requests, look_confidence
+    from pytest_hwqueue.answers.which.search import least_requests, look_confidence
 
-    precision = share(2)("--precision", given["precision"])
-    bounds = _rates(given["rates"])
+    precision = share(2)("--precision", how.precision)
+    bounds = _rates(how.rates)
     goals = [goal for case in wanted for goal in case.goals]
     grids = []
     for case in wanted:
@@ -317,28 +348,28 @@ def _planned(
                 f"{case.id}: {goal} is judged by a traced window, and the windows of a search are "
                 "not traced; leave the goal out of a copy"
             )
-        own_rate = _own_rate(case, given["tenant"])
+        own_rate = _own_rate(case, how.tenant)
         if own_rate is None and bounds is None:
-            raise BadOption("--tenant", given["tenant"], "its rate is a share of its peak, which "
+            raise BadOption("--tenant", how.tenant, "its rate is a share of its peak, which "
                             "is not known yet; give --rates")  # fmt: skip
         low, high = bounds or ((own_rate or 0.0) / _LESS, (own_rate or 0.0) * _MORE)
         inside = own_rate is not None and low <= own_rate <= high
         start = own_rate if own_rate is not None and inside else (low * high) ** 0.5
         grids.append((case, make_grid(start, precision, low, high)))
-    needed = least_requests(goals, look_confidence(given["windows"]))
-    requests = given["requests"] or max(_LEAST_REQUESTS, 5 * needed // 4)
-    if requests * given["windows"] < needed:
+    needed = least_requests(goals, look_confidence(how.windows))
+    requests = how.requests or max(_LEAST_REQUESTS, 5 * needed // 4)
+    if requests * how.windows < needed:
         raise BadOption(
             "--requests", str(requests),
-            f"{given['windows']} windows of it are fewer than the {needed} independent requests "
+            f"{how.windows} windows of it are fewer than the {needed} independent requests "
             "with which the goals' percentiles can be judged at all",
         )  # fmt: skip
-    least_s = common.seconds("--window", given["window"])
+    least_s = common.seconds("--window", how.window)
     common.refuse_late_starts(wanted, least_s)
     # Of windows that long, the user has asked for all.
-    fewest = given["requests"] or least_requests(goals)
+    fewest = how.requests or least_requests(goals)
     return (
-        RateLooks(given["windows"], requests, least_s, fewest),
+        RateLooks(how.windows, requests, least_s, fewest),
         grids,
     )
 

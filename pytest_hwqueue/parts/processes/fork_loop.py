@@ -63,9 +63,7 @@ def main() -> None:
     # The terminal's Ctrl-C is for the session, which ends what it has started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
-    from _pytest.config import default_plugins
-
-    for module in (*AHEAD, *(f"_pytest.{plugin}" for plugin in default_plugins)):
+    for module in AHEAD:
         importlib.import_module(module)
     for place, name in ahead:
         module, _, function = place.partition(":")

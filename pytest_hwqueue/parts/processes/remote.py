@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, cast, get_type_hints
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from pytest_hwqueue.data import errors
+from pytest_hwqueue.data.errors import TRAVELLING, HwqError, travelling_as
 from pytest_hwqueue.parts.processes.channel import Message
 
 Interface = TypeVar("Interface")
 Method = TypeVar("Method", bound=Callable[..., None])
+_ONE_WAY: set[Callable[..., object]] = set()
 
 
 def one_way(method: Method) -> Method:
     """Mark a method whose caller continues at once, and never hears of an error."""
-    vars(method)["one_way"] = True
+    _ONE_WAY.add(method)
     return method
 
 
@@ -35,7 +36,7 @@ def remote(
     """Return an object whose methods are called in the process at a channel's other end.
 
     A method that is not one-way waits for its answer, and raises the `HwqError` that it raised
-    there.
+    there, as one of those in `TRAVELLING`.
 
     Args:
         interface: its class; the other process passes each call to `answer_to`.
@@ -43,28 +44,43 @@ def remote(
         answer: waits for the next message of kind ``answer``; not called if all are one-way.
 
     """
+    # It answers to the interface's names, and has none of its state, which is at the other end.
+    return cast("Interface", _Remote(interface, send, answer))
 
-    def calling(method: Callable[..., object]) -> Callable[..., object]:
-        signature, name = inspect.signature(method), method.__name__
-        waits = not hasattr(method, "one_way")
 
-        def call(self: object, *positional: object, **named: object) -> object:
-            arguments = dict(signature.bind(self, *positional, **named).arguments)
-            del arguments["self"]
-            content = to_jsonable_python(arguments, fallback=str)
-            send("call", method=name, arguments=content, waits=waits)
-            if not waits:
-                return None
-            found = answer()
-            if found["error"]:
-                raise getattr(errors, found["error"])(found["text"])
-            return _reader(method, "return").validate_python(found["value"])
+class _Remote:
+    """Sends each call of an interface's methods, and reads the answer."""
 
-        return call
+    def __init__(
+        self, interface: type, send: Callable[..., None], answer: Callable[[], Message]
+    ) -> None:
+        # Read once: some calls are made while something is measured.
+        self._methods = {
+            name: (method, inspect.signature(method)) for name, method in _public(interface).items()
+        }
+        self._send = send
+        self._answer = answer
 
-    methods = {name: calling(method) for name, method in _public(interface).items()}
-    # Its state, if it has any, is at the other end.
-    return cast("Interface", object.__new__(type(interface.__name__, (interface,), methods)))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in self._methods:
+            raise AttributeError(f"{name} is no method that can be called in another process")
+        return partial(self._call, *self._methods[name])
+
+    def _call(
+        self, method: Callable[..., object], signature: inspect.Signature, /,
+        *positional: object, **named: object,
+    ) -> object:  # fmt: skip
+        arguments = dict(signature.bind(self, *positional, **named).arguments)
+        del arguments["self"]
+        content = to_jsonable_python(arguments, fallback=str)
+        waits = method not in _ONE_WAY
+        self._send("call", method=method.__name__, arguments=content, waits=waits)
+        if not waits:
+            return None
+        found = self._answer()
+        if found["error"]:
+            raise TRAVELLING[found["error"]](found["text"])
+        return _reader(method, "return").validate_python(found["value"])
 
 
 def answer_to(call: Message, interface: type[Interface], target: Interface) -> Message | None:
@@ -80,15 +96,8 @@ def answer_to(call: Message, interface: type[Interface], target: Interface) -> M
         return None
     try:
         return {"value": to_jsonable_python(bound(**arguments)), "error": ""}
-    except errors.HwqError as error:
-        # Others have subclasses of these, which their callers do not tell apart; and those that
-        # are made of more than their text cannot be made again.
-        kind = next(
-            each
-            for each in type(error).__mro__
-            if each.__module__ == errors.__name__ and "__init__" not in vars(each)
-        )
-        return {"error": kind.__name__, "text": str(error)}
+    except HwqError as error:
+        return {"error": travelling_as(error), "text": str(error)}
 
 
 def _public(interface: type) -> dict[str, Callable[..., Any]]:

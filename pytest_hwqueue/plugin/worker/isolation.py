@@ -30,7 +30,7 @@ from pytest_hwqueue.plugin.worker.services import SchedulerServices, mode_of_wor
 from pytest_hwqueue.plugin.worker.test_run import ItemRun, Worker
 
 if TYPE_CHECKING:
-    from pytest_hwqueue.options.progress import Progress
+    from pytest_hwqueue.plugin.progress import Progress
     from pytest_hwqueue.plugin.worker.calls import WorkerStart
 
 # The worker is this package before it is a pytest session, so its asserts are never rewritten;

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_hwqueue.data import errors
-from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.errors import BoundUndecided, NotProven
 from pytest_hwqueue.data.records.cell import Cell, RunRecord, Status, now
 from pytest_hwqueue.engine.noise.neighbours import open_noise
 from pytest_hwqueue.engine.noise.running import RunningNoise, running
@@ -38,7 +37,7 @@ from pytest_hwqueue.plugin.worker.services import SchedulerServices
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.noise import NoiseRound
-    from pytest_hwqueue.options.progress import Progress
+    from pytest_hwqueue.plugin.progress import Progress
 
 
 LISTED = "hwq_listed"
@@ -96,6 +95,14 @@ Worker = MeasuredProcess | LocalRanks
 # How often it is looked whether what a scheduler needs still runs. A query disturbs what is being
 # measured, if only a little, and the end of a cell asks in any case.
 _CHECK_S = 0.5
+
+# Of warnings, Python's own keep their meaning, and ours; another plugin's are not imported here for
+# their names.
+_CATEGORIES = {
+    kind.__name__: kind
+    for kind in (BoundUndecided, *vars(builtins).values())
+    if isinstance(kind, type) and issubclass(kind, Warning)
+}
 
 # Where a test is while it measures no cell, or has not begun to.
 _SET_UP = "set-up"
@@ -257,9 +264,7 @@ class ItemRun(SessionCalls):
         location: tuple[str, int, str] | None,
     ) -> None:  # fmt: skip
         """Record it as pytest does a warning of a test that ran here."""
-        # Python's own categories keep their meaning, and ours; another plugin's is not imported
-        # here for its name.
-        kind = getattr(builtins, category, getattr(errors, category, UserWarning))
+        kind = _CATEGORIES.get(category, UserWarning)
         recorded = warnings.WarningMessage(text, kind, file, line)
         self._item.ihook.pytest_warning_recorded.call_historic(
             kwargs={

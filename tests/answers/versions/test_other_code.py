@@ -62,9 +62,7 @@ def test_no_setting_lets_other_code_pass() -> None:
         judgement = Judgement("main", verdicts, (), None, 2, GateSettings(), {})
         assert comparison_status(judgement, warns) == status
     regression = Regression.__new__(Regression)
-    settings = Settings.__new__(Settings)
-    settings.__dict__["on"] = warns
-    regression._settings = settings
+    regression._settings = Settings(on=warns)
     for reason, level in (("failed", "warn"), (OTHER_CODE, "fail")):
         assert regression.level(Verdict("incomparable", reason, "", P99)) == level
 

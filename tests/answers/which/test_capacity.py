@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -306,11 +307,16 @@ def masked(text: str) -> str:
     return " ".join(re.sub(r"[\d.]+", "#", text).replace("─", "").split())
 
 
+@dataclass(frozen=True)
+class Coarse(which.SearchOptions):
+    precision: str = "100%"
+    windows: int = 1
+
+
 def test_which_adds_the_capacity_as_a_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coarse = {**which._DEFAULTS, "precision": "100%", "windows": 1}
-    monkeypatch.setattr(which, "_DEFAULTS", coarse)
+    monkeypatch.setattr(which, "SearchOptions", Coarse)
     arguments = [
         "which", str(write(tmp_path)), "--capacity", "--schedulers", "native", "--device",
         "sim:h200", "--size", "tiny", "--dir", str(tmp_path / "d"), "--duration", "1s", "--json",

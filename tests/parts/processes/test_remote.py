@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from pytest_hwqueue.data.errors import BadInput, BadOption, HwqError, LeaseError, NotProven
+from pytest_hwqueue.data import errors
+from pytest_hwqueue.data.errors import (
+    TRAVELLING,
+    BadInput,
+    BadOption,
+    HwqError,
+    LeaseError,
+    NotProven,
+    SideFailed,
+    travelling_as,
+)
 from pytest_hwqueue.data.records.cell import WarmUp
 from pytest_hwqueue.parts.processes.channel import Channel, Message, ProcessEnded
 from pytest_hwqueue.parts.processes.remote import answer_to, one_way, remote
@@ -110,6 +120,20 @@ def test_an_error_is_raised_where_the_method_was_called(
     with pytest.raises(HwqError, match=f"for {how}") as caught:
         both[0].failing(how)
     assert type(caught.value) is kind
+
+
+def test_every_error_that_is_made_of_its_text_travels_as_itself() -> None:
+    kinds = [each for each in vars(errors).values() if isinstance(each, type)]
+    plain = {kind for kind in kinds if issubclass(kind, HwqError) and "__init__" not in vars(kind)}
+    assert {*TRAVELLING.values()} == plain
+    for kind in plain:
+        assert TRAVELLING[travelling_as(kind("text"))] is kind
+    assert travelling_as(SideFailed(["A"], "text")) == "error"
+
+
+def test_only_public_methods_of_the_interface_can_be_called(both: tuple[Calls, Target]) -> None:
+    for name in ("heard", "_secret", "__len__"):
+        assert not hasattr(both[0], name)
 
 
 def test_one_way_calls_arrive_in_order_before_one_that_is_answered(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_hwqueue.options.progress import Progress
+from pytest_hwqueue.plugin.progress import Progress
 
 
 @pytest.mark.parametrize("name", ["moe[cpu-s2-native-eager]", "test_mine[[/x]]", "[red]"])
