@@ -155,8 +155,9 @@ def selected(
 
 def _wanted_cases(scenario: Scenario, given: dict[str, Any], always: Sequence[str]) -> list[Case]:
     """Return the cases that --variant and --schedulers select; exit if there are none."""
+    from pytest_hwqueue.data.records.plan import TenantPlacement
     from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases
-    from pytest_hwqueue.parts.schedulers.syntax import THREADS, parse_entry, split_entries
+    from pytest_hwqueue.parts.schedulers.syntax import parse_entry, split_entries
 
     found = cases(scenario)
     if given["variant"] is not None:
@@ -167,7 +168,7 @@ def _wanted_cases(scenario: Scenario, given: dict[str, Any], always: Sequence[st
         found = [case for case in found if case.variant and case.variant.name == given["variant"]]
     if given["schedulers"] is None:
         return found
-    in_threads = f"{THREADS}-"
+    in_threads = f"{TenantPlacement.THREADS}-"
     rows = [Case(scenario, None, case.placement, case.scheduler).id for case in found]
     there = ", ".join(dict.fromkeys(rows))
     modes = []

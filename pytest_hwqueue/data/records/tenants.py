@@ -18,6 +18,7 @@ from pytest_hwqueue.data.records.counters import CpuCounters
 from pytest_hwqueue.data.records.files import GitCommit, GitDirty, Version
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.noise import Causes, NoiseRound
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.sealed import SealedData, read_sealed, sealed
 from pytest_hwqueue.data.records.timelines import TimelineFile
@@ -262,7 +263,7 @@ class ColocationRecord(SealedData):
         "scenario has no noise",
     )
     seed: int
-    placement: str
+    placement: TenantPlacement
     duration_s: float = Field(
         description="length of the measuring window; less than the plan's if it was decided before"
     )

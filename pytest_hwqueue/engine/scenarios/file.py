@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -16,12 +16,15 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetPydanticSchema,
     Tag,
     ValidationError,
 )
+from pydantic_core import core_schema
 
 from pytest_hwqueue.data.errors import BadScenario, nearest
 from pytest_hwqueue.data.noise_names import NONE
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.engine.scenarios.checks import check_names
 from pytest_hwqueue.engine.scenarios.fields import (
     ArrivalText,
@@ -47,7 +50,6 @@ from pytest_hwqueue.engine.scenarios.located_yaml import (
     may_be_secret,
     read_yaml,
 )
-from pytest_hwqueue.engine.tenants.plan import TenantPlacement
 
 # An H200's clocks, and a model's latency, are where they stay after half of it.
 _WARMUP_S = 1.0
@@ -147,22 +149,26 @@ def _list_or_table(value: object) -> str:
     return "table" if isinstance(value, dict) else "list"
 
 
+_Placement = Annotated[TenantPlacement, Field(strict=False)]
 # A list is for the scenario's placement; a table has a list for each placement.
 _Schedulers = Annotated[
     Annotated[_Modes, Tag("list")]
     | Annotated[
-        Annotated[dict[TenantPlacement, _Modes], Field(min_length=1)],
+        Annotated[dict[_Placement, _Modes], Field(min_length=1)],
         Tag("table"),
     ],
     Discriminator(_list_or_table),
 ]
 
+_ALL = "all"
+_PLACES = [_ALL, *(each.value for each in TenantPlacement)]
+_Place = Annotated[str, GetPydanticSchema(lambda *_: core_schema.literal_schema(_PLACES))]
 _GoalList = Annotated[tuple[GoalText, ...], Field(strict=False)]
 # A list holds in every placement; a table has a list for each placement, and one for all of them.
 _Goals = Annotated[
     Annotated[_GoalList, Tag("list")]
     | Annotated[
-        Annotated[dict[Literal["all", TenantPlacement], _GoalList], Field(min_length=1)],
+        Annotated[dict[_Place, _GoalList], Field(min_length=1)],
         Tag("table"),
     ],
     Discriminator(_list_or_table),
@@ -198,7 +204,7 @@ class Scenario(_Model):
         default_factory=lambda: _WARMUP_S,
         description="for how long each tenant runs before; by default 1s",
     )
-    placement: TenantPlacement | None = Field(
+    placement: _Placement | None = Field(
         None, description="a process for each tenant (the default), or threads of one process"
     )
     schedulers: _Schedulers = Field(
@@ -263,7 +269,7 @@ def _from_the_first(tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
 
 def _goals_in(placement: TenantPlacement, goals: _Goals) -> Iterable[Goal]:
     if isinstance(goals, dict):
-        return (goal for place in goals if place in ("all", placement) for goal in goals[place])
+        return (goal for place in goals if place in (_ALL, placement) for goal in goals[place])
     return goals
 
 

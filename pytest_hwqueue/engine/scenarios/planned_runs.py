@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_hwqueue.data.noise_names import NONE, noise_file, noise_id
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.engine.scenarios.deciding import PlannedWindow, planned_window
 from pytest_hwqueue.engine.scenarios.fields import TenantArrival
 from pytest_hwqueue.engine.scenarios.file import Scenario, Tenant, Variant
@@ -15,7 +16,6 @@ from pytest_hwqueue.engine.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
 from pytest_hwqueue.engine.tenants.plan import (
     Colocation,
-    TenantPlacement,
     TenantSpec,
     starts_too_late,
 )
@@ -42,7 +42,7 @@ class Case:
     def id(self) -> str:
         """Such as ``native``, ``threads-native`` or ``batch_64-mps-priority``."""
         parts = [] if self.variant is None else [self.variant.name]
-        if self.placement == "threads":
+        if self.placement == TenantPlacement.THREADS:
             parts.append(self.placement)
         noise = [] if self.noise == NONE else [noise_id(self.noise)]
         return "-".join([*parts, self.scheduler, *noise])
@@ -106,7 +106,7 @@ def cases(scenario: Scenario) -> list[Case]:
         if variant is not None and variant.schedulers is not None:
             schedulers = variant.schedulers
         if not isinstance(schedulers, dict):
-            schedulers = {scenario.placement or "processes": schedulers}
+            schedulers = {scenario.placement or TenantPlacement.PROCESSES: schedulers}
         found += [
             Case(scenario, variant, placement, mode, noise)
             for placement, modes in schedulers.items()
@@ -130,7 +130,7 @@ def solo_run(case: Case, tenant: Tenant) -> PlannedRun:
     name = f"{case.name}.solo_{tenant.name}"
     # Alone there is nobody to start after.
     alone = tenant.model_copy(update={"start": None})
-    return PlannedRun(name, (alone,), "processes", NATIVE, noise=own_run(case).noise)
+    return PlannedRun(name, (alone,), TenantPlacement.PROCESSES, NATIVE, noise=own_run(case).noise)
 
 
 def native_run(case: Case) -> PlannedRun:

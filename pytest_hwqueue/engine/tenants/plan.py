@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError
 from pytest_hwqueue.data.noise_names import NONE, noise_id
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.redaction import mask, redacted, redacted_arguments
 from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 from pytest_hwqueue.parts.devices.kinds import open_device
@@ -31,7 +32,6 @@ from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.parts.processes.starting import worker_environment
 from pytest_hwqueue.parts.schedulers.syntax import TenantRequest, tenant_requests
 
-TenantPlacement = Literal["processes", "threads"]
 Json = dict[str, Any]
 
 LATER: Mapping[str, Any] = {
@@ -144,7 +144,7 @@ class Colocation:
 
     name: str
     tenants: tuple[TenantSpec, ...]
-    placement: TenantPlacement = "processes"
+    placement: TenantPlacement = TenantPlacement.PROCESSES
     duration_s: float = 60.0
     warmup_s: float = 2.0
     seed: int = 0
@@ -163,9 +163,9 @@ class Colocation:
         for name in names:
             if names.count(name) > 1:
                 raise BadInput(f"tenants.name: {name!r} stands there more than once")
-        if self.placement not in ("processes", "threads"):
-            raise BadInput(f"placement: {self.placement!r} is neither processes nor threads")
-        if self.placement == "threads" and any(each.server is not None for each in self.tenants):
+        if self.placement == TenantPlacement.THREADS and any(
+            each.server is not None for each in self.tenants
+        ):
             raise BadInput("placement: a server is a process, so its tenants are in processes")
         if self.counted and any(each.server is not None for each in self.tenants):
             raise BadInput("tenants.requests: a window with a server ends by time alone")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError, OwnCodeFailed, translated
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import RequestLog, TenantResult
 from pytest_hwqueue.data.records.tracing import Refusal
 from pytest_hwqueue.engine.causes.explain import Trace, kept_causes, rows_of
@@ -95,7 +96,7 @@ def simulate(
         if reason := plan.too_short(duration_ns / 1e9, FEWER_KERNELS):
             raise _not_modelled(f"a trace holds no more: {reason}")
         found.duration_s = duration_ns / 1e9
-    together = sharing.together or plan.placement == "threads"
+    together = sharing.together or plan.placement == TenantPlacement.THREADS
     window_ns = duration_ns
 
     def seen(served: Sequence[RequestLog], window_ns: int) -> list[TenantResult]:
@@ -128,7 +129,7 @@ def simulate(
         grace_ns=Window(0, duration_ns).grace_ns,
         ran=ran,
         host=device.profile.request_host(),
-        threads=plan.placement == "threads",
+        threads=plan.placement == TenantPlacement.THREADS,
         looks_ns=counts_ns or [Window(0, look.window_ns).over_ns for look in looks],
         ended=ended,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
 from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
@@ -183,7 +184,7 @@ class TenantProcesses(TenantCalls):
             name: scheduler.partition(request, request.priority)
             for name, request in self._requests.items()
         }
-        together = plan.placement == "threads"
+        together = plan.placement == TenantPlacement.THREADS
         each = [(name,) for name in self._requests]
         try:
             for members in [tuple(self._requests)] if together else each:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError, NotProven, refused_as, within
 from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.parts.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.parts.devices.compute_units import Partition
     from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
     from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
-
-
-PROCESSES, THREADS = "processes", "threads"
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Scheduler(ABC):
     @property
     def placements(self) -> frozenset[str]:
         """Possible placements of tenants: ``processes``, ``threads`` (of one process), or both."""
-        return frozenset({PROCESSES})
+        return frozenset({TenantPlacement.PROCESSES})
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """Return why the mode cannot be used and what to do about it, or None.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -132,7 +133,7 @@ def test_in_time_slices_nothing_is_observed_and_alone_nobody_takes_turns() -> No
         ("processes", "xsched:level=1,threshold=1", "cuda", 2, True),
         ("processes", "no-such-mode", "cuda", 2, None),
     ):  # fmt: skip
-        found = in_time_slices(placement, scheduler, device, tenants)
+        found = in_time_slices(TenantPlacement(placement), scheduler, device, tenants)
         assert found is expected, (placement, scheduler, device, tenants)
     results = [served("a", 4, 1), served("b", 2)]
     traces = {"a": traced("a", *A), "b": traced("b", *B)}

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.errors import DeviceError, NotProven
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.compute_units import open_pool
 from pytest_hwqueue.parts.devices.kinds import open_device
@@ -43,7 +44,7 @@ def run(
     folder: Path,
     mode: str,
     *tenants: TenantSpec,
-    placement: TenantPlacement = "threads",
+    placement: TenantPlacement = TenantPlacement.THREADS,
     device: str = "sim:h200",
 ) -> ColocationRecord:
     plan = Colocation(

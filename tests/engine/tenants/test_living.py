@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
@@ -142,7 +143,7 @@ def test_only_the_load_may_differ(tmp_path: Path) -> None:
         for plan in (
             replace(PLAN, tenants=(HIGH, other)),
             replace(PLAN, tenants=(HIGH,)),
-            replace(PLAN, placement="threads"),
+            replace(PLAN, placement=TenantPlacement.THREADS),
             replace(PLAN, scheduler="mps"),
             replace(PLAN, work_seed=8),
             # Weights follow a window's own seed, and these have those of another.

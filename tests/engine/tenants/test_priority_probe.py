@@ -15,10 +15,11 @@ from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.metrics.interference import PriorityEffect, priority_effect
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.cell.cell import Progress
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient, probe_priority

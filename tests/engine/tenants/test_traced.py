@@ -15,6 +15,7 @@ import yaml
 from pytest_hwqueue.data.errors import RecordError
 from pytest_hwqueue.data.metrics.attribution import UNEXPLAINED
 from pytest_hwqueue.data.records.noise import Causes, TailCauses
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -37,7 +38,7 @@ from pytest_hwqueue.engine.causes.tenant_tracer import Traces
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.engine.tenants.colocation import colocate
 from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness, serve
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
+from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
@@ -65,7 +66,7 @@ def quiet(stage: str, done: int, planned: int) -> None:
 def simulated(
     folder: Path,
     *tenants: TenantSpec,
-    placement: TenantPlacement = "processes",
+    placement: TenantPlacement = TenantPlacement.PROCESSES,
     device: str = "sim:h200",
 ) -> ColocationRecord:
     """Run tenants traced on a simulated device."""
