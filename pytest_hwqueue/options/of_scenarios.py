@@ -220,28 +220,28 @@ def which_settings(
     from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
     from pytest_hwqueue.engine.scenarios.own_functions import check_functions
     from pytest_hwqueue.engine.scenarios.planned_runs import missing_weights, unset_variable
-    from pytest_hwqueue.engine.tenants.server_spec import missing_client
+    from pytest_hwqueue.engine.tenants.servers import missing_client
     from pytest_hwqueue.parts.devices.kinds import only_device, resolve_size
     from pytest_hwqueue.parts.processes.git import provenance_of
     from pytest_hwqueue.parts.workloads.tenants.shapes import missing_package
 
     check_functions(scenario, file)
     asked, here = Asked(given), Path.cwd()
-    device = only_device(asked.device)
+    device, tenants = only_device(asked.device), scenario.tenants_of(None)
     duration_s = scenario.duration_s(resolve_size(asked.size, device.kind))
     if given.get("duration") is not None:
         duration_s = seconds("--duration", given["duration"])
     weights = asked.weights and here / asked.weights
     if weights is not None:
-        lacking = missing_weights(scenario.tenants, weights)
+        lacking = missing_weights(tenants, weights)
         if lacking is not None:
             raise HwqError(lacking)
-    lacking = missing_package(each.model for each in scenario.tenants)
-    if lacking is None and any(each.server for each in scenario.tenants):
+    lacking = missing_package(each.model for each in tenants)
+    if lacking is None and any(each.server for each in tenants):
         lacking = missing_client()
     if lacking is not None:
         raise HwqError(lacking)
-    unset = unset_variable(scenario.tenants, file)
+    unset = unset_variable(tenants, file)
     if unset is not None:
         raise HwqError(unset)
     with refused_as("--commit", asked.commit):

@@ -7,6 +7,7 @@ such files to editors.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from pydantic_core import core_schema
 
 from pytest_hwqueue.data.errors import BadScenario, nearest
 from pytest_hwqueue.data.noise_names import NONE
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.plan import Tenant, TenantPlacement
 from pytest_hwqueue.engine.scenarios.checks import check_names
 from pytest_hwqueue.engine.scenarios.fields import (
     ArrivalText,
@@ -36,9 +37,8 @@ from pytest_hwqueue.engine.scenarios.fields import (
     NoiseName,
     SchedulerField,
     Seconds,
-    Server,
+    ServerFields,
     ShareField,
-    TenantArrival,
     WorkloadField,
     expanded,
 )
@@ -50,6 +50,7 @@ from pytest_hwqueue.engine.scenarios.located_yaml import (
     may_be_secret,
     read_yaml,
 )
+from pytest_hwqueue.engine.tenants.servers import secrets_of
 
 # An H200's clocks, and a model's latency, are where they stay after half of it.
 _WARMUP_S = 1.0
@@ -80,7 +81,7 @@ class TenantChange(_Model):
         description="of a workload or model, by name; of a function, passed to it by keyword",
     )
     arrival: ArrivalText = Field(
-        default_factory=lambda: TenantArrival("closed"),
+        default_factory=lambda: "closed",
         description="when requests arrive; by default closed: each when the last is done, or a "
         "delay after that",
     )
@@ -111,8 +112,17 @@ class TenantChange(_Model):
         description="latency within which a request is attained; by default the tenant's P99 goal",
     )  # fmt: skip
 
+    def given(self) -> dict[str, Any]:
+        """Return the fields that were given, as `Tenant` has them."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "start" in given:
+            given["start_s"] = given.pop("start") or 0.0
+        if "concurrency" in given:
+            given["concurrency"] = given["concurrency"] or 1
+        return given
 
-class Tenant(TenantChange):
+
+class TenantFields(TenantChange):
     """One model, workload, function or server, asked repeatedly."""
 
     name: NameInGoals = Field(description="for goals and results")
@@ -125,13 +135,12 @@ class Tenant(TenantChange):
     function: FunctionName | None = Field(
         None, description="your own, which prepares and returns the step that is one request"
     )
-    server: Server | None = Field(None, description="your own; a request is one to it")
+    server: ServerFields | None = Field(None, description="your own; a request is one to it")
 
-    def changed(self, change: TenantChange) -> Tenant:
-        """Return the tenant with a variant's changes."""
-        return self.model_copy(
-            update={name: getattr(change, name) for name in change.model_fields_set}
-        )
+    def tenant(self) -> Tenant:
+        """Return the tenant as a plan has it."""
+        server = self.server and self.server.server()
+        return Tenant(**{**self.given(), "server": server})
 
 
 _Modes = Annotated[
@@ -217,7 +226,7 @@ class Scenario(_Model):
         description="what loads the CPU during each test, in turn with the quiet; needs a real "
         "device",
     )
-    tenants: Annotated[tuple[Tenant, ...], Field(min_length=1, strict=False)]
+    tenants: Annotated[tuple[TenantFields, ...], Field(min_length=1, strict=False)]
     goals: _Goals = Field(
         (),
         description="what shall hold in every variant, under every scheduler; a list, or a list "
@@ -228,9 +237,9 @@ class Scenario(_Model):
     )
 
     def secrets(self) -> frozenset[str]:
-        """Return what must not be written or shown, as `ServerSpec.secrets` says."""
+        """Return what must not be written or shown, as `servers.secrets_of` says."""
         servers = [tenant.server for tenant in self.tenants if tenant.server is not None]
-        return frozenset(secret for server in servers for secret in server.spec().secrets())
+        return frozenset(secret for each in servers for secret in secrets_of(each.server()))
 
     def duration_s(self, size: str) -> float:
         """Return the window's length at a size (`full`, `small` or `tiny`) in seconds."""
@@ -240,11 +249,14 @@ class Scenario(_Model):
 
     def tenants_of(self, variant: Variant | None) -> tuple[Tenant, ...]:
         """Return the tenants of a variant, with its changes; None is the scenario itself."""
+        tenants = tuple(each.tenant() for each in self.tenants)
         if variant is None:
-            return self.tenants
+            return tenants
         running = tuple(
-            tenant.changed(variant.set[tenant.name]) if tenant.name in variant.set else tenant
-            for tenant in self.tenants
+            replace(tenant, **variant.set[tenant.name].given())
+            if tenant.name in variant.set
+            else tenant
+            for tenant in tenants
             if variant.only is None or tenant.name in variant.only
         )
         return running if variant.only is None else _from_the_first(running)
@@ -257,14 +269,8 @@ class Scenario(_Model):
 
 def _from_the_first(tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
     """Return tenants whose starts count from the first of them: nobody else is there before."""
-    starts = [tenant.start or 0.0 for tenant in tenants]
-    first = min(starts, default=0.0)
-    if first == 0:
-        return tenants
-    return tuple(
-        tenant.model_copy(update={"start": start - first or None})
-        for tenant, start in zip(tenants, starts, strict=True)
-    )
+    first_s = min((tenant.start_s for tenant in tenants), default=0.0)
+    return tuple(replace(tenant, start_s=tenant.start_s - first_s) for tenant in tenants)
 
 
 def _goals_in(placement: TenantPlacement, goals: _Goals) -> Iterable[Goal]:
@@ -366,7 +372,7 @@ def _reason(found: dict[str, Any], path: tuple[str | int, ...]) -> str:
 def _fields(path: tuple[str | int, ...]) -> Iterable[str]:
     """Fields of the table in which an unknown one stands."""
     if path[0] == "tenants":
-        return Server.model_fields if "server" in path[:-1] else Tenant.model_fields
+        return (ServerFields if "server" in path[:-1] else TenantFields).model_fields
     if path[0] == "variants" and len(path) > 2:
         return TenantChange.model_fields if "set" in path[:-1] else Variant.model_fields
     return Scenario.model_fields

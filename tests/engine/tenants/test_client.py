@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 
 from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.records.plan import Server
 from pytest_hwqueue.data.redaction import REDACTED
 from pytest_hwqueue.engine.tenants.open_loop import Reply
 from pytest_hwqueue.engine.tenants.server_load import Client
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-_HTTP = ServerSpec("", timeout_s=5)
-_OPENAI = ServerSpec("", protocol="openai", method="POST", body="{}", timeout_s=5)
+_HTTP = Server("", timeout_s=5)
+_OPENAI = Server("", protocol="openai", method="POST", body="{}", timeout_s=5)
 
 
 async def answering(answer: Answer, use: Callable[[str], Awaitable[None]]) -> None:
@@ -46,7 +46,7 @@ async def answering(answer: Answer, use: Callable[[str], Awaitable[None]]) -> No
             writer.close()
 
 
-def ask(spec: ServerSpec, answer: Answer) -> Reply | None:
+def ask(spec: Server, answer: Answer) -> Reply | None:
     """Return what one request brings."""
     replies: list[Reply | None] = []
 
@@ -126,7 +126,7 @@ def test_connections_are_kept_limited_and_counted() -> None:
     ],
 )  # fmt: skip
 def test_every_wrong_answer_is_a_failure_that_says_what_came(
-    spec: ServerSpec, parts: list[bytes] | None, reason: str
+    spec: Server, parts: list[bytes] | None, reason: str
 ) -> None:
     with pytest.raises(HwqError) as failed:
         ask(spec, breaking if parts is None else saying(*parts))
@@ -176,7 +176,7 @@ def test_tokens_are_timed_when_they_come() -> None:
     assert reply.last_ns - reply.first_ns > 0.5 * gap_s * 1e9
 
 
-def wait(spec: ServerSpec, answer: Answer) -> None:
+def wait(spec: Server, answer: Answer) -> None:
     async def use(url: str) -> None:
         async with Client(spec, url, 1) as client:
             await client.wait_until_ready()
