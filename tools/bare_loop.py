@@ -29,9 +29,9 @@ from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import LatencySummary, summarise_latency
 from pytest_hwqueue.data.metrics.numbers import figure, percent, printed
 from pytest_hwqueue.data.noise_names import NONE
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.judge.losses import paired_losses
 from pytest_hwqueue.parts.devices.kinds import choose_devices, open_device
 from pytest_hwqueue.parts.devices.lease import lease
@@ -161,7 +161,7 @@ def _tenant(model: str, given: argparse.Namespace, number: int) -> Sequence[int]
 
 
 def _plan(model: str, given: argparse.Namespace, seed: int) -> Colocation:
-    tenant = TenantSpec(
+    tenant = Tenant(
         _NAME, model=model, batch=given.batch, arrival=given.arrival, size=given.size,
         parameters={"dtype": given.dtype},
     )  # fmt: skip

@@ -183,8 +183,9 @@ def selected(
 
 def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[str]) -> list[Case]:
     """Return the cases that --variant and --schedulers select; exit if there are none."""
+    from pytest_hwqueue.data.records.plan import TenantPlacement
     from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases
-    from pytest_hwqueue.parts.schedulers.syntax import THREADS, parse_entry, split_entries
+    from pytest_hwqueue.parts.schedulers.syntax import parse_entry, split_entries
 
     found = cases(scenario)
     if asked.variant is not None:
@@ -195,7 +196,7 @@ def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[s
         found = [case for case in found if case.variant and case.variant.name == asked.variant]
     if asked.schedulers is None:
         return found
-    in_threads = f"{THREADS}-"
+    in_threads = f"{TenantPlacement.THREADS}-"
     rows = [Case(scenario, None, case.placement, case.scheduler).id for case in found]
     there = ", ".join(dict.fromkeys(rows))
     modes = []
@@ -255,28 +256,28 @@ def which_settings(
     from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
     from pytest_hwqueue.engine.scenarios.own_functions import check_functions
     from pytest_hwqueue.engine.scenarios.planned_runs import missing_weights, unset_variable
-    from pytest_hwqueue.engine.tenants.server_spec import missing_client
+    from pytest_hwqueue.engine.tenants.servers import missing_client
     from pytest_hwqueue.parts.devices.kinds import only_device, resolve_size
     from pytest_hwqueue.parts.processes.git import provenance_of
     from pytest_hwqueue.parts.workloads.tenants.shapes import missing_package
 
     file, settings, here = asked.file, asked.settings, Path.cwd()
     check_functions(scenario, file)
-    device = only_device(settings.device)
+    device, tenants = only_device(settings.device), scenario.tenants_of(None)
     duration_s = scenario.duration_s(resolve_size(settings.size, device.kind))
     if duration is not None:
         duration_s = seconds("--duration", duration)
     weights = settings.weights and here / settings.weights
     if weights is not None:
-        lacking = missing_weights(scenario.tenants, weights)
+        lacking = missing_weights(tenants, weights)
         if lacking is not None:
             raise HwqError(lacking)
-    lacking = missing_package(each.model for each in scenario.tenants)
-    if lacking is None and any(each.server for each in scenario.tenants):
+    lacking = missing_package(each.model for each in tenants)
+    if lacking is None and any(each.server for each in tenants):
         lacking = missing_client()
     if lacking is not None:
         raise HwqError(lacking)
-    unset = unset_variable(scenario.tenants, file)
+    unset = unset_variable(tenants, file)
     if unset is not None:
         raise HwqError(unset)
     with refused_as("--commit", settings.commit):

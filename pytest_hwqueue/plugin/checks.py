@@ -15,7 +15,7 @@ from pytest_hwqueue.data.errors import BadOption
 from pytest_hwqueue.data.noise_names import NONE, noise_file
 from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of, kind_of
 from pytest_hwqueue.engine.noise.neighbours import open_noise
-from pytest_hwqueue.engine.tenants.server_spec import missing_client
+from pytest_hwqueue.engine.tenants.servers import missing_client
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.devices.kinds import (
     chosen_devices,

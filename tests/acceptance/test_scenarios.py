@@ -29,7 +29,7 @@ from pytest_hwqueue.engine.tenants import colocation, tenant_processes
 from pytest_hwqueue.engine.tenants import colocation_run as tenancy_run
 from pytest_hwqueue.engine.tenants import simulated_tenants as simulated
 from pytest_hwqueue.engine.tenants import tenant as tenant_module
-from pytest_hwqueue.engine.tenants.plan import tenant_environment
+from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.options.suite import plugin_name
 from pytest_hwqueue.parts.processes.starting import ForkServer
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE, SCHEDULERS
@@ -393,7 +393,7 @@ def test_goals_of_a_placement_and_a_mode_that_cannot_be_opened_fail_their_own_te
     # Causes are those of the goals that were missed there.
     assert "threads-native: urgent: causes of" in session.output
     assert {
-        (record.placement, record.scheduler): (record.status, record.plan["goals"])
+        (record.placement, record.scheduler): (record.status, [*record.plan.goals])
         for record in session.records
     } == {
         ("processes", "native"): ("ok", ["urgent.p50 < 1 s"]),
@@ -434,7 +434,7 @@ def test_tenants_are_stored_and_held_against_a_baseline(run: Run, tmp_path: Path
     assert saved.status == pytest.ExitCode.OK, saved.output
     assert "stored in sim-h200/main: 4 cells" in saved.output
     # Three runs of both tests; in each also of the two tenants alone.
-    names = [record.plan["name"] for record in saved.records]
+    names = [record.plan.name for record in saved.records]
     assert names.count("mine") == 6
     assert names.count("mine.solo_urgent") == names.count("mine.solo_greedy") == 3
     compared = (
@@ -602,7 +602,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
     assert len(list((folder / "scenarios").glob("*.json"))) == len(session.records)
     of: dict[str, list[ColocationRecord]] = {}
     for record in session.records:
-        of.setdefault(record.plan["name"], []).append(record)
+        of.setdefault(record.plan.name, []).append(record)
 
     measured = [record for record in of["sleeps"] if record.status == "ok"]
     # Two rounds, forth and back.
@@ -686,7 +686,7 @@ def test_the_example_of_an_own_function_is_a_tenant_and_measured_by_a_test(run: 
         own = record.tenant("own")
         assert own.work == "test_own_code:make_step with width=512"
         assert own.completed == own.issued
-        assert record.plan["tenants"][0]["concurrency"] == 2
+        assert record.plan.tenants[0].concurrency == 2
 
 
 def test_a_function_that_cannot_be_imported_is_refused_before_anything_runs(

@@ -108,7 +108,7 @@ def test_no_file_and_no_output_of_a_session_has_a_secret(
     assert status == 0, output
 
     # All of it went where it belongs, and came back.
-    of = {record.plan["name"]: record for record in session.records}
+    of = {record.plan.name: record for record in session.records}
     assert "first request to http" in of["broken"].reason
     assert "status 500, not 200: refused <redacted>" in of["broken"].reason
     headers, urls = (of["sometimes"].tenant(name) for name in ("headers", "urls"))
@@ -118,9 +118,10 @@ def test_no_file_and_no_output_of_a_session_has_a_secret(
     assert urls.server is not None
     assert "//<redacted>@127.0.0.1:" in urls.server.url
     assert urls.server.url.endswith("/v1?token=<redacted>&sig=${TOKEN}")
-    stored = of["sometimes"].plan["tenants"][0]["server"]
-    assert stored["headers"]["Authorization"] == "Bearer ${TOKEN}"
-    assert stored["command"][-3:] == ["--token", "<redacted>", "${TOKEN}"]
+    stored = of["sometimes"].plan.tenants[0].server
+    assert stored is not None
+    assert stored.headers["Authorization"] == "Bearer ${TOKEN}"
+    assert stored.command[-3:] == ("--token", "<redacted>", "${TOKEN}")
     assert len([*tmp_path.glob("session-1/**/server-*.log")]) == 2 * len(session.records)
 
     texts = {"the output": session.output.encode()}

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.engine.tenants.server_spec import MISSING_AIOHTTP
+from pytest_hwqueue.engine.tenants.servers import MISSING_AIOHTTP
 from pytest_hwqueue.plugin import checks
 
 from .test_scenarios import HOST, Run, _own_leases, run, tenants_server

@@ -95,7 +95,7 @@ def test_servers_need_a_client_before_anything_starts(
         "goals: [api.p99 < 100 ms]\n"
     )
     lacking = "servers need aiohttp: install it"
-    monkeypatch.setattr("pytest_hwqueue.engine.tenants.server_spec.missing_client", lambda: lacking)
+    monkeypatch.setattr("pytest_hwqueue.engine.tenants.servers.missing_client", lambda: lacking)
     result = hwq(*command.split(), str(file), "--device=cpu", f"--dir={tmp_path / 'records'}")
     assert lacking in result.output
     assert result.exit_code == 4

@@ -300,4 +300,4 @@ def _of_tenants(found: PageRecords) -> Iterator[PageCell]:
 
 def _what_ran(stored: Stored[ColocationRecord]) -> tuple[Path, str, str, str, str]:
     record, session = stored.record, session_folder(stored.path.parent)
-    return session, str(record.plan["name"]), record.device, record.scheduler, record.placement
+    return session, record.plan.name, record.device, record.scheduler, record.placement

@@ -23,6 +23,7 @@ from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, latency_bound_ns
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, own_run
@@ -54,7 +55,7 @@ class CapacityCase(PlainData):
 
     id: str
     variant: str | None
-    placement: str
+    placement: TenantPlacement
     scheduler: str
     capacity_per_s: Estimate = Field(
         description="greatest rate at which all goals hold; from the greatest rate shown to hold "

@@ -316,7 +316,9 @@ def _planned_in_which(
 
     It is the most urgent of those with a rate, the first if there are several.
     """
-    rated = [each for each in wanted[0].scenario.tenants if not each.arrival.closed]
+    from pytest_hwqueue.engine.tenants.arrivals import is_closed
+
+    rated = [each for each in wanted[0].scenario.tenants if not is_closed(each.arrival)]
     if not rated:
         raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
     tenant = max(rated, key=lambda each: each.priority).name
@@ -441,10 +443,11 @@ def _time(begun: Sequence[CaseSearch], looks: RateLooks, device: str) -> str:
 def _own_rate(case: Case, tenant: str) -> float | None:
     """Return the rate in the scenario file; None if it is a share of a peak."""
     from pytest_hwqueue.answers.which.search import arrival_of
+    from pytest_hwqueue.engine.tenants.arrivals import share_of_peak
 
     rate = arrival_of(case, tenant).rate_per_s
     (own,) = (each for each in case.tenants if each.name == tenant)
-    return rate if own.arrival.of_peak is None else None
+    return rate if share_of_peak(own.arrival) is None else None
 
 
 def _rates(text: str | None) -> tuple[float, float] | None:

@@ -14,6 +14,7 @@ from pytest_hwqueue.data.metrics.interference import EffectVerdict
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, ServerOrigin
 from pytest_hwqueue.engine.scenarios.goals import GoalResult
@@ -137,7 +138,7 @@ class WhichCase(PlainData):
         "tenant alone under native"
     )
     variant: str | None
-    placement: str
+    placement: TenantPlacement
     scheduler: str
     status: Status | Literal["not measured"]
     reason: str = Field("", description="why, for every status but ok")

@@ -10,6 +10,7 @@ from pytest_hwqueue.answers.which.words import SIMULATED, title
 from pytest_hwqueue.data.document.charts import Curve, survival_chart, tone
 from pytest_hwqueue.data.document.drawing import Spec, colour, stacked_svg
 from pytest_hwqueue.data.metrics.numbers import TimeUnit
+from pytest_hwqueue.engine.tenants.arrivals import is_closed
 
 _MS = TimeUnit("ms", 1e6)
 _LATENCY = "latency from the scheduled arrival"
@@ -52,7 +53,7 @@ def _drawn(entries: Sequence[Entry]) -> list[str]:
     urgent = [
         tenant.name
         for tenant in tenants.values()
-        if not tenant.arrival.closed or (tenant.priority == most and not alike)
+        if not is_closed(tenant.arrival) or (tenant.priority == most and not alike)
     ]
     return urgent or list(tenants)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from pydantic_core import to_jsonable_python
+
 from pytest_hwqueue.answers.which.file import Role
 from pytest_hwqueue.data.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.data.figures.of_requests import Session
@@ -28,6 +30,7 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
     solo_run,
 )
 from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns, Stored
+from pytest_hwqueue.engine.tenants.servers import for_records
 
 # A record's first fields distinguish it from other JSON files.
 _BEGIN_BYTES = 4096
@@ -144,10 +147,10 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
         taken = 0
         traced = records_in(folder / TRACED) if (folder / TRACED).is_dir() else []
         for path, record in [*_without_repeated(records_in(folder)), *traced]:
-            run = planned.get((record.plan["name"], record.placement, record.scheduler))
+            run = planned.get((record.plan.name, record.placement, record.scheduler))
             # Runs with background noise are not in this table, and one that was interrupted was
             # not measured.
-            if run is None or record.plan["noise"] not in (None, NONE):
+            if run is None or record.plan.noise not in (None, NONE):
                 continue
             if record.reason == INTERRUPTED:
                 continue
@@ -179,7 +182,7 @@ def _without_repeated(
 
 def _window(record: ColocationRecord) -> tuple[object, ...]:
     """Return what a window and its repetition have in common, and no other window has."""
-    plan = record.plan["name"], record.plan["noise"], record.placement, record.scheduler
+    plan = record.plan.name, record.plan.noise, record.placement, record.scheduler
     return *plan, record.run, _device_uuid(record)
 
 
@@ -204,24 +207,30 @@ def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:
     return {(run.name, run.placement, run.scheduler): run for run in runs}
 
 
+# What a tenant is whatever its load, and wherever it is measured.
+_OF_FILE = (
+    "name", "model", "workload", "parameters", "batch", "priority", "share", "streams", "function",
+    "concurrency", "server", "start_s", "requests",
+)  # fmt: skip
+
+
 def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
     """Raise RecordError unless the tenants are those of the scenario file as it is now."""
-    expected = colocation(
-        run, {}, duration_s=1.0, warmup_s=0.0, seed=0, device=record.device, size="auto",
-        folder=Path(),
-    ).to_json()["tenants"]  # fmt: skip
-    fields = (
-        "name", "model", "workload", "parameters", "batch", "priority", "share", "streams",
-        "function", "concurrency", "server", "start_s", "requests",
-    )  # fmt: skip
-    for now, then in zip(expected, record.plan["tenants"], strict=False):
-        for name in fields:
+    expected = for_records(
+        colocation(
+            run, {}, duration_s=1.0, warmup_s=0.0, seed=0, device=record.device, size="auto",
+            folder=Path(),
+        )
+    ).tenants  # fmt: skip
+    for each, measured in zip(expected, record.plan.tenants, strict=False):
+        now, then = to_jsonable_python(each), to_jsonable_python(measured)
+        for name in _OF_FILE:
             if now[name] != then[name]:
                 raise RecordError(
-                    f"{path}: tenant {then['name']} was measured with {name} {then[name]!r}, and "
+                    f"{path}: tenant {measured.name} was measured with {name} {then[name]!r}, and "
                     f"the scenario file says {now[name]!r}: measure again, or give the file of then"
                 )
-    if len(expected) != len(record.plan["tenants"]):
+    if len(expected) != len(record.plan.tenants):
         raise RecordError(f"{path}: was measured with other tenants than the scenario file has")
 
 

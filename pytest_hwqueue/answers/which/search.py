@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,9 +41,9 @@ from pytest_hwqueue.answers.which.rates import (
 from pytest_hwqueue.answers.which.runs import WhichRuns, check_device, records_in
 from pytest_hwqueue.data.errors import BadOption
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import ColocationRecord
-from pytest_hwqueue.engine.scenarios.fields import TenantArrival
-from pytest_hwqueue.engine.scenarios.file import Tenant, TenantChange
+from pytest_hwqueue.engine.scenarios.file import TenantChange
 from pytest_hwqueue.engine.scenarios.goals import Goal, GoalResult, parse_goal
 from pytest_hwqueue.engine.scenarios.planned_runs import (
     Case,
@@ -62,9 +62,9 @@ from pytest_hwqueue.engine.scenarios.runs import (
     ScenarioRuns,
     Stored,
 )
-from pytest_hwqueue.engine.tenants.arrivals import Arrival, parse_arrival
+from pytest_hwqueue.engine.tenants.arrivals import Arrival, at_peak, parse_arrival
 from pytest_hwqueue.engine.tenants.looks import Look, planned_looks
-from pytest_hwqueue.engine.tenants.plan import Colocation, Json
+from pytest_hwqueue.engine.tenants.servers import for_records
 
 if TYPE_CHECKING:
     from pytest_hwqueue.engine.scenarios.measurer import Measurer
@@ -268,7 +268,7 @@ class KeptWindows:
 
     def find(self, plan: Colocation, number: int) -> tuple[ColocationRecord, Path] | None:
         """Return the record of a window, and its file, if there is one."""
-        return self._windows.get(_key(plan.to_json(), number))
+        return self._windows.get(_key(for_records(plan), number))
 
     def keep(self, record: ColocationRecord, path: Path) -> None:
         """Add a window that was just measured."""
@@ -303,9 +303,8 @@ class ResumingMeasurer:
         return record, path
 
 
-def _key(plan: Json, number: int) -> _Key:
-    measured = {name: value for name, value in plan.items() if name not in ("goals", "folder")}
-    return json.dumps(measured, sort_keys=True), number
+def _key(plan: Colocation, number: int) -> _Key:
+    return json.dumps(asdict(replace(plan, goals=())), sort_keys=True), number
 
 
 @dataclass
@@ -359,7 +358,7 @@ def arrival_of(case: Case, tenant: str) -> Arrival:
     if tenant not in tenants:
         where = f" of {case.variant.name}" if case.variant is not None else ""
         raise BadOption("--tenant", tenant, f"the tenants{where} are {', '.join(tenants)}")
-    text = tenants[tenant].arrival.at(1.0)
+    text = at_peak(tenants[tenant].arrival, 1.0)
     kind = text.partition(":")[0].strip()
     if kind in ("closed", "trace"):
         raise BadOption(
@@ -373,7 +372,7 @@ def arrival_of(case: Case, tenant: str) -> Arrival:
 def at_rate(case: Case, tenant: str, rate_per_s: float) -> Case:
     """Return the case with a tenant's requests arriving at another rate."""
     arrival = replace(arrival_of(case, tenant), rate_per_s=rate_per_s)
-    update = {"arrival": TenantArrival(str(arrival))}
+    update = {"arrival": str(arrival)}
     if case.variant is None:
         tenants = tuple(
             each.model_copy(update=update) if each.name == tenant else each
@@ -428,7 +427,7 @@ class CapacitySearch:
         """Measure what the tenant serves alone, and begin each case's search there."""
         for found in self.found:
             (tenant,) = (each for each in found.case.tenants if each.name == self.tenant)
-            greedy = tenant.model_copy(update={"arrival": TenantArrival("closed")})
+            greedy = replace(tenant, arrival="closed")
             run = solo_run(found.case, greedy)
             runs = self._runs_of(found.case, "greedy", self.looks.least_s)
             runs.measure_window(run, 1)

@@ -25,6 +25,7 @@ from pytest_hwqueue.data.figures.of_requests import Estimator, Served, TimesOf
 from pytest_hwqueue.data.figures.served import failed_for
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import (
     NOT_OURS,
     ColocationRecord,
@@ -32,7 +33,6 @@ from pytest_hwqueue.data.records.tenants import (
     TenantResult,
 )
 from pytest_hwqueue.engine.scenarios.deciding import both_ends_by_s
-from pytest_hwqueue.engine.scenarios.file import Tenant
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, native_run, solo_run, within_of
 from pytest_hwqueue.engine.scenarios.runs import PeakUnknown
 from pytest_hwqueue.engine.tenants import DEVICE
@@ -235,7 +235,7 @@ def _of_use(windows: Sequence[Served] | str, estimator: Estimator, unit: str = "
 
 def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
     works = " or ".join(dict.fromkeys(result.work for result in results if result.work))
-    at_once = tenant.concurrency or 1
+    at_once = tenant.concurrency
     parts = [works, f"{at_once} at once" if at_once > 1 else ""]
     # Alone it has nobody to start after.
     late_s = max((result.from_ns for result in results), default=0) / 1e9

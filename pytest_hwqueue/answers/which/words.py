@@ -17,9 +17,9 @@ from pytest_hwqueue.answers.which.file import (
 from pytest_hwqueue.data.document.servers import failures
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import counted, duration, grouped, in_unit, listed
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import NOT_OURS
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, parse_goal
-from pytest_hwqueue.parts.schedulers.syntax import THREADS
 
 STYLES = {"skipped": "yellow", "not measured": "yellow"}
 """Of cases without figures; others are red."""
@@ -89,11 +89,11 @@ def several_sessions(found: WhichFile) -> str:
 
 def placements(rows: Sequence[WhichCase]) -> list[str]:
     """Return what a row's name says of where its tenants live, where some are in threads."""
-    if not any(row.id.startswith(f"{THREADS}-") for row in rows):
+    if not any(row.id.startswith(f"{TenantPlacement.THREADS}-") for row in rows):
         return []
     return [
-        f"{THREADS}-…: tenants are threads of one process and share its context; elsewhere each is "
-        "a process, and they take turns unless the mode merges them"
+        f"{TenantPlacement.THREADS}-…: tenants are threads of one process and share its context; "
+        "elsewhere each is a process, and they take turns unless the mode merges them"
     ]
 
 

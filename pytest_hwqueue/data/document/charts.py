@@ -15,11 +15,12 @@ from typing import Any
 from pytest_hwqueue.data.document.drawing import Spec, colour
 from pytest_hwqueue.data.metrics.numbers import TimeUnit, counted
 from pytest_hwqueue.data.metrics.scaling import Scaling
+from pytest_hwqueue.data.records.plan import TenantPlacement
 
 _POINTS = 240
 _QUANTILES = (1, 0.5, 0.1, 0.05, 0.01, 0.001, 0.0001)
 _CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
-_DASHES = {"processes": [1, 0], "threads": [5, 3]}
+_DASHES = {TenantPlacement.PROCESSES: [1, 0], TenantPlacement.THREADS: [5, 3]}
 _VERDICTS = {"held": "circle", "broken": _CROSS, "undecided": "circle"}
 _GOALS = {
     "met": ("all goals met", "circle", "good"),
@@ -50,7 +51,7 @@ class Curve:
         colour: of its line.
         failed: requests without a latency.
         width: of its line.
-        placement: ``processes`` (a solid line) or ``threads`` (a dashed one).
+        placement: processes (a solid line) or threads (a dashed one).
         opacity: of its line.
         legend: its name in the legend, the label by default; curves may share it.
 
@@ -61,7 +62,7 @@ class Curve:
     colour: str
     failed: int = 0
     width: float = 1.5
-    placement: str = "processes"
+    placement: TenantPlacement = TenantPlacement.PROCESSES
     opacity: float = 1.0
     legend: str = ""
 
@@ -124,7 +125,7 @@ def survival_chart(
         "stroke": coloured_by("legend", colours), "strokeWidth": as_it_is("width"),
         "opacity": as_it_is("opacity"),
     }  # fmt: skip
-    if _DASHES["threads"] in dashes:
+    if _DASHES[TenantPlacement.THREADS] in dashes:
         scale = {"domain": list(colours), "range": dashes}
         line["strokeDash"] = {"field": "legend", "scale": scale, "title": None}
     hints = {"of": "curve", f"{x}, {unit.name}": "x", "took at least as long, %": "percent",

@@ -13,11 +13,12 @@ from pydantic import ConfigDict, Field
 from pytest_hwqueue.data.errors import RecordError, within
 from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.numbers import counted
-from pytest_hwqueue.data.records.cell import Json, Status
+from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.counters import CpuCounters
 from pytest_hwqueue.data.records.files import GitCommit, GitDirty, Version
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.noise import Causes, NoiseRound
+from pytest_hwqueue.data.records.plan import Colocation, TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.sealed import SealedData, read_sealed, sealed
 from pytest_hwqueue.data.records.timelines import TimelineFile
@@ -261,7 +262,7 @@ class ColocationRecord(SealedData):
     schema_version: Literal[2] = 2
     id: str
     run: int = Field(1, description="which run of this co-location in its session, from 1")
-    plan: Json = Field(description="the whole plan")
+    plan: Colocation = Field(description="the whole plan")
     status: Status
     reason: str = Field("", description="why, for every status but ok")
     stage: str = Field("", description="where it went wrong, such as warm-up or measure")
@@ -278,7 +279,7 @@ class ColocationRecord(SealedData):
         "scenario has no noise",
     )
     seed: int
-    placement: str
+    placement: TenantPlacement
     duration_s: float = Field(
         description="length of the measuring window; less than the plan's if it was decided before"
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput, nearest
 from pytest_hwqueue.data.noise_names import noise_id
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.engine.scenarios.fields import read_seconds
 from pytest_hwqueue.engine.scenarios.goals import (
     OF_TOKENS,
@@ -23,12 +24,11 @@ from pytest_hwqueue.engine.scenarios.goals import (
 )
 from pytest_hwqueue.engine.scenarios.located_yaml import Path
 from pytest_hwqueue.engine.tenants import DEVICE
-from pytest_hwqueue.engine.tenants.plan import TenantPlacement
 from pytest_hwqueue.parts.schedulers.syntax import parse_entry
 from pytest_hwqueue.parts.workloads.tenants.shapes import MODELS, TORCHVISION, model_shape
 
 Findings = tuple[Path, str]
-_PLACEMENTS = get_args(TenantPlacement)
+_PLACEMENTS = tuple(TenantPlacement)
 _KINDS = ("model", "workload", "function", "server")
 _NOT_OF_SERVERS = ("batch", "parameters", "streams")
 _ENDS_BY_TIME = "a window with a server ends by time alone, not by requests"
@@ -182,7 +182,7 @@ def _check_servers(
         if fields.get("requests") is not None:
             yield (*path, "requests"), _ENDS_BY_TIME
     variants = [variant for _, variant in _tables(data.get("variants"))] or [{}]
-    if any("threads" in _placements(data, variant) for variant in variants):
+    if any(TenantPlacement.THREADS in _placements(data, variant) for variant in variants):
         for index in served:
             yield (
                 ("tenants", index, "server"),
@@ -231,7 +231,7 @@ def _check_noises(data: Mapping[str, Any]) -> Iterator[Findings]:
 def _placements(data: Mapping[str, Any], variant: Mapping[str, Any]) -> AbstractSet[str]:
     """Return where a variant's tests run: anywhere, if the file names what is no placement."""
     schedulers = variant.get("schedulers") or data.get("schedulers")
-    named = {str(data.get("placement") or _PLACEMENTS[0])}
+    named = {str(data.get("placement") or TenantPlacement.PROCESSES)}
     if isinstance(schedulers, dict):
         named = set(schedulers)
     return named if named <= set(_PLACEMENTS) else set(_PLACEMENTS)

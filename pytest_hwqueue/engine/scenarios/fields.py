@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urljoin, urlsplit
 
@@ -24,11 +22,12 @@ from pydantic import (
 
 from pytest_hwqueue.data.errors import nearest, shortened, within
 from pytest_hwqueue.data.noise_names import NOISES, noise_file
+from pytest_hwqueue.data.records.plan import Server, ServerProtocol
 from pytest_hwqueue.data.redaction import REDACTED, REFERENCE, redacted
 from pytest_hwqueue.engine.noise.neighbours import described
 from pytest_hwqueue.engine.scenarios.goals import RESERVED, Goal, parse_goal
-from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
-from pytest_hwqueue.engine.tenants.server_spec import PORT, ServerProtocol, ServerSpec
+from pytest_hwqueue.engine.tenants.arrivals import at_peak, parse_arrival
+from pytest_hwqueue.engine.tenants.servers import PORT
 from pytest_hwqueue.parts.schedulers.syntax import parse_entry
 from pytest_hwqueue.parts.workloads.own_function import PATTERN, find
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
@@ -41,32 +40,6 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Nothing is measured for longer: what asks for more has a wrong unit.
 _LONGEST_S = 366 * 24 * 3600.0
 _SHARE = rf"({_NUMBER})\s*%"
-_OF_PEAK = re.compile(rf"{_SHARE}\s+of\s+peak")
-
-
-@dataclass(frozen=True)
-class TenantArrival:
-    """When a tenant's requests arrive; the rate may be a share of its peak.
-
-    Attributes:
-        text: for `parse_arrival`; as in the file if the rate is a share.
-        of_peak: the share; None if the rate is known.
-
-    """
-
-    text: str
-    of_peak: float | None = None
-
-    @property
-    def closed(self) -> bool:
-        """Whether a request starts when the one before is done, or a delay after that."""
-        return self.text.startswith("closed")
-
-    def at(self, peak_per_s: float) -> str:
-        """Return the text for `parse_arrival`, given the requests per second at the peak."""
-        if self.of_peak is None:
-            return self.text
-        return _OF_PEAK.sub(f"{self.of_peak * peak_per_s:.6g}/s", self.text)
 
 
 def _text(value: object, what: str) -> str:
@@ -112,19 +85,13 @@ def _read_share(value: object) -> float:
     return share
 
 
-def _read_arrival(value: object, info: ValidationInfo) -> TenantArrival:
+def _read_arrival(value: object, info: ValidationInfo) -> str:
     text = _text(value, "closed, or a rate such as constant: 20/s")
     assert info.context is not None
-    folder: Path = info.context["folder"]
-    found = _OF_PEAK.search(text)
-    arrival = TenantArrival(text)
-    if found is not None:
-        arrival = TenantArrival(text, float(found[1]) / 100)
-        if not 0 < float(found[1]) <= 100:
-            raise ValueError(f"{found[0]!r} is no share of the peak; give one up to 100%")
+    arrival = at_peak(text, 1.0)
     with within(remedy="a rate may also be a share, such as 20% of peak"):
-        parse_arrival(arrival.at(1.0), folder)
-    return arrival
+        parse_arrival(arrival, info.context["folder"])
+    return text
 
 
 def _read_scheduler(value: object) -> str:
@@ -195,7 +162,7 @@ Seconds = Annotated[
 ]
 ShareField = Annotated[float, BeforeValidator(_read_share), _written(f"^{_SHARE}$", "75%")]
 ArrivalText = Annotated[
-    TenantArrival,
+    str,
     BeforeValidator(_read_arrival),
     _written(
         "^(closed|(closed|constant|poisson|lognormal|trace)\\s*:.+)$",
@@ -248,7 +215,7 @@ def _shown_url(url: str) -> str:
     return f"{REDACTED}@{place}" if before else place
 
 
-class Server(BaseModel):
+class ServerFields(BaseModel):
     """A server that does the tenant's work: started here, or running already."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -305,13 +272,13 @@ class Server(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Server:
+    def _fit_together(self) -> ServerFields:
         for problem in self._problems():
             raise ValueError(problem)
         return self
 
-    def spec(self) -> ServerSpec:
-        """Return it as a plan has it."""
+    def server(self) -> Server:
+        """Return the server as a plan has it."""
         headers, body = dict(self.headers), self.body
         if self.protocol == "openai":
             body = self._completion()
@@ -319,7 +286,7 @@ class Server(BaseModel):
             body = json.dumps(body)
             if "content-type" not in map(str.lower, headers):
                 headers["Content-Type"] = "application/json"
-        return ServerSpec(
+        return Server(
             url=self._url(),
             command=tuple(self._command()),
             ready=self.ready,

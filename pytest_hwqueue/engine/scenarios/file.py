@@ -7,8 +7,9 @@ such files to editors.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -16,12 +17,15 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetPydanticSchema,
     Tag,
     ValidationError,
 )
+from pydantic_core import core_schema
 
 from pytest_hwqueue.data.errors import BadScenario, nearest
 from pytest_hwqueue.data.noise_names import NONE
+from pytest_hwqueue.data.records.plan import Tenant, TenantPlacement
 from pytest_hwqueue.engine.scenarios.checks import check_names
 from pytest_hwqueue.engine.scenarios.fields import (
     ArrivalText,
@@ -33,9 +37,8 @@ from pytest_hwqueue.engine.scenarios.fields import (
     NoiseName,
     SchedulerField,
     Seconds,
-    Server,
+    ServerFields,
     ShareField,
-    TenantArrival,
     WorkloadField,
     expanded,
 )
@@ -47,7 +50,7 @@ from pytest_hwqueue.engine.scenarios.located_yaml import (
     may_be_secret,
     read_yaml,
 )
-from pytest_hwqueue.engine.tenants.plan import TenantPlacement
+from pytest_hwqueue.engine.tenants.servers import secrets_of
 
 # An H200's clocks, and a model's latency, are where they stay after half of it.
 _WARMUP_S = 1.0
@@ -78,7 +81,7 @@ class TenantChange(_Model):
         description="of a workload or model, by name; of a function, passed to it by keyword",
     )
     arrival: ArrivalText = Field(
-        default_factory=lambda: TenantArrival("closed"),
+        default_factory=lambda: "closed",
         description="when requests arrive; by default closed: each when the last is done, or a "
         "delay after that",
     )
@@ -109,8 +112,17 @@ class TenantChange(_Model):
         description="latency within which a request is attained; by default the tenant's P99 goal",
     )  # fmt: skip
 
+    def given(self) -> dict[str, Any]:
+        """Return the fields that were given, as `Tenant` has them."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "start" in given:
+            given["start_s"] = given.pop("start") or 0.0
+        if "concurrency" in given:
+            given["concurrency"] = given["concurrency"] or 1
+        return given
 
-class Tenant(TenantChange):
+
+class TenantFields(TenantChange):
     """One model, workload, function or server, asked repeatedly."""
 
     name: NameInGoals = Field(description="for goals and results")
@@ -123,13 +135,12 @@ class Tenant(TenantChange):
     function: FunctionName | None = Field(
         None, description="your own, which prepares and returns the step that is one request"
     )
-    server: Server | None = Field(None, description="your own; a request is one to it")
+    server: ServerFields | None = Field(None, description="your own; a request is one to it")
 
-    def changed(self, change: TenantChange) -> Tenant:
-        """Return the tenant with a variant's changes."""
-        return self.model_copy(
-            update={name: getattr(change, name) for name in change.model_fields_set}
-        )
+    def tenant(self) -> Tenant:
+        """Return the tenant as a plan has it."""
+        server = self.server and self.server.server()
+        return Tenant(**{**self.given(), "server": server})
 
 
 _Modes = Annotated[
@@ -147,22 +158,26 @@ def _list_or_table(value: object) -> str:
     return "table" if isinstance(value, dict) else "list"
 
 
+_Placement = Annotated[TenantPlacement, Field(strict=False)]
 # A list is for the scenario's placement; a table has a list for each placement.
 _Schedulers = Annotated[
     Annotated[_Modes, Tag("list")]
     | Annotated[
-        Annotated[dict[TenantPlacement, _Modes], Field(min_length=1)],
+        Annotated[dict[_Placement, _Modes], Field(min_length=1)],
         Tag("table"),
     ],
     Discriminator(_list_or_table),
 ]
 
+_ALL = "all"
+_PLACES = [_ALL, *(each.value for each in TenantPlacement)]
+_Place = Annotated[str, GetPydanticSchema(lambda *_: core_schema.literal_schema(_PLACES))]
 _GoalList = Annotated[tuple[GoalText, ...], Field(strict=False)]
 # A list holds in every placement; a table has a list for each placement, and one for all of them.
 _Goals = Annotated[
     Annotated[_GoalList, Tag("list")]
     | Annotated[
-        Annotated[dict[Literal["all", TenantPlacement], _GoalList], Field(min_length=1)],
+        Annotated[dict[_Place, _GoalList], Field(min_length=1)],
         Tag("table"),
     ],
     Discriminator(_list_or_table),
@@ -198,7 +213,7 @@ class Scenario(_Model):
         default_factory=lambda: _WARMUP_S,
         description="for how long each tenant runs before; by default 1s",
     )
-    placement: TenantPlacement | None = Field(
+    placement: _Placement | None = Field(
         None, description="a process for each tenant (the default), or threads of one process"
     )
     schedulers: _Schedulers = Field(
@@ -211,7 +226,7 @@ class Scenario(_Model):
         description="what loads the CPU during each test, in turn with the quiet; needs a real "
         "device",
     )
-    tenants: Annotated[tuple[Tenant, ...], Field(min_length=1, strict=False)]
+    tenants: Annotated[tuple[TenantFields, ...], Field(min_length=1, strict=False)]
     goals: _Goals = Field(
         (),
         description="what shall hold in every variant, under every scheduler; a list, or a list "
@@ -222,9 +237,9 @@ class Scenario(_Model):
     )
 
     def secrets(self) -> frozenset[str]:
-        """Return what must not be written or shown, as `ServerSpec.secrets` says."""
+        """Return what must not be written or shown, as `servers.secrets_of` says."""
         servers = [tenant.server for tenant in self.tenants if tenant.server is not None]
-        return frozenset(secret for server in servers for secret in server.spec().secrets())
+        return frozenset(secret for each in servers for secret in secrets_of(each.server()))
 
     def duration_s(self, size: str) -> float:
         """Return the window's length at a size (`full`, `small` or `tiny`) in seconds."""
@@ -234,11 +249,14 @@ class Scenario(_Model):
 
     def tenants_of(self, variant: Variant | None) -> tuple[Tenant, ...]:
         """Return the tenants of a variant, with its changes; None is the scenario itself."""
+        tenants = tuple(each.tenant() for each in self.tenants)
         if variant is None:
-            return self.tenants
+            return tenants
         running = tuple(
-            tenant.changed(variant.set[tenant.name]) if tenant.name in variant.set else tenant
-            for tenant in self.tenants
+            replace(tenant, **variant.set[tenant.name].given())
+            if tenant.name in variant.set
+            else tenant
+            for tenant in tenants
             if variant.only is None or tenant.name in variant.only
         )
         return running if variant.only is None else _from_the_first(running)
@@ -251,19 +269,13 @@ class Scenario(_Model):
 
 def _from_the_first(tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
     """Return tenants whose starts count from the first of them: nobody else is there before."""
-    starts = [tenant.start or 0.0 for tenant in tenants]
-    first = min(starts, default=0.0)
-    if first == 0:
-        return tenants
-    return tuple(
-        tenant.model_copy(update={"start": start - first or None})
-        for tenant, start in zip(tenants, starts, strict=True)
-    )
+    first_s = min((tenant.start_s for tenant in tenants), default=0.0)
+    return tuple(replace(tenant, start_s=tenant.start_s - first_s) for tenant in tenants)
 
 
 def _goals_in(placement: TenantPlacement, goals: _Goals) -> Iterable[Goal]:
     if isinstance(goals, dict):
-        return (goal for place in goals if place in ("all", placement) for goal in goals[place])
+        return (goal for place in goals if place in (_ALL, placement) for goal in goals[place])
     return goals
 
 
@@ -360,7 +372,7 @@ def _reason(found: dict[str, Any], path: tuple[str | int, ...]) -> str:
 def _fields(path: tuple[str | int, ...]) -> Iterable[str]:
     """Fields of the table in which an unknown one stands."""
     if path[0] == "tenants":
-        return Server.model_fields if "server" in path[:-1] else Tenant.model_fields
+        return (ServerFields if "server" in path[:-1] else TenantFields).model_fields
     if path[0] == "variants" and len(path) > 2:
         return TenantChange.model_fields if "set" in path[:-1] else Variant.model_fields
     return Scenario.model_fields

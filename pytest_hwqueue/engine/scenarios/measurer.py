@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.file import Scenario
@@ -18,7 +19,6 @@ from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
 from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
 from pytest_hwqueue.engine.tenants.colocation_run import Progress as RunProgress
 from pytest_hwqueue.engine.tenants.looks import Look, Looks, planned_looks
-from pytest_hwqueue.engine.tenants.plan import Colocation
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits, tenant_server
 from pytest_hwqueue.parts.processes.starting import ForkServer
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, SchedulerPaths, opened_or_not

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_hwqueue.data.noise_names import NONE, noise_file, noise_id
-from pytest_hwqueue.engine.scenarios.deciding import PlannedWindow, planned_window
-from pytest_hwqueue.engine.scenarios.fields import TenantArrival
-from pytest_hwqueue.engine.scenarios.file import Scenario, Tenant, Variant
-from pytest_hwqueue.engine.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal, latency_bound_ns
-from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
-from pytest_hwqueue.engine.tenants.plan import (
+from pytest_hwqueue.data.records.plan import (
     Colocation,
+    Tenant,
     TenantPlacement,
-    TenantSpec,
     starts_too_late,
 )
+from pytest_hwqueue.engine.scenarios.deciding import PlannedWindow, planned_window
+from pytest_hwqueue.engine.scenarios.file import Scenario, Variant
+from pytest_hwqueue.engine.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal, latency_bound_ns
+from pytest_hwqueue.engine.tenants.arrivals import at_peak, parse_arrival, share_of_peak
+from pytest_hwqueue.engine.tenants.servers import unset_variable as unset_variable_of
 from pytest_hwqueue.parts.workloads.tenants.shapes import TORCHVISION
-
-# Of a tenant that serves as much as it can.
-_GREEDY = {"arrival": TenantArrival("closed"), "requests": None}
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Case:
     def id(self) -> str:
         """Such as ``native``, ``threads-native`` or ``batch_64-mps-priority``."""
         parts = [] if self.variant is None else [self.variant.name]
-        if self.placement == "threads":
+        if self.placement == TenantPlacement.THREADS:
             parts.append(self.placement)
         noise = [] if self.noise == NONE else [noise_id(self.noise)]
         return "-".join([*parts, self.scheduler, *noise])
@@ -89,10 +87,10 @@ class PlannedRun:
     @property
     def key(self) -> str:
         """Identifies a run: one serves all that need it."""
-        unused = {"deadline_ms"}
+        unused: dict[str, Any] = {"deadline_ms": None}
         if self.scheduler == NATIVE:
-            unused |= {"priority", "share"}
-        tenants = [tenant.model_dump(mode="json", exclude=unused) for tenant in self.tenants]
+            unused |= {"priority": 0, "share": None}
+        tenants = [asdict(replace(tenant, **unused)) for tenant in self.tenants]
         # One tenant alone is one process in either placement.
         placement = self.placement if len(tenants) > 1 else None
         return json.dumps([placement, self.scheduler, tenants, self.noise], sort_keys=True)
@@ -106,7 +104,7 @@ def cases(scenario: Scenario) -> list[Case]:
         if variant is not None and variant.schedulers is not None:
             schedulers = variant.schedulers
         if not isinstance(schedulers, dict):
-            schedulers = {scenario.placement or "processes": schedulers}
+            schedulers = {scenario.placement or TenantPlacement.PROCESSES: schedulers}
         found += [
             Case(scenario, variant, placement, mode, noise)
             for placement, modes in schedulers.items()
@@ -129,8 +127,8 @@ def solo_run(case: Case, tenant: Tenant) -> PlannedRun:
     """
     name = f"{case.name}.solo_{tenant.name}"
     # Alone there is nobody to start after.
-    alone = tenant.model_copy(update={"start": None})
-    return PlannedRun(name, (alone,), "processes", NATIVE, noise=own_run(case).noise)
+    alone = replace(tenant, start_s=0.0)
+    return PlannedRun(name, (alone,), TenantPlacement.PROCESSES, NATIVE, noise=own_run(case).noise)
 
 
 def native_run(case: Case) -> PlannedRun:
@@ -200,12 +198,12 @@ def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     return {
         tenant.name: PlannedRun(
             f"{run.name}.peak_{tenant.name}",
-            (tenant.model_copy(update={**_GREEDY, "start": None}),),
+            (replace(tenant, arrival="closed", requests=None, start_s=0.0),),
             run.placement,
             NATIVE,
         )
         for tenant in run.tenants
-        if tenant.arrival.of_peak is not None
+        if share_of_peak(tenant.arrival) is not None
     }
 
 
@@ -230,23 +228,12 @@ def colocation(
     return Colocation(
         name=run.name,
         tenants=tuple(
-            TenantSpec(
-                name=tenant.name,
-                model=tenant.model,
-                workload=tenant.workload,
-                function=tenant.function,
-                parameters=tenant.parameters,
+            replace(
+                tenant,
                 size=size,
-                batch=tenant.batch,
-                arrival=tenant.arrival.at(peaks_per_s.get(tenant.name, 0.0)),
-                priority=tenant.priority,
-                share=tenant.share,
-                streams=tenant.streams,
-                concurrency=tenant.concurrency or 1,
+                arrival=at_peak(tenant.arrival, peaks_per_s.get(tenant.name, 0.0)),
                 weights=_weights(tenant, weights),
-                server=None if tenant.server is None else tenant.server.spec(),
-                start_s=tenant.start or 0.0,
-                requests=tenant.requests,
+                deadline_ms=None,
             )
             for tenant in run.tenants
         ),
@@ -285,12 +272,12 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
                 continue
             arrival = tenants[goal.tenant].arrival
             # A trace has no one rate, and a share of a peak none that is known.
-            if arrival.of_peak is not None or arrival.text.startswith(("closed", "trace")):
+            if share_of_peak(arrival) is not None or arrival.startswith(("closed", "trace")):
                 continue
             # Its window ends by another count.
             if any(tenant.requests is not None for tenant in case.tenants):
                 continue
-            rate = parse_arrival(arrival.text, Path()).rate_per_s
+            rate = parse_arrival(arrival, Path()).rate_per_s
             assert rate is not None
             window = planned_window(goal, rate, CONFIDENCE)
             if window is not None:
@@ -308,7 +295,7 @@ def late_start(case: Case, window_s: float) -> str | None:
     own = own_run(case)
     for run in once([own, *runs_needed(case)]):
         for tenant in run.tenants:
-            reason = starts_too_late(tenant.name, tenant.start or 0.0, window_s)
+            reason = starts_too_late(tenant.name, tenant.start_s, window_s)
             if reason:
                 return reason if run.name == own.name else f"its goals need {run.name}: {reason}"
     return None
@@ -337,7 +324,7 @@ def unset_variable(tenants: Iterable[Tenant], file: Path) -> str | None:
 
     """
     for tenant in tenants:
-        reason = tenant.server and tenant.server.spec().unset_variable()
+        reason = tenant.server and unset_variable_of(tenant.server)
         if reason:
             return f"{file}: tenant {tenant.name}: server.{reason}"
     return None

@@ -45,6 +45,7 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
     within_of,
 )
 from pytest_hwqueue.engine.scenarios.traced_windows import enough_s, served_all, traced_ended_by
+from pytest_hwqueue.engine.tenants.arrivals import is_closed
 from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES, in_time_slices, used
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class ScenarioRuns:
             return over_sessions.absolute(estimator, self.windows(run, name), CONFIDENCE)
 
         first, *others = run.tenants
-        arrives = not own and not others and not first.arrival.closed
+        arrives = not own and not others and not is_closed(first.arrival)
         if arrives and math.isinf(estimated(first.name, percentile(0.99)).high):
             longer = self._longer(run)
             worth = worth_at(self.windows(run, first.name), 0.99, CONFIDENCE)
@@ -277,7 +278,7 @@ class ScenarioRuns:
         if not self._rounds:
             return math.inf
         # Of the time of the tenant that comes last: it grows most.
-        late_s = max(tenant.start or 0.0 for tenant in run.tenants)
+        late_s = max(tenant.start_s for tenant in run.tenants)
         records = self.records(run)
         seen_s = sum(record.duration_s for record in records) - late_s * len(records)
         return (self.planned_s(run) - late_s * self._rounds) / seen_s if seen_s > 0 else math.inf
@@ -287,7 +288,7 @@ class ScenarioRuns:
         return self._planned_s(self.records(run))
 
     def _planned_s(self, records: Sequence[ColocationRecord]) -> float:
-        window_s: float = records[0].plan["duration_s"]
+        window_s = records[0].plan.duration_s
         return window_s * (self._rounds or len(records))
 
     def sure(self, case: Case, results: Sequence[GoalResult]) -> list[GoalVerdict]:
@@ -516,7 +517,7 @@ class ScenarioRuns:
                 ends[traced_ended_by(record, needed_s, self._planned_s(records))] = record
         for ended_by, record in ends.items():
             if ended_by == "trace":
-                given_s = record.plan["duration_s"]
+                given_s = record.plan.duration_s
                 cut = f"traced for {duration(record.duration_s)} of {duration(given_s)}"
                 reason = f"{result.reason}; {cut}: a trace holds no more kernels"
                 result = result.model_copy(update={"reason": reason})

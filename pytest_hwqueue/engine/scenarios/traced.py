@@ -60,7 +60,7 @@ def causes_in_words(
     """
     run, records, peaks = runs.measured(case)
     needed_s = time_for(run, records, tenants, minimum_samples(0.99), MOST_S)
-    traced = [each for each in runs.traced(run) if each.plan["duration_s"] >= needed_s]
+    traced = [each for each in runs.traced(run) if each.plan.duration_s >= needed_s]
     if traced:
         record = traced[-1]
     else:

@@ -10,6 +10,7 @@ from pytest_hwqueue.data.metrics.latency import sufficient_samples
 from pytest_hwqueue.engine.scenarios.goals import EndedBy, Goal
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun
 from pytest_hwqueue.engine.tenants import DEVICE
+from pytest_hwqueue.engine.tenants.arrivals import is_closed
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.tenants import ColocationRecord
@@ -52,10 +53,10 @@ def time_for(
             continue
         seconds = sum(record.duration_s for record in records)
         issued = sum(record.tenant(tenant.name).issued or 0 for record in records)
-        spare = _SPARE_CLOSED if tenant.arrival.closed else _SPARE
+        spare = _SPARE_CLOSED if is_closed(tenant.arrival) else _SPARE
         needed.append(requests * spare * seconds / issued if issued else most_s)
     # Of the time in which all are there.
-    return min(max(needed), most_s) + max(tenant.start or 0.0 for tenant in run.tenants)
+    return min(max(needed), most_s) + max(tenant.start_s for tenant in run.tenants)
 
 
 def traced_ended_by(record: ColocationRecord, enough_s: float, planned_s: float) -> EndedBy:
@@ -69,7 +70,7 @@ def traced_ended_by(record: ColocationRecord, enough_s: float, planned_s: float)
     """
     if served_all(record):
         return "requests"
-    given_s = record.plan["duration_s"]
+    given_s = record.plan.duration_s
     if record.duration_s < given_s:
         return "trace"
     return "duration" if planned_s <= given_s < enough_s else ""
@@ -77,5 +78,5 @@ def traced_ended_by(record: ColocationRecord, enough_s: float, planned_s: float)
 
 def served_all(record: ColocationRecord) -> bool:
     """Whether a window ended with the last of the requests that its tenants count."""
-    counting = [each["name"] for each in record.plan["tenants"] if each["requests"] is not None]
-    return bool(counting) and all(record.tenant(name).until_ns is not None for name in counting)
+    counted = record.plan.counted
+    return bool(counted) and all(record.tenant(name).until_ns is not None for name in counted)

@@ -33,6 +33,7 @@ _MOST_SIGMA = 5.0
 _DRAWN_AT_ONCE = 1024
 _DELAY = re.compile(r"delay\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)")
 _SECONDS = {"ms": 1e-3, "s": 1.0}
+_OF_PEAK = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%\s+of\s+peak")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,32 @@ class Arrival:
             return f"trace: {self.file}"
         text = f"{self.kind}: {_plain(self.rate_per_s)}/s"
         return text if self.sigma is None else f"{text}, sigma={_plain(self.sigma)}"
+
+
+def is_closed(text: str) -> bool:
+    """Whether a request starts when the one before is done, or a delay after that."""
+    return text.startswith("closed")
+
+
+def share_of_peak(text: str) -> float | None:
+    """Return the share of a tenant's peak that is its rate; None if the text has the rate.
+
+    Raises:
+        BadInput: if the share is not above 0 and up to 100 %.
+
+    """
+    found = _OF_PEAK.search(text)
+    if found is None:
+        return None
+    if not 0 < float(found[1]) <= 100:
+        raise BadInput(f"{found[0]!r} is no share of the peak; give one up to 100%")
+    return float(found[1]) / 100
+
+
+def at_peak(text: str, peak_per_s: float) -> str:
+    """Return the text for `parse_arrival`, given the requests per second at the peak."""
+    share = share_of_peak(text)
+    return text if share is None else _OF_PEAK.sub(f"{share * peak_per_s:.6g}/s", text)
 
 
 def parse_arrival(text: str, folder: Path) -> Arrival:

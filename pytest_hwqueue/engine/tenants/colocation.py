@@ -16,6 +16,7 @@ from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.cell import now
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, write_colocation
 from pytest_hwqueue.data.redaction import redacted
@@ -25,11 +26,11 @@ from pytest_hwqueue.engine.tenants.colocation_run import LivingTenants, Progress
 from pytest_hwqueue.engine.tenants.device_use import device_use, in_time_slices
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, Looks
 from pytest_hwqueue.engine.tenants.open_loop import Window, invalid_reason, lateness_note
-from pytest_hwqueue.engine.tenants.plan import Colocation
+from pytest_hwqueue.engine.tenants.servers import for_records, secrets_of_plan
 from pytest_hwqueue.engine.tenants.simulated_tenants import simulate
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants, Limits
 from pytest_hwqueue.parts.processes.starting import ForkServer
-from pytest_hwqueue.parts.schedulers.syntax import Scheduler
+from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
 
 _LIMITS = Limits()
 _NOT_ASKED = Provenance()
@@ -112,7 +113,7 @@ class TenantSet:
         simulated = capabilities_of(plan.device).simulated
         nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
         found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
-        if _has_servers(plan) or plan.counted:
+        if plan.servers or plan.counted:
             looks = None
         # Before all are there, a look could not compare them.
         there_ns = plan.all_there_ns
@@ -162,15 +163,14 @@ class TenantSet:
                 _refuse_unanswered(found)
                 _refuse_late(plan, found)
 
-        secrets = plan.secrets()
+        secrets, kept = secrets_of_plan(plan), for_records(plan)
 
         def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
             record = ColocationRecord(
                 **done.fields(found, self.provenance),
                 id=plan.id,
                 run=run,
-                # Where trace files were is a path of that machine.
-                plan={name: value for name, value in plan.to_json().items() if name != "folder"},
+                plan=kept,
                 device=plan.device,
                 scheduler=plan.scheduler,
                 seed=plan.seed,
@@ -182,7 +182,7 @@ class TenantSet:
                 traced=traced,
                 faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
             )
-            return _without_secrets(record, secrets) if _has_servers(plan) else record
+            return _without_secrets(record, secrets) if plan.servers else record
 
         # Errors of a mode or of a device speak for themselves.
         done = attempt(measure, NotProven, DeviceError)
@@ -244,10 +244,6 @@ def colocate(
         return tenants.window(plan, run=run, looks=looks, last=True)
 
 
-def _has_servers(plan: Colocation) -> bool:
-    return any(tenant.server is not None for tenant in plan.tenants)
-
-
 def _without_secrets(record: ColocationRecord, secrets: Collection[str]) -> ColocationRecord:
     """Return a record without secrets in what its servers, and who asked them, have said."""
 
@@ -277,7 +273,7 @@ def _without_secrets(record: ColocationRecord, secrets: Collection[str]) -> Colo
 
 def _refuse(plan: Colocation, scheduler: Scheduler) -> None:
     """Raise RunEnded if the mode cannot be used for these tenants here."""
-    reason = scheduler.unavailable(plan.device.partition(":")[0], plan.requests())
+    reason = scheduler.unavailable(plan.device.partition(":")[0], tenant_requests(plan.tenants))
     if reason is None and plan.placement not in scheduler.placements:
         can = " or ".join(sorted(scheduler.placements))
         reason = f"{scheduler.mode} needs tenants in {can}, and these are in {plan.placement}"

@@ -19,12 +19,13 @@ from pydantic_core import to_jsonable_python
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.metrics.interference import PriorityEffect
 from pytest_hwqueue.data.noise_names import seconds_of_a_cell
+from pytest_hwqueue.data.records.plan import FEWER_KERNELS, Colocation
 from pytest_hwqueue.engine.cell.attempt import RunEnded
 from pytest_hwqueue.engine.noise.neighbours import Noise
 from pytest_hwqueue.engine.noise.running import RunningNoise, running
+from pytest_hwqueue.engine.tenants.identified import identify
 from pytest_hwqueue.engine.tenants.looks import CAN_SHOW, Decided, Look, Watch, served_all_ns
 from pytest_hwqueue.engine.tenants.open_loop import Window
-from pytest_hwqueue.engine.tenants.plan import FEWER_KERNELS, Colocation, identify
 from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants, Limits, TenantProcesses
@@ -33,7 +34,7 @@ from pytest_hwqueue.parts.devices.fingerprint import of_processes
 from pytest_hwqueue.parts.devices.lease import lease
 from pytest_hwqueue.parts.processes.starting import ForkServer
 from pytest_hwqueue.parts.schedulers.priority_probe import probe_priority
-from pytest_hwqueue.parts.schedulers.syntax import Scheduler
+from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
 
 # Stage, how much of it is done, how much there is to do.
 Progress = Callable[[str, int, int], None]
@@ -191,7 +192,7 @@ class LivingTenants:
         """Probe whether the mode orders by priority; None where it need not, or cannot."""
         if self.traced or not self.scheduler.spec.declaration.by_priority:
             return None
-        requests = sorted(self.plan.requests(), key=lambda request: request.priority)
+        requests = sorted(tenant_requests(self.plan.tenants), key=lambda request: request.priority)
         least, most = requests[0], requests[-1]
         if least.priority == most.priority:
             return None

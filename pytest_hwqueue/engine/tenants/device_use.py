@@ -17,6 +17,7 @@ from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
 from pytest_hwqueue.data.metrics.timeline import length, union, within
 from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, DeviceUse, TenantResult, TenantUse
 from pytest_hwqueue.engine.causes.explain import Trace, in_turns, requests_of
 from pytest_hwqueue.engine.tenants import DEVICE
@@ -34,20 +35,22 @@ TIME_SLICES = (
 )
 
 
-def in_time_slices(placement: str, scheduler: str, device: str, tenants: int) -> bool | None:
+def in_time_slices(
+    placement: TenantPlacement, scheduler: str, device: str, tenants: int
+) -> bool | None:
     """Whether tenants take turns on the device, in time slices; None if the mode does not say.
 
     They do as processes: each has a context of its own, and one runs at a time, unless a mode such
     as MPS puts them into one.
 
     Args:
-        placement: ``processes`` or ``threads``.
+        placement: of the tenants.
         scheduler: the mode.
         device: its label.
         tenants: how many.
 
     """
-    if tenants < 2 or placement == "threads" or capabilities_of(device).host:
+    if tenants < 2 or placement == TenantPlacement.THREADS or capabilities_of(device).host:
         return False
     try:
         sharing = parse_scheduler(scheduler).simulated

@@ -22,6 +22,7 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import NamedTuple
 
+from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.tenants import (
     LOOK_ERROR,
     ColocationRecord,
@@ -29,7 +30,6 @@ from pytest_hwqueue.data.records.tenants import (
     TenantResult,
 )
 from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness
-from pytest_hwqueue.engine.tenants.plan import Colocation
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
 

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 import aiohttp
 
 from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement, shortened
+from pytest_hwqueue.data.records.plan import Server
 from pytest_hwqueue.data.records.tenants import RequestFailure, RequestLog
 from pytest_hwqueue.data.redaction import redacted, without_begun, without_known
 from pytest_hwqueue.engine.tenants.completion import CompletionReader, RequestFailed
@@ -34,8 +35,8 @@ from pytest_hwqueue.engine.tenants.open_loop import (
     Window,
     require_early,
 )
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec, host_and_port
 from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
+from pytest_hwqueue.engine.tenants.servers import host_and_port, ready_url, secrets_of
 
 _POLL_S = 0.05
 _ONE_POLL_S = 5.0
@@ -98,12 +99,12 @@ class Client:
 
     """
 
-    def __init__(self, spec: ServerSpec, url: str, connections: int) -> None:
+    def __init__(self, spec: Server, url: str, connections: int) -> None:
         self.url = url
         self.opened = 0
         self._spec = spec
         self._connections = connections
-        self._secrets = spec.secrets()
+        self._secrets = secrets_of(spec)
         self._sent_to = expand_url(url)
         self._headers = {name: expand(value) for name, value in spec.headers.items()}
         self._body = None if spec.body is None else spec.body.encode()
@@ -181,7 +182,7 @@ class Client:
             HwqError: if it is not within its time.
 
         """
-        spec, ready = self._spec, self._spec.ready_url(self.url)
+        spec, ready = self._spec, ready_url(self._spec, self.url)
         url = None if ready is None else expand_url(ready)
         waits_s = spec.ready_s if spec.ours or url is not None else 0.0
         deadline = time.monotonic() + waits_s

@@ -15,18 +15,25 @@ from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.data.records.kinds import capabilities_of, kind_of
+from pytest_hwqueue.data.records.plan import Colocation, Server
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import NOT_OURS, ServerOrigin
 from pytest_hwqueue.data.redaction import redacted, redacted_command, remove_known
 from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
-from pytest_hwqueue.engine.tenants.plan import Colocation, tenant_environment
-from pytest_hwqueue.engine.tenants.server_spec import PORT, PYTHON, ServerSpec, host_and_port
+from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
+from pytest_hwqueue.engine.tenants.servers import (
+    PORT,
+    PYTHON,
+    host_and_port,
+    ready_url,
+    secrets_of_plan,
+)
 from pytest_hwqueue.parts.processes.guardian import Contending, Stop
 from pytest_hwqueue.parts.processes.process_table import is_contained, processes_under
 from pytest_hwqueue.parts.processes.services import Service, ServiceFailed, free_port, run_service
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, gather_outside
-from pytest_hwqueue.parts.schedulers.syntax import Scheduler
+from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
 
 _KILLED = -signal.SIGKILL
 
@@ -57,7 +64,7 @@ class ServerProcesses:
         self._plan = plan
         self._scheduler = scheduler
         self._found = found
-        self._specs = {each.name: each.server for each in plan.tenants if each.server is not None}
+        self._specs = plan.servers
         self._services: dict[str, Service] = {}
         self.urls: dict[str, str] = {}
         self.origins: dict[str, ServerOrigin] = {
@@ -80,7 +87,7 @@ class ServerProcesses:
             RunEnded: if one cannot be started.
 
         """
-        secrets = self._plan.secrets()
+        secrets = secrets_of_plan(self._plan)
         before = self._close_to_others(folder) if secrets else None
         try:
             with ExitStack() as stack:
@@ -126,11 +133,11 @@ class ServerProcesses:
                 )
         return removed
 
-    def _start(self, name: str, spec: ServerSpec, folder: Path, stack: ExitStack) -> None:
+    def _start(self, name: str, spec: Server, folder: Path, stack: ExitStack) -> None:
         port = str(free_port())
         ported = [part.replace(PORT, port) for part in spec.command]
         command = [part.replace(PYTHON, sys.executable) for part in ported]
-        (request,) = (each for each in self._plan.requests() if each.name == name)
+        (request,) = (each for each in tenant_requests(self._plan.tenants) if each.name == name)
         service = run_service(
             f"the server of tenant {name}",
             [expand(part) for part in command],
@@ -168,7 +175,7 @@ class ServerProcesses:
     def _look_at_ports(self, look: Callable[[Service, str, int], None]) -> None:
         for name, service in self._services.items():
             url = self.urls[name]
-            asked = map(expand_url, (url, self._specs[name].ready_url(url) or url))
+            asked = map(expand_url, (url, ready_url(self._specs[name], url) or url))
             try:
                 for host, port in dict.fromkeys(map(host_and_port, asked)):
                     look(service, host, port)

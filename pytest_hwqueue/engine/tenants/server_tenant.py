@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import HwqError, translated
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.data.redaction import redacted
 from pytest_hwqueue.engine.tenants.open_loop import Load, StoppedServing, Window, lateness
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.server_load import Client, allow_files, generate
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
+from pytest_hwqueue.engine.tenants.servers import secrets_of
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan, own_time
@@ -27,7 +27,7 @@ _AHEAD_NS = 5_000_000
 _LEAST_WARM_UP_NS = 100_000_000
 
 
-def serve_by_server(spec: TenantSpec, url: str, link: Link) -> None:
+def serve_by_server(spec: Tenant, url: str, link: Link) -> None:
     """Live the tenant's life: wait for the server; for each window warm it up, load it, report.
 
     Raises:
@@ -39,7 +39,7 @@ def serve_by_server(spec: TenantSpec, url: str, link: Link) -> None:
     asyncio.run(_live(spec, spec.server, url, link))
 
 
-async def _live(spec: TenantSpec, server: ServerSpec, url: str, link: Link) -> None:
+async def _live(spec: Tenant, server: Server, url: str, link: Link) -> None:
     allow_files(spec.concurrency)
     async with Client(server, url, spec.concurrency) as client:
         link.enter("wait for the server")
@@ -51,7 +51,7 @@ async def _live(spec: TenantSpec, server: ServerSpec, url: str, link: Link) -> N
 
 
 async def _serve(
-    plan: Colocation, spec: TenantSpec, client: Client, server: ServerSpec, link: Link
+    plan: Colocation, spec: Tenant, client: Client, server: Server, link: Link
 ) -> None:
     window = WindowPlan(plan, spec.name)
     with translated(HwqError, f"the first request to {redacted(client.url)} failed", HwqError):
@@ -76,10 +76,10 @@ async def _serve(
 
 
 def _served(
-    spec: TenantSpec,
+    spec: Tenant,
     load: Load,
     client: Client,
-    server: ServerSpec,
+    server: Server,
     window: Window,
     opened_before: int,
 ) -> TenantResult:
@@ -95,7 +95,7 @@ def _served(
         own_time(spec),
         lateness=lateness(load),
         server=ServerLoad(
-            url=redacted(client.url, server.secrets()),
+            url=redacted(client.url, secrets_of(server)),
             connections=client.opened,
             connected=client.opened - opened_before,
             most_at_once=load.most_at_once,
@@ -104,7 +104,7 @@ def _served(
     )
 
 
-def _tokens(load: Load, begin_ns: int, server: ServerSpec) -> TokenTimes | None:
+def _tokens(load: Load, begin_ns: int, server: Server) -> TokenTimes | None:
     """Return the times of completed requests' tokens; None if there are none."""
     answered = [
         (reply, scheduled)

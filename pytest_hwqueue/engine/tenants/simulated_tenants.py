@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError, OwnCodeFailed, translated
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.records.plan import FEWER_KERNELS, Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import RequestLog, TenantResult
 from pytest_hwqueue.data.records.tracing import Refusal
 from pytest_hwqueue.engine.causes.explain import Trace, kept_causes, rows_of
@@ -20,7 +21,6 @@ from pytest_hwqueue.engine.cell.attempt import RunEnded
 from pytest_hwqueue.engine.tenants.device_use import device_use
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
 from pytest_hwqueue.engine.tenants.open_loop import Load, Window
-from pytest_hwqueue.engine.tenants.plan import FEWER_KERNELS, Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
 from pytest_hwqueue.engine.tenants.tenant_window import (
@@ -39,7 +39,7 @@ from pytest_hwqueue.parts.devices.simulated.costs import Enqueued, GraphWork, Ke
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.schedulers.declaration import SimulatedSharing
 from pytest_hwqueue.parts.schedulers.green_context import partition_of
-from pytest_hwqueue.parts.schedulers.syntax import parse_scheduler
+from pytest_hwqueue.parts.schedulers.syntax import parse_scheduler, tenant_requests
 
 # Of all tenants together; attributing them takes a few seconds.
 _MOST_KERNELS = 100_000
@@ -81,7 +81,7 @@ def simulate(
     sharing = _sharing(plan)
     _refuse_groups(plan, sharing, device)
     modelled, works = [], []
-    for spec, request in zip(plan.tenants, plan.requests(), strict=True):
+    for spec, request in zip(plan.tenants, tenant_requests(plan.tenants), strict=True):
         # The mode's settings are for those who are to give way, as in XSched's own mode.
         tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
         modelled.append(tenant)
@@ -95,7 +95,7 @@ def simulate(
         if reason := plan.too_short(duration_ns / 1e9, FEWER_KERNELS):
             raise _not_modelled(f"a trace holds no more: {reason}")
         found.duration_s = duration_ns / 1e9
-    together = sharing.together or plan.placement == "threads"
+    together = sharing.together or plan.placement == TenantPlacement.THREADS
     window_ns = duration_ns
 
     def seen(served: Sequence[RequestLog], window_ns: int) -> list[TenantResult]:
@@ -128,7 +128,7 @@ def simulate(
         grace_ns=Window(0, duration_ns).grace_ns,
         ran=ran,
         host=device.profile.request_host(),
-        threads=plan.placement == "threads",
+        threads=plan.placement == TenantPlacement.THREADS,
         looks_ns=counts_ns or [Window(0, look.window_ns).over_ns for look in looks],
         ended=ended,
     )
@@ -248,7 +248,7 @@ def _priority(sharing: SimulatedSharing, device: SimulatedDevice, priority: int)
 
 def _tenant(
     plan: Colocation,
-    spec: TenantSpec,
+    spec: Tenant,
     device: SimulatedDevice,
     sharing: SimulatedSharing,
     most_urgent: bool,
@@ -302,7 +302,7 @@ def _tenant(
 def _request(label: str, spec_json: str, seed: int, folder: str) -> _Request:
     """Capture one request; kept, since a scenario's runs have the same tenants."""
     device = SimulatedDevice(label.removeprefix("sim:"))
-    spec = TenantSpec(**json.loads(spec_json))
+    spec = Tenant(**json.loads(spec_json))
     with device.open_streams(1, gradients=needs_gradients(spec)) as pool:
         (work,) = open_work(spec, device, pool, seed, Path(folder))
         # What happens only the first time happens here.

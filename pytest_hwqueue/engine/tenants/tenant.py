@@ -22,7 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.data.errors import NotProven, OwnCodeFailed, speaks_for_itself
-from pytest_hwqueue.engine.tenants.plan import TenantSpec
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.processes.channel import Channel, Message, ProcessEnded
 from pytest_hwqueue.parts.processes.unwatched import stop_coverage
 
@@ -199,7 +199,7 @@ def _identify(channel: Channel, label: str) -> int:
     return 0
 
 
-def _live(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) -> bool:
+def _live(start: Start, spec: Tenant, link: Link, traces: Traces | None) -> bool:
     """Run a tenant from set-up to stop; return its success."""
     if len(start.tenants) > 1:
         threading.current_thread().name = f"hwq-tenant-{start.tenants.index(spec.name)}"
@@ -221,7 +221,7 @@ def _live(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) -> 
     return True
 
 
-def _serve(start: Start, spec: TenantSpec, link: Link, traces: Traces | None) -> None:
+def _serve(start: Start, spec: Tenant, link: Link, traces: Traces | None) -> None:
     import torch
 
     from pytest_hwqueue.engine.tenants.tenant_window import needs_gradients, open_work
@@ -272,7 +272,7 @@ class _Serving:
 
     """
 
-    spec: TenantSpec
+    spec: Tenant
     link: Link
     device: Device
     pool: StreamPool

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.tenants import TenantResult
-from pytest_hwqueue.engine.tenants.plan import Colocation
 from pytest_hwqueue.parts.devices.compute_units import Partition
 from pytest_hwqueue.parts.processes.remote import one_way
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence

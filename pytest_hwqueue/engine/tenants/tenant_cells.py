@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures.served import failed_for, served
@@ -14,6 +17,7 @@ from pytest_hwqueue.data.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.data.noise_names import NONE, noise_id
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.data.records.definitions import definitions
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestLog,
@@ -35,7 +39,9 @@ _DESCRIPTIONS = {
     "native": "latency under this scheduler, over that of the same tenants under native",
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
-_NOT_IDENTITY = ("faults", "name")
+_NOT_IDENTITY = ("faults", "name", "deadline_ms")
+# These count where they say something: most tenants leave them out.
+_WHERE_GIVEN = ("function", "concurrency", "server", "start_s", "requests")
 # What both records say of a run, in the same words.
 _IN_BOTH = (
     "run", "stage", "started", "fingerprint", "noise", "notes", "faults", "seed", "command",
@@ -96,26 +102,30 @@ def _tenant_record(
 def _cell(record: ColocationRecord, tenant: str) -> Cell:
     plan = record.plan
     # How long counted requests take is what is measured.
-    counted = any(each["requests"] for each in plan["tenants"])
-    duration_s = plan["duration_s"] if counted else record.duration_s
-    parameters: dict[str, Any] = {"duration_s": duration_s, "warmup_s": plan["warmup_s"]}
-    own = next(each for each in plan["tenants"] if each["name"] == tenant)
-    for each in plan["tenants"]:
-        fields = {name: value for name, value in each.items() if name not in _NOT_IDENTITY}
+    duration_s = plan.duration_s if plan.counted else record.duration_s
+    parameters: dict[str, Any] = {"duration_s": duration_s, "warmup_s": plan.warmup_s}
+    (own,) = (each for each in plan.tenants if each.name == tenant)
+    defaults = {each.name: each.default for each in fields(Tenant)}
+    for each in plan.tenants:
+        stated = {
+            name: value
+            for name, value in to_jsonable_python(each).items()
+            if name not in _NOT_IDENTITY and not (name in _WHERE_GIVEN and value == defaults[name])
+        }
         # Where weights are is no part of what they are.
-        fields["weights"] = "seeded" if each["weights"] is None else "loaded"
-        parameters |= {f"{each['name']}.{name}": value for name, value in fields.items()}
-    noise = plan["noise"]
+        stated["weights"] = "seeded" if each.weights is None else "loaded"
+        parameters |= {f"{each.name}.{name}": value for name, value in stated.items()}
     return Cell(
-        name=f"{plan['name']}.{tenant}",
+        name=f"{plan.name}.{tenant}",
         device=record.device,
-        streams=own["streams"],
+        streams=own.streams,
         scheduler=record.scheduler,
         dispatch="eager",
         sync_mode="per_iteration",
-        size=own["size"],
+        size=own.size,
         parameters=parameters,
-        variant=record.placement + ("" if noise in (None, NONE) else f"-{noise_id(noise)}"),
+        variant=record.placement
+        + ("" if plan.noise in (None, NONE) else f"-{noise_id(plan.noise)}"),
     )
 
 

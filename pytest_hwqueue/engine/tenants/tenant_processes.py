@@ -12,15 +12,16 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
-from pytest_hwqueue.data.records.proof import Proof
-from pytest_hwqueue.data.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
-from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
-from pytest_hwqueue.engine.tenants.plan import (
+from pytest_hwqueue.data.records.plan import (
     FEWER_KERNELS,
     LONGER_WINDOW,
     Colocation,
-    tenant_environment,
+    TenantPlacement,
 )
+from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
+from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
+from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready, Start, TenantCalls
 from pytest_hwqueue.engine.tenants.tenant_cells import with_advice
@@ -29,7 +30,7 @@ from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
 from pytest_hwqueue.parts.processes.remote import answer_to, remote
 from pytest_hwqueue.parts.processes.starting import ForkServer
 from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient
-from pytest_hwqueue.parts.schedulers.syntax import Scheduler
+from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
 from pytest_hwqueue.parts.workloads.registry import ahead
 
 _OBSERVE_S = 0.02
@@ -147,7 +148,7 @@ class TenantProcesses(TenantCalls):
         self._scheduler = scheduler
         self._limits = limits
         self._found = found
-        self._requests = {request.name: request for request in plan.requests()}
+        self._requests = {request.name: request for request in tenant_requests(plan.tenants)}
         self._inbox: queue.SimpleQueue[tuple[Members, Message | None]] = queue.SimpleQueue()
         self._processes: dict[Members, MeasuredProcess] = {}
         self._stages = dict.fromkeys(self._requests, "start")
@@ -183,7 +184,7 @@ class TenantProcesses(TenantCalls):
             name: scheduler.partition(request, request.priority)
             for name, request in self._requests.items()
         }
-        together = plan.placement == "threads"
+        together = plan.placement == TenantPlacement.THREADS
         each = [(name,) for name in self._requests]
         try:
             for members in [tuple(self._requests)] if together else each:

@@ -11,10 +11,10 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import BadInput, InvalidMeasurement, NotApplicable
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.engine.cell.program import slowed_request
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
 from pytest_hwqueue.engine.tenants.open_loop import ClosedLoop, Load, Show, Window, serve
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone
 from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.parts.workloads.own_function import MakeStep, load, prepared
@@ -76,7 +76,7 @@ def refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
         )
 
 
-def schedule_of(plan: Colocation, spec: TenantSpec) -> list[int] | None:
+def schedule_of(plan: Colocation, spec: Tenant) -> list[int] | None:
     """Return when a tenant's requests are due, in ns from the window's start; None: closed loop.
 
     Its arrivals begin when the tenant does.
@@ -87,12 +87,12 @@ def schedule_of(plan: Colocation, spec: TenantSpec) -> list[int] | None:
     return None if due is None else [start_ns + each for each in due[: spec.requests]]
 
 
-def own_time(spec: TenantSpec) -> OwnTime:
+def own_time(spec: Tenant) -> OwnTime:
     """Return what bounds a tenant's own time in its windows."""
     return OwnTime(spec.start_ns, spec.requests)
 
 
-def loop_of(plan: Colocation, spec: TenantSpec) -> ClosedLoop:
+def loop_of(plan: Colocation, spec: Tenant) -> ClosedLoop:
     """Return how a tenant's requests follow each other where none of them is scheduled."""
     arrival = parse_arrival(spec.arrival, Path(plan.folder))
     return ClosedLoop(spec.start_ns, round(arrival.delay_s * 1e9), spec.requests)
@@ -181,7 +181,7 @@ class TenantWork:
         self._enqueue = slowed_request(device, self._enqueue, faults, request_ns)
 
 
-def needs_gradients(spec: TenantSpec) -> bool:
+def needs_gradients(spec: Tenant) -> bool:
     """Whether the tenant's streams must record autograd graphs."""
     if spec.function is not None:
         # Torch is as the user's own program finds it.
@@ -190,7 +190,7 @@ def needs_gradients(spec: TenantSpec) -> bool:
 
 
 def open_work(
-    spec: TenantSpec, device: Device, pool: StreamPool, seed: int, folder: Path
+    spec: Tenant, device: Device, pool: StreamPool, seed: int, folder: Path
 ) -> list[TenantWork]:
     """Set up a tenant's work, once for each request that is served at once.
 
@@ -221,7 +221,7 @@ def open_work(
 
 
 def _function(
-    spec: TenantSpec,
+    spec: Tenant,
     make: MakeStep,
     device: Device,
     pool: StreamPool,
@@ -248,7 +248,7 @@ def _function(
     return work
 
 
-def _workload(spec: TenantSpec, device: Device, streams: Sequence[Stream], seed: int) -> TenantWork:
+def _workload(spec: Tenant, device: Device, streams: Sequence[Stream], seed: int) -> TenantWork:
     # A generator of load, whose process has this module too, does without torch.
     import torch.distributed as dist
 
@@ -275,7 +275,7 @@ def _workload(spec: TenantSpec, device: Device, streams: Sequence[Stream], seed:
 
 
 def _models(
-    spec: TenantSpec, device: Device, each: Sequence[Sequence[Stream]], seed: int
+    spec: Tenant, device: Device, each: Sequence[Sequence[Stream]], seed: int
 ) -> list[TenantWork]:
     from pytest_hwqueue.parts.workloads.tenants.models import open_models
 
@@ -304,13 +304,13 @@ def _of_model(model: OpenModel, streams: Sequence[Stream]) -> TenantWork:
     return TenantWork(lambda _: model.request(), streams, what, model.check)
 
 
-def _described(spec: TenantSpec, parameters: Mapping[str, object]) -> str:
+def _described(spec: Tenant, parameters: Mapping[str, object]) -> str:
     given = ", ".join(f"{name}={value}" for name, value in parameters.items())
     name = spec.function or spec.workload
     return f"{name} with {given}" if given else f"{name}"
 
 
-def _size(spec: TenantSpec, device: Device) -> str:
+def _size(spec: Tenant, device: Device) -> str:
     if spec.size != "auto":
         return spec.size
     return "tiny" if device.capabilities.host else "full"

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.devices import green_contexts
 from pytest_hwqueue.parts.devices.compute_units import Partition
 from pytest_hwqueue.parts.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.parts.schedulers.syntax import (
-    THREADS,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
@@ -50,7 +50,7 @@ class GreenContext(Scheduler):
     """
 
     # A context's streams, and what is left for the others, belong to one process.
-    placements = frozenset({THREADS})
+    placements = frozenset({TenantPlacement.THREADS})
 
     def __init__(self, spec: SchedulerSpec, paths: SchedulerPaths) -> None:
         super().__init__(spec, paths)

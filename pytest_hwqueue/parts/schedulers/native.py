@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.metrics.numbers import counted
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.schedulers import mps_daemons
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.parts.schedulers.syntax import (
-    PROCESSES,
-    THREADS,
     Scheduler,
     TenantRequest,
     shared_by_mps,
@@ -21,7 +20,7 @@ from pytest_hwqueue.parts.schedulers.syntax import (
 class Native(Scheduler):
     """One priority for all streams."""
 
-    placements = frozenset({PROCESSES, THREADS})
+    placements = frozenset(TenantPlacement)
 
     def missing(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """Return the MPS daemon that would take the tenants as its clients, or None.

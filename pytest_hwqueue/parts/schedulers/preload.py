@@ -13,6 +13,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pytest_hwqueue.data.errors import BadInput, NotProven, translated, within
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes.guardian import Stop
 from pytest_hwqueue.parts.processes.services import (
@@ -24,8 +25,6 @@ from pytest_hwqueue.parts.processes.services import (
 from pytest_hwqueue.parts.schedulers.declaration import SchedulerSpec
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, why_not_loaded
 from pytest_hwqueue.parts.schedulers.syntax import (
-    PROCESSES,
-    THREADS,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
@@ -186,7 +185,7 @@ class Preload(Scheduler):
     def placements(self) -> frozenset[str]:
         """Only processes if tenants differ in their environment; threads share one."""
         apart = any(map(_OF_TENANT.search, self._description.environment.values()))
-        return frozenset({PROCESSES} if apart else {PROCESSES, THREADS})
+        return frozenset({TenantPlacement.PROCESSES} if apart else TenantPlacement)
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
         """Return the description's requirement that the tenants or the loader lack, or None.

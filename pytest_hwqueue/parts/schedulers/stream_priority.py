@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
-from pytest_hwqueue.parts.schedulers.syntax import THREADS, Scheduler, TenantRequest, shared_by_mps
+from pytest_hwqueue.parts.schedulers.syntax import Scheduler, TenantRequest, shared_by_mps
 
 
 class StreamPriority(Scheduler):
@@ -17,7 +18,7 @@ class StreamPriority(Scheduler):
     The driver orders only streams of one process.
     """
 
-    placements = frozenset({THREADS})
+    placements = frozenset({TenantPlacement.THREADS})
 
     def pointless(self, tenants: Sequence[TenantRequest]) -> str | None:
         """Refuse equal urgency or equal tenants, which leave nothing to order."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError, NotProven, refused_as, within
 from pytest_hwqueue.data.records.kinds import capabilities_of
+from pytest_hwqueue.data.records.plan import Tenant, TenantPlacement
 from pytest_hwqueue.parts.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from pytest_hwqueue.parts.devices.compute_units import Partition
     from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
     from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
-
-
-PROCESSES, THREADS = "processes", "threads"
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,13 @@ class TenantRequest:
     urgency: tuple[int, ...] = ()
 
 
-def tenant_requests(tenants: Iterable[tuple[str, int, float | None]]) -> list[TenantRequest]:
-    """Return the requests of tenants that run together, from name, priority and share."""
-    tenants = list(tenants)
-    priorities = [priority for _, priority, _ in tenants]
+def tenant_requests(tenants: Sequence[Tenant]) -> list[TenantRequest]:
+    """Return what tenants that run together ask of the scheduler."""
+    priorities = [each.priority for each in tenants]
+    least, most = min(priorities), max(priorities)
     return [
-        TenantRequest(name, priority, share, min(priorities) < priority == max(priorities))
-        for name, priority, share in tenants
+        TenantRequest(each.name, each.priority, each.share, least < each.priority == most)
+        for each in tenants
     ]
 
 
@@ -113,7 +111,7 @@ class Scheduler(ABC):
     @property
     def placements(self) -> frozenset[str]:
         """Possible placements of tenants: ``processes``, ``threads`` (of one process), or both."""
-        return frozenset({PROCESSES})
+        return frozenset({TenantPlacement.PROCESSES})
 
     def unavailable(self, device_kind: str, tenants: Sequence[TenantRequest]) -> str | None:
         """Return why the mode cannot be used and what to do about it, or None.

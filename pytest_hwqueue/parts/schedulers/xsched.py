@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes.services import ServiceFailed, prepended
 from pytest_hwqueue.parts.schedulers import inside_evidence
 from pytest_hwqueue.parts.schedulers.declaration import BATCH, THRESHOLD, SchedulerSpec, in_flight
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, why_not_loaded
 from pytest_hwqueue.parts.schedulers.syntax import (
-    PROCESSES,
-    THREADS,
     Scheduler,
     SchedulerPaths,
     TenantRequest,
@@ -157,7 +156,7 @@ class XSchedApp(_Shimmed):
     costs, and that figures under it are no effect of a scheduler.
     """
 
-    placements = frozenset({PROCESSES, THREADS})
+    placements = frozenset(TenantPlacement)
 
     def environment(self, tenant: TenantRequest) -> dict[str, str]:
         """Return the shim before the real library, and XSched's own defaults."""

@@ -20,11 +20,11 @@ from pytest_hwqueue.data.metrics.numbers import NO_INTERVAL, milliseconds, time_
 from pytest_hwqueue.data.records.cell import RunRecord, Samples, write_record
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.stored import SessionFiles
 from pytest_hwqueue.data.records.tenants import write_colocation
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.judge.judging import Judgement
 from pytest_hwqueue.parts.schedulers.native import Native
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, parse_scheduler
@@ -232,7 +232,7 @@ def test_what_was_run_again_explains_its_own_session_alone(tmp_path: Path) -> No
     explained = [(cell.session, cell.shown.cell.name) for cell in cells if cell.timelines]
     assert explained == [("traced", "tiny_kernel_stress")]
     # So it is with tenants.
-    tenants = (TenantSpec("a", workload="tiny_kernel_stress", parameters={"rounds": 2}),)
+    tenants = (Tenant("a", workload="tiny_kernel_stress", parameters={"rounds": 2}),)
     plan = Colocation("mix", tenants, duration_s=0.1, warmup_s=0, device="sim:h200")
     native = Native(parse_scheduler("native"), SchedulerPaths())
     for session, name, traced in (

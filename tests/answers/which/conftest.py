@@ -24,6 +24,7 @@ from pytest_hwqueue.data.records.tenants import (
 from pytest_hwqueue.engine.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases, colocation
 from pytest_hwqueue.engine.tenants.open_loop import Load
+from pytest_hwqueue.engine.tenants.servers import for_records
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.options.options import OPTIONS
 
@@ -119,7 +120,7 @@ def record(run: PlannedRun, number: int = 1, **changed: Any) -> ColocationRecord
         for tenant in run.tenants
     ]
     fields: dict[str, Any] = {
-        "id": plan.id, "run": number, "plan": plan.to_json(), "status": "ok", "device": "cuda",
+        "id": plan.id, "run": number, "plan": for_records(plan), "status": "ok", "device": "cuda",
         "scheduler": run.scheduler, "tenants": tenants, "seed": number - 1,
         "placement": run.placement, "duration_s": WINDOW_S, "elapsed_s": 70.0,
         "started": f"2026-01-01T00:0{number}:00.000+00:00", "command": "hwq which mix.hwq.yaml",

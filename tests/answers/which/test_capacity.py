@@ -176,7 +176,7 @@ def with_invalid_windows(
 
     def measured(self: Measurer, run: PlannedRun, *given: Any) -> Any:
         record, path = window(self, run, *given)
-        place = (run.key, run.tenants[0].arrival.text, given[2])
+        place = (run.key, run.tenants[0].arrival, given[2])
         if invalid(run, times[place]):
             record = record.model_copy(update={"status": "invalid", "reason": "1.04 ms late"})
         times[place] += 1
@@ -207,9 +207,7 @@ def test_a_row_that_ended_early_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, rate: int, said: str
 ) -> None:
     key = (scheduler, f"poisson: {rate}/s")
-    with_invalid_windows(
-        monkeypatch, lambda run, _: (run.scheduler, run.tenants[0].arrival.text) == key
-    )
+    with_invalid_windows(monkeypatch, lambda run, _: (run.scheduler, run.tenants[0].arrival) == key)
     found, result = search(tmp_path, SCENARIO, "--window", "5s")
     told = f"ended early, invalid at {rate}/s, each of 3 times: 1.04 ms late"
     lines = [line.strip() for line in result.stdout.splitlines()]

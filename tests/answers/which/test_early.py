@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def _seen(run: PlannedRun, number: int, look: Look, rate: int) -> ColocationReco
     made = record(
         run, number, tenants=tenants, duration_s=seconds, look_error=look.error, proof=None
     )
-    return made.model_copy(update={"plan": made.plan | {"duration_s": WINDOW_S / ROUNDS}})
+    return made.model_copy(update={"plan": replace(made.plan, duration_s=WINDOW_S / ROUNDS)})
 
 
 def test_windows_end_when_decided_and_decide_what_whole_ones_do(file: Path) -> None:

@@ -72,7 +72,7 @@ def own(records: list[ColocationRecord], scheduler: str, rate: float) -> list[Co
         record
         for record in records
         if len(record.tenants) == 2 and record.scheduler == scheduler
-        and record.plan["tenants"][0]["arrival"] == arrival
+        and record.plan.tenants[0].arrival == arrival
     ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_the_edge_is_confirmed_and_what_is_broken_is_compared_with_nothing(tmp_p
     for record in own(records, "mps-priority", high.rate_per_s)[-2:]:
         windows = [served(record.tenant("high"), round(record.duration_s * 1e9))]
         alone = evaluate(goal, windows, confidence=1 - record.look_error)
-        assert alone.verdict == "missed" or record.duration_s == record.plan["duration_s"]
+        assert alone.verdict == "missed" or record.duration_s == record.plan.duration_s
 
 
 def test_a_confirmation_that_disagrees_widens_the_interval(
@@ -111,7 +111,7 @@ def test_a_confirmation_that_disagrees_widens_the_interval(
 
     def doubted(self: RateRuns, case: Any) -> tuple[RateVerdict, Any]:
         found, results = verdict(self, case)
-        at = case.tenants[0].arrival.text
+        at = case.tenants[0].arrival
         return ("undecided" if self.confirms and at == f"poisson: {low:.6g}/s" else found), results
 
     monkeypatch.setattr(RateRuns, "verdict", doubted)
@@ -130,7 +130,7 @@ def test_where_requests_are_rare_there_are_at_most_eight_windows(tmp_path: Path)
     rates = ("--rates", "1:16", "--schedulers", "native")
     (case,), records, result = search(tmp_path, text, *ON_SIM, *rates)
     windows = [record for record in records if len(record.tenants) == 2]
-    assert all(record.plan["duration_s"] > 40 for record in windows)
+    assert all(record.plan.duration_s > 40 for record in windows)
     assert 3 <= len(windows) == sum(rate.windows for rate in case.rates) <= MOST_WINDOWS
     assert f"or {MOST_WINDOWS} windows if they take longer" in result.stderr
 

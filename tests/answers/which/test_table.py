@@ -545,7 +545,9 @@ def test_records_that_do_not_belong_together_are_refused(
 ) -> None:
     records = all_records(read_scenario(file))
     if changed == "plan":
-        records[MPS].plan["tenants"][1]["batch"] = 16
+        high, low = records[MPS].plan.tenants
+        plan = replace(records[MPS].plan, tenants=(high, replace(low, batch=16)))
+        records[MPS] = records[MPS].model_copy(update={"plan": plan})
     else:
         other = Fingerprint({"device_name": "NVIDIA H200", "driver_major": 570}, {})
         records[MPS] = records[MPS].model_copy(update={"fingerprint": other})

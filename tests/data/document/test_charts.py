@@ -20,6 +20,7 @@ from pytest_hwqueue.data.document.charts import (
 from pytest_hwqueue.data.document.drawing import Spec, stacked_svg
 from pytest_hwqueue.data.metrics.numbers import TimeUnit
 from pytest_hwqueue.data.metrics.scaling import Scaling, ScalingPoint, scaling
+from pytest_hwqueue.data.records.plan import TenantPlacement
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000
@@ -34,7 +35,7 @@ LATENCIES = {
 
 def latencies() -> Spec:
     curves = [
-        Curve(name, ns, tone(at), issued - len(ns), placement=placement)
+        Curve(name, ns, tone(at), issued - len(ns), placement=TenantPlacement(placement))
         for at, (name, (ns, issued, placement)) in enumerate(LATENCIES.items())
     ]
     return survival_chart(curves, TimeUnit("ms", 1e6), x="latency", y="share of requests")

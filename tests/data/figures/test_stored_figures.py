@@ -84,7 +84,7 @@ def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> Tenan
 
 
 def of_colocation(record: ColocationRecord, folder: Path) -> Differing:
-    at_once = {each["name"]: each["concurrency"] for each in record.plan["tenants"]}
+    at_once = {each.name: each.concurrency for each in record.plan.tenants}
     duration_ns = round(record.duration_s * 1e9)
     stored = [tenant for tenant in record.tenants if tenant.requests is not None]
     again = [of_tenant(tenant, duration_ns, at_once[tenant.name]) for tenant in stored]

@@ -22,6 +22,7 @@ from pytest_hwqueue.data.records.cell import (
     session_text,
     write_record,
 )
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.sealed import sealed
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
@@ -51,7 +52,8 @@ TOKENS = TokenTimes(
     tokens=[3, 4], counted="usage",
 )  # fmt: skip
 COLOCATION = ColocationRecord(
-    id="two", plan={"tenants": []}, status="ok", device="cuda", scheduler="native", seed=0,
+    id="two", plan=Colocation("two", (Tenant("front", "resnet18"), Tenant("died", "resnet18"))),
+    status="ok", device="cuda", scheduler="native", seed=0,
     placement="processes", duration_s=1.5, elapsed_s=2.0, started=RECORD.started,
     command="hwq which", simulated=False,
     tenants=[

@@ -30,7 +30,7 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
     planned_windows,
     solo_run,
 )
-from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
+from pytest_hwqueue.engine.tenants.arrivals import at_peak, is_closed, parse_arrival, share_of_peak
 
 ROOT = Path(__file__).parents[3]
 BUILT_IN = sorted((ROOT / "benchmarks" / "scenarios").glob("*.hwq.yaml"))
@@ -156,8 +156,8 @@ def test_what_is_left_out_has_its_default() -> None:
     assert (scenario.schedulers, scenario.placement, scenario.noise) == (("native",), None, ())
     assert own_run(cases(scenario)[0]).noise is None
     high, low = scenario.tenants
-    assert (high.arrival.text, high.priority, high.streams) == ("constant: 20/s", 1, 1)
-    assert (low.arrival.text, low.priority, low.batch, low.share) == ("closed", 0, None, None)
+    assert (high.arrival, high.priority, high.streams) == ("constant: 20/s", 1, 1)
+    assert (low.arrival, low.priority, low.batch, low.share) == ("closed", 0, None, None)
 
 
 def test_a_variant_changes_what_it_names_and_nothing_else() -> None:
@@ -171,11 +171,11 @@ variants:
 """
     )
     as_it_is, slow, alone = scenario.variants
-    assert scenario.tenants_of(None) == scenario.tenants_of(as_it_is) == scenario.tenants
+    assert scenario.tenants_of(None) == scenario.tenants_of(as_it_is)
     high, low = scenario.tenants_of(slow)
-    assert (high.arrival.text, high.priority, low.streams) == ("poisson: 1/s", 1, 4)
+    assert (high.arrival, high.priority, low.streams) == ("poisson: 1/s", 1, 4)
     (high,) = scenario.tenants_of(alone)
-    assert (high.batch, high.arrival.text) == (8, "constant: 20/s")
+    assert (high.batch, high.arrival) == (8, "constant: 20/s")
 
 
 def test_a_tenant_starts_later_than_others_and_alone_with_the_window() -> None:
@@ -183,7 +183,7 @@ def test_a_tenant_starts_later_than_others_and_alone_with_the_window() -> None:
     scenario = read(MINIMAL.replace("workload: hetero_kernels\n", low))
     case = cases(scenario)[0]
     high, low_tenant = case.tenants
-    assert (high.start, low_tenant.start) == (None, 1.5)
+    assert (high.start_s, low_tenant.start_s) == (0.0, 1.5)
     plans = [
         colocation(
             run, {}, duration_s=3.0, warmup_s=0.0, seed=0, device="cpu", size="tiny",
@@ -236,12 +236,12 @@ variants:
 """
     )
     starts = {
-        case.variant.name: [tenant.start for tenant in case.tenants]
+        case.variant.name: [tenant.start_s for tenant in case.tenants]
         for case in cases(read(text))
         if case.variant
     }
     assert starts == {
-        "all": [None, 1.0, 1.5], "alone": [None], "both": [None, 0.5], "with_high": [None, 1.5],
+        "all": [0.0, 1.0, 1.5], "alone": [0.0], "both": [0.0, 0.5], "with_high": [0.0, 1.5],
     }  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def test_requests_are_counted_in_every_run_but_that_of_a_peak() -> None:
     text = text.replace("hetero_kernels\n", "hetero_kernels\n    arrival: 'closed: delay=1s'\n")
     case = cases(read(text))[0]
     high, low = case.tenants
-    assert (high.requests, low.requests, low.arrival.closed) == (20, None, True)
+    assert (high.requests, low.requests, is_closed(low.arrival)) == (20, None, True)
     (peak,) = peak_runs(own_run(case)).values()
     runs = [own_run(case), solo_run(case, high), peak]
     assert [[tenant.requests for tenant in run.tenants] for run in runs] == [
@@ -300,8 +300,8 @@ variants:
 )
 def test_a_rate_may_be_a_share_of_the_peak(text: str, at_70: str, rest: float | None) -> None:
     arrival = read(MINIMAL.replace("constant: 20/s", text)).tenants[0].arrival
-    assert (arrival.of_peak, arrival.at(70)) == (rest, at_70)
-    parse_arrival(arrival.at(1 / 3), Path())
+    assert (share_of_peak(arrival), at_peak(arrival, 70)) == (rest, at_70)
+    parse_arrival(at_peak(arrival, 1 / 3), Path())
 
 
 def test_traces_and_noises_lie_beside_their_scenario(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_traces_and_noises_lie_beside_their_scenario(tmp_path: Path) -> None:
     with pytest.raises(BadScenario, match=r"mine\.hwq\.yaml:4: tenants\[0\]\.arrival: the trace"):
         read(text, tmp_path)
     (tmp_path / "times.txt").write_text("0.5\n1\n")
-    assert read(text, tmp_path).tenants[0].arrival.text == "trace: times.txt"
+    assert read(text, tmp_path).tenants[0].arrival == "trace: times.txt"
     (tmp_path / "own.yaml").write_text("command: [sleep, '{seconds}']", encoding="utf-8")
     found = read(MINIMAL + "noise: [cpu, own.yaml]\nschedulers: [native, mps]\n", tmp_path)
     assert found.noise == ("none", "cpu", "own.yaml")
@@ -321,7 +321,7 @@ def test_traces_and_noises_lie_beside_their_scenario(tmp_path: Path) -> None:
     runs = [
         own_run(quiet),
         own_run(beside),
-        solo_run(beside, found.tenants[0]),
+        solo_run(beside, beside.tenants[0]),
     ]
     assert [run.noise for run in runs] == ["none", "cpu", "cpu"]
     assert len({run.key for run in runs}) == 3

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.noise import Machine, NoiseRound
+from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestLog,
@@ -92,7 +93,8 @@ class Session:
         )  # fmt: skip
         assert decided is None
         record = ColocationRecord(
-            id=run.name, plan={}, status=status, reason="" if status == "ok" else "it broke",
+            id=run.name, plan=Colocation(run.name, run.tenants), status=status,
+            reason="" if status == "ok" else "it broke",
             device="cpu", scheduler=run.scheduler, tenants=tenants if status == "ok" else [],
             seed=0, placement=run.placement, duration_s=10 * share, elapsed_s=1, started="",
             command="", simulated=False, noise=noise,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pytest_hwqueue.data.records.plan import Server
 from pytest_hwqueue.engine.scenarios.file import parse_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import cases, colocation, own_run
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
+from pytest_hwqueue.engine.tenants.servers import ready_url
 
 
-def spec(server: str, more: str = "") -> ServerSpec:
+def spec(server: str, more: str = "") -> Server:
     text = f"name: mine\nduration: 3s\ntenants:\n  - {{name: s, server: {server}}}\n{more}"
     scenario = parse_scenario(text, Path("mine.hwq.yaml"))
     plan = colocation(
@@ -23,18 +24,18 @@ def spec(server: str, more: str = "") -> ServerSpec:
 
 
 def test_a_server_is_started_or_there_and_ready_at_its_own_url() -> None:
-    assert spec("{command: 'python -m http.server {port}'}") == ServerSpec(
+    assert spec("{command: 'python -m http.server {port}'}") == Server(
         "http://127.0.0.1:{port}/", command=("python", "-m", "http.server", "{port}"),
         method="GET", status=200, ready=None, ready_s=60, timeout_s=10, stop_s=10,
     )  # fmt: skip
     other = spec("{url: 'http://10.0.0.7:80/x', ready: 'http://h:2/up'}")
     assert (other.command, other.ours, other.url) == ((), False, "http://10.0.0.7:80/x")
-    assert other.ready_url(other.url) == "http://h:2/up"
+    assert ready_url(other, other.url) == "http://h:2/up"
     ours = spec("{command: 'serve {port}', url: 'http://127.0.0.1:{port}/v1/x', ready: /health}")
     assert ours.ours
-    assert ours.ready_url("http://127.0.0.1:7/v1/x") == "http://127.0.0.1:7/health"
+    assert ready_url(ours, "http://127.0.0.1:7/v1/x") == "http://127.0.0.1:7/health"
     whole = spec("{command: 'serve {port}', ready: 'http://localhost:{port}/up'}")
-    assert whole.ready_url("http://127.0.0.1:7/") == "http://localhost:7/up"
+    assert ready_url(whole, "http://127.0.0.1:7/") == "http://localhost:7/up"
 
 
 def test_a_body_is_text_or_json() -> None:

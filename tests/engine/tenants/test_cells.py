@@ -9,6 +9,7 @@ import pytest
 
 from pytest_hwqueue.data.records.cell import RunRecord
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -16,7 +17,6 @@ from pytest_hwqueue.data.records.tenants import (
     TenantResult,
     TenantThroughput,
 )
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
 from pytest_hwqueue.judge.baselines.runs import cell_of_record
 from pytest_hwqueue.judge.figures import figure
@@ -25,8 +25,8 @@ MS = 1_000_000
 PLAN = Colocation(
     "mix",
     (
-        TenantSpec("high", model="resnet18", batch=1, arrival="constant: 50/s", priority=1),
-        TenantSpec("low", model="resnet50", batch=64),
+        Tenant("high", model="resnet18", batch=1, arrival="constant: 50/s", priority=1),
+        Tenant("low", model="resnet50", batch=64),
     ),
     duration_s=20.0,
     device="cuda",
@@ -54,7 +54,7 @@ def served(name: str, latency_ms: float, per_s: int, *, failed: int = 0) -> Tena
 
 def record(asked: Colocation, *tenants: TenantResult, **changed: Any) -> ColocationRecord:
     fields: dict[str, Any] = {
-        "id": asked.id, "plan": asked.to_json(), "status": "ok", "device": asked.device,
+        "id": asked.id, "plan": asked, "status": "ok", "device": asked.device,
         "scheduler": asked.scheduler, "tenants": list(tenants), "seed": asked.seed,
         "placement": asked.placement, "duration_s": asked.duration_s, "elapsed_s": 30.0,
         "started": "2026-01-01T00:00:00.000+00:00", "command": "pytest mix.hwq.yaml",
@@ -99,7 +99,7 @@ def test_the_gate_reads_the_same_figures() -> None:
 def test_a_neighbour_is_part_of_what_a_tenant_is() -> None:
     plan = replace(PLAN, tenants=(PLAN.tenants[0], replace(PLAN.tenants[1], batch=128)))
     high, _ = high_and_low()
-    other, _ = high_and_low(plan=plan.to_json())
+    other, _ = high_and_low(plan=plan)
     assert high.cell_id == other.cell_id
     differing = {
         name for name, value in high.cell.parameters.items() if other.cell.parameters[name] != value

@@ -14,18 +14,18 @@ from dataclasses import replace
 import pytest
 
 from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement
+from pytest_hwqueue.data.records.plan import Server
 from pytest_hwqueue.data.redaction import REDACTED
 from pytest_hwqueue.engine.tenants import server_load
 from pytest_hwqueue.engine.tenants.completion import RequestFailed
 from pytest_hwqueue.engine.tenants.event_stream import MOST_BYTES
 from pytest_hwqueue.engine.tenants.open_loop import Reply
 from pytest_hwqueue.engine.tenants.server_load import Client, allow_files
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-_HTTP = ServerSpec("", timeout_s=5)
-_OPENAI = ServerSpec("", protocol="openai", method="POST", body="{}", timeout_s=5)
+_HTTP = Server("", timeout_s=5)
+_OPENAI = Server("", protocol="openai", method="POST", body="{}", timeout_s=5)
 
 
 async def answering(answer: Answer, use: Callable[[str], Awaitable[None]]) -> None:
@@ -52,7 +52,7 @@ async def answering(answer: Answer, use: Callable[[str], Awaitable[None]]) -> No
             writer.close()
 
 
-def ask(spec: ServerSpec, answer: Answer) -> Reply | None:
+def ask(spec: Server, answer: Answer) -> Reply | None:
     """Return what one request brings."""
     replies: list[Reply | None] = []
 
@@ -131,7 +131,7 @@ def test_connections_are_kept_limited_and_counted() -> None:
     ],
 )  # fmt: skip
 def test_every_wrong_answer_is_a_failure_that_says_what_came(
-    spec: ServerSpec, parts: list[bytes] | None, reason: str
+    spec: Server, parts: list[bytes] | None, reason: str
 ) -> None:
     with pytest.raises(HwqError) as failed:
         ask(spec, breaking if parts is None else saying(*parts))
@@ -331,7 +331,7 @@ def test_files_are_allowed_as_far_as_the_user_may(monkeypatch: pytest.MonkeyPatc
     assert limits["now"] == (5064, resource.RLIM_INFINITY)
 
 
-def wait(spec: ServerSpec, answer: Answer) -> None:
+def wait(spec: Server, answer: Answer) -> None:
     async def use(url: str) -> None:
         async with Client(spec, url, 1) as client:
             await client.wait_until_ready()

@@ -20,12 +20,12 @@ import psutil
 import pytest
 
 from pytest_hwqueue.data.errors import InvalidMeasurement, LeaseError, NotProven
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.data.safe_files import write_text
 from pytest_hwqueue.engine.tenants.colocation import colocate
 from pytest_hwqueue.engine.tenants.open_loop import invalid_reason
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.engine.tenants.tenant_window import refuse_endless
 from pytest_hwqueue.parts.devices.accelerator import Accelerator
@@ -45,11 +45,11 @@ from tests.engine.tenants.conftest import server_of_tests
 
 NATIVE = (parse_scheduler("native"), SchedulerPaths())
 _LIMITS = Limits(ready_s=120, finish_s=60)
-_STEADY = TenantSpec(
+_STEADY = Tenant(
     "steady", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 50/s",
     priority=3,
 )  # fmt: skip
-_GREEDY = TenantSpec("greedy", workload="large_gemm_only", parameters={"mm_dim": 192})
+_GREEDY = Tenant("greedy", workload="large_gemm_only", parameters={"mm_dim": 192})
 
 
 class Watched(Native):
@@ -119,10 +119,10 @@ def make(*, device, streams, seed, at, action):
 """
 
 
-def faulty(folder: Path, name: str, at: int, action: str) -> TenantSpec:
+def faulty(folder: Path, name: str, at: int, action: str) -> Tenant:
     """Return a tenant with a planted fault."""
     (folder / "faulty.py").write_text(FAULTY, encoding="utf-8")
-    return TenantSpec(name, function="faulty:make", parameters={"at": at, "action": action})
+    return Tenant(name, function="faulty:make", parameters={"at": at, "action": action})
 
 
 def quiet(stage: str, done: int, planned: int) -> None:
@@ -134,7 +134,7 @@ pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
 
 def run(
     folder: Path,
-    tenants: Sequence[TenantSpec],
+    tenants: Sequence[Tenant],
     scheduler: Scheduler,
     limits: Limits = _LIMITS,
     **changed: Any,
@@ -148,7 +148,7 @@ def run(
     (path,) = folder.glob("*.json")
     assert read_colocation(path) == record
     assert record.id == plan.id
-    assert record.plan["tenants"][0]["name"] == tenants[0].name
+    assert record.plan.tenants[0].name == tenants[0].name
     assert not record.simulated
     return record
 
@@ -218,7 +218,7 @@ def test_a_late_generator_counts_by_what_is_asked(
     tmp_path: Path, asked_ms: float | None, status: str
 ) -> None:
     (tmp_path / "late.py").write_text(LATE, encoding="utf-8")
-    tenant = TenantSpec("high", function="late:make", arrival="constant: 20/s")
+    tenant = Tenant("high", function="late:make", arrival="constant: 20/s")
     asked = {} if asked_ms is None else {"high": asked_ms}
     record = run(tmp_path, [tenant], open_scheduler("native"), asked_ms=asked)
     assert record.status == status, record.reason
@@ -278,14 +278,14 @@ class Unproven(Native):
     [
         (Dying, _STEADY, "warm-up", "xserver died by SIGKILL"),
         (
-            Deserted, TenantSpec("lost", workload="no_such_workload"), "open device",
+            Deserted, Tenant("lost", workload="no_such_workload"), "open device",
             "xserver ended by itself (tenant lost: no workload",
         ),
         (Unproven, _GREEDY, "proof", "nobody schedules"),
     ],
 )  # fmt: skip
 def test_a_mode_that_is_not_active_is_the_cause(
-    tmp_path: Path, mode: type[Native], tenant: TenantSpec, stage: str, reason: str
+    tmp_path: Path, mode: type[Native], tenant: Tenant, stage: str, reason: str
 ) -> None:
     record = run(tmp_path, [tenant], mode(*NATIVE), duration_s=0.1)
     assert (record.status, record.stage, record.proof) == ("failed", stage, None)
@@ -344,7 +344,7 @@ tempfile.tempdir = str(folder)
 import psutil
 from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 
 def progress(stage, done, planned):
     if stage == "measure" and not (folder / "pids").exists():
@@ -355,9 +355,9 @@ def progress(stage, done, planned):
         (folder / "pids.new").rename(folder / "pids")
 
 tenants = tuple(
-    TenantSpec(name, workload="large_gemm_only", parameters={"mm_dim": 64}) for name in "ab"
+    Tenant(name, workload="large_gemm_only", parameters={"mm_dim": 64}) for name in "ab"
 )
-plan = Colocation("beside", tenants, "threads", duration_s=600.0, warmup_s=0.0)
+plan = Colocation("beside", tenants, TenantPlacement.THREADS, duration_s=600.0, warmup_s=0.0)
 colocate(plan, open_scheduler("native"), progress, folder)
 """
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -27,17 +28,16 @@ from pytest_hwqueue.engine.causes.explain import Trace, rows_of
 from pytest_hwqueue.engine.tenants import DEVICE
 from pytest_hwqueue.engine.tenants.colocation import colocate
 from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES, device_use, in_time_slices, used
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.simulated.profile import load_profile
 from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 
 BASELINES = Path(__file__).parents[3] / "baselines/nvidia-h200/co-location"
-HIGH = TenantSpec(
+HIGH = Tenant(
     "high", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 500/s",
     priority=1,
 )  # fmt: skip
-LOW = TenantSpec("low", workload="large_gemm_only", parameters={"mm_dim": 4096})
+LOW = Tenant("low", workload="large_gemm_only", parameters={"mm_dim": 4096})
 
 
 def kernel(
@@ -132,7 +132,7 @@ def test_in_time_slices_nothing_is_observed_and_alone_nobody_takes_turns() -> No
         ("processes", "xsched:level=1,threshold=1", "cuda", 2, True),
         ("processes", "no-such-mode", "cuda", 2, None),
     ):  # fmt: skip
-        found = in_time_slices(placement, scheduler, device, tenants)
+        found = in_time_slices(TenantPlacement(placement), scheduler, device, tenants)
         assert found is expected, (placement, scheduler, device, tenants)
     results = [served("a", 4, 1), served("b", 2)]
     traces = {"a": traced("a", *A), "b": traced("b", *B)}
@@ -154,7 +154,7 @@ def test_in_time_slices_nothing_is_observed_and_alone_nobody_takes_turns() -> No
 
 
 def colocated(
-    folder: Path, *tenants: TenantSpec, scheduler: str = "mps", device: str = "sim:h200"
+    folder: Path, *tenants: Tenant, scheduler: str = "mps", device: str = "sim:h200"
 ) -> ColocationRecord:
     plan = Colocation(
         "mine", tenants, duration_s=2.0, warmup_s=0.0, device=device, scheduler=scheduler

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.errors import DeviceError, NotProven
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.compute_units import open_pool
 from pytest_hwqueue.parts.devices.kinds import open_device
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.schedulers.syntax import cell_partitions, open_scheduler, prove_cell
 
-_HIGH = TenantSpec(
+_HIGH = Tenant(
     "high", model="resnet18", batch=1, parameters={"dtype": "tf32"}, arrival="constant: 20/s",
     priority=1,
 )  # fmt: skip
-_LOW = TenantSpec("low", model="resnet50", batch=1024, parameters={"dtype": "tf32"})
-_SMALL = TenantSpec("high", workload="tiny_kernel_stress", parameters={"rounds": 2}, priority=1)
+_LOW = Tenant("low", model="resnet50", batch=1024, parameters={"dtype": "tf32"})
+_SMALL = Tenant("high", workload="tiny_kernel_stress", parameters={"rounds": 2}, priority=1)
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.hip is not None,
@@ -42,12 +42,12 @@ pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
 def run(
     folder: Path,
     mode: str,
-    *tenants: TenantSpec,
-    placement: TenantPlacement = "threads",
+    *tenants: Tenant,
+    placement: TenantPlacement = TenantPlacement.THREADS,
     device: str = "sim:h200",
 ) -> ColocationRecord:
     plan = Colocation(
-        "beside", tenants, placement=placement, scheduler=mode, device=device, duration_s=2,
+        "beside", tenants, TenantPlacement(placement), scheduler=mode, device=device, duration_s=2,
         warmup_s=0.5,
     )  # fmt: skip
     limits = Limits(ready_s=120, finish_s=60)
@@ -100,7 +100,14 @@ def test_own_multiprocessors_keep_the_latency_and_cost_the_neighbour(tmp_path: P
 def test_what_cannot_be_split_is_skipped_with_the_reason(
     tmp_path: Path, mode: str, placement: TenantPlacement, device: str, reason: str
 ) -> None:
-    record = run(tmp_path, f"green-context:{mode}", _HIGH, _LOW, placement=placement, device=device)
+    record = run(
+        tmp_path,
+        f"green-context:{mode}",
+        _HIGH,
+        _LOW,
+        placement=TenantPlacement(placement),
+        device=device,
+    )
     assert record.status == "skipped"
     assert reason in record.reason
 

@@ -15,9 +15,8 @@ from scipy.optimize import brentq
 
 from pytest_hwqueue.data.figures.of_requests import Served, percentile
 from pytest_hwqueue.data.figures.served import served
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.answers.which.test_capacity_truth import window
 from tests.conftest import own_leases
@@ -55,14 +54,14 @@ def measured(
     folder: Path, arrival: str, seconds: float, service_s: float = _SERVICE_S, **plan_fields: Any
 ) -> Served:
     """Return the example server's window."""
-    server = ServerSpec(
+    server = Server(
         "http://127.0.0.1:{port}/",
         command=("{python}", str(EXAMPLES / "serve.py"), "--port", "{port}",
                  "--service-ms", str(1e3 * service_s)),
         ready="/health",
     )  # fmt: skip
     concurrency = 1 if arrival == "closed" else 64
-    tenant = TenantSpec("high", server=server, arrival=arrival, concurrency=concurrency)
+    tenant = Tenant("high", server=server, arrival=arrival, concurrency=concurrency)
     plan = Colocation(
         "truth", (tenant,), duration_s=seconds, warmup_s=0.5, folder=str(folder), **plan_fields
     )
@@ -100,10 +99,10 @@ def test_every_request_that_is_due_in_a_stall_counts_its_wait(tmp_path: Path) ->
     """No coordinated omission: the stall holds back 16 connections, and all that is due."""
     stall_ns, near_ns = 500_000_000, 100_000_000
     script = str(Path(__file__).with_name("misbehaving.py"))
-    server = ServerSpec(
+    server = Server(
         "http://127.0.0.1:{port}/", command=("{python}", "-S", script, "{port}", "stalls")
     )
-    tenant = TenantSpec("high", server=server, arrival="constant: 100/s", concurrency=16)
+    tenant = Tenant("high", server=server, arrival="constant: 100/s", concurrency=16)
     plan = Colocation("stall", (tenant,), duration_s=2.5, warmup_s=0.1, folder=str(tmp_path))
     mode = open_scheduler("native", SchedulerPaths())
     told: list[int] = []

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.looks import Look, Looks
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.parts.schedulers.native import Native
@@ -26,9 +26,9 @@ from tests.conftest import slow
 from tests.engine.tenants.conftest import server_of_tests
 from tests.engine.tenants.test_colocation import faulty
 
-HIGH = TenantSpec("high", workload="tiny_kernel_stress", parameters={"rounds": 2},
+HIGH = Tenant("high", workload="tiny_kernel_stress", parameters={"rounds": 2},
                   arrival="constant: 50/s", priority=1)  # fmt: skip
-LOW = TenantSpec("low", workload="large_gemm_only", parameters={"mm_dim": 64})
+LOW = Tenant("low", workload="large_gemm_only", parameters={"mm_dim": 64})
 PLAN = Colocation("beside", (HIGH, LOW), duration_s=0.4, warmup_s=0.1, work_seed=7)
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
@@ -70,9 +70,9 @@ def measured(record: ColocationRecord) -> ColocationRecord:
 def test_the_same_processes_serve_each_window_its_own_load(tmp_path: Path, placement: str) -> None:
     scheduler = Proving()
     plans = [
-        at(50, 0, placement=placement),
-        at(100, 1, placement=placement, duration_s=0.8),
-        at(25, 2, placement=placement),
+        at(50, 0, placement=TenantPlacement(placement)),
+        at(100, 1, placement=TenantPlacement(placement), duration_s=0.8),
+        at(25, 2, placement=TenantPlacement(placement)),
     ]
     with tenants_in(tmp_path, scheduler) as tenants:
         records = []
@@ -142,7 +142,7 @@ def test_only_the_load_may_differ(tmp_path: Path) -> None:
         for plan in (
             replace(PLAN, tenants=(HIGH, other)),
             replace(PLAN, tenants=(HIGH,)),
-            replace(PLAN, placement="threads"),
+            replace(PLAN, placement=TenantPlacement.THREADS),
             replace(PLAN, scheduler="mps"),
             replace(PLAN, work_seed=8),
             # Weights follow a window's own seed, and these have those of another.

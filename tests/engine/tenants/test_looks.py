@@ -14,23 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.figures.of_requests import Served
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord, RequestFailure
 from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.engine.tenants import looks
 from pytest_hwqueue.engine.tenants.colocation import colocate
 from pytest_hwqueue.engine.tenants.looks import Look, Looks, ShownTimes, planned_looks, shown_load
 from pytest_hwqueue.engine.tenants.open_loop import Load
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.conftest import slow
 from tests.engine.tenants.conftest import server_of_tests
 
 S = 1_000_000_000
-HIGH = TenantSpec(
+HIGH = Tenant(
     "high", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 50/s",
     priority=1,
 )  # fmt: skip
-LOW = TenantSpec("low", workload="tiny_kernel_stress", parameters={"rounds": 2}, concurrency=2)
+LOW = Tenant("low", workload="tiny_kernel_stress", parameters={"rounds": 2}, concurrency=2)
 
 
 @given(st.integers(1, 1000 * S), st.integers(1, 9))
@@ -132,7 +132,7 @@ def test_a_window_ends_once_a_look_decides(
         [HIGH, LOW],
         Looks([Look(3 * S // 10, 0.01), Look(3 * S // 5, 0.02), Look(2 * S, 0.03)], decided),
         duration_s=2.0,
-        placement=placement,
+        placement=TenantPlacement(placement),
     )
     assert [each.duration_s for each in seen] == [0.3, 0.6]
     # A machine that is busy with other tests may make the generator late.
@@ -161,7 +161,7 @@ def test_a_simulated_window_ends_likewise(tmp_path: Path) -> None:
 
 
 def _run(
-    folder: Path, tenants: Sequence[TenantSpec], looked: Looks | None, **changed: Any
+    folder: Path, tenants: Sequence[Tenant], looked: Looks | None, **changed: Any
 ) -> ColocationRecord:
     settings: dict[str, Any] = {
         "duration_s": 2.8,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.engine.tenants.tenant_window import open_work
 from pytest_hwqueue.parts.devices.host import HostDevice
@@ -104,11 +104,11 @@ def _nothing_stays_imported() -> Iterator[None]:
     sys.path[:] = path
 
 
-def own(name: str, function: str, **fields: Any) -> TenantSpec:
-    return TenantSpec(name, function=f"tenants_own:{function}", **fields)
+def own(name: str, function: str, **fields: Any) -> Tenant:
+    return Tenant(name, function=f"tenants_own:{function}", **fields)
 
 
-def run(place: Path, folder: Path, *tenants: TenantSpec, **changed: Any) -> ColocationRecord:
+def run(place: Path, folder: Path, *tenants: Tenant, **changed: Any) -> ColocationRecord:
     settings: dict[str, Any] = {"duration_s": 0.8, "warmup_s": 0.05, "folder": str(folder)}
     traced = changed.pop("traced", False)
     plan = Colocation("own", tenants, **{**settings, **changed})
@@ -155,10 +155,10 @@ def test_requests_of_processes_are_served_at_once(tmp_path: Path, folder: Path) 
 def test_threads_of_one_process_with_gradients_on(tmp_path: Path, folder: Path) -> None:
     record = run(
         tmp_path, folder,
-        TenantSpec("suite", workload="tiny_kernel_stress", parameters={"rounds": 2}, concurrency=2),
+        Tenant("suite", workload="tiny_kernel_stress", parameters={"rounds": 2}, concurrency=2),
         own("trains", "trains", arrival="constant: 30/s", concurrency=2),
         own("one", "sleep", parameters={"ms": 20}, arrival="constant: 100/s"),
-        placement="threads",
+        placement=TenantPlacement.THREADS,
     )  # fmt: skip
     require_measured(record)
     suite, trains, one = (record.tenant(name) for name in ("suite", "trains", "one"))
@@ -200,7 +200,7 @@ def test_a_launch_within_a_launch_is_refused(folder: Path) -> None:
 
 def test_each_request_at_once_has_streams_of_its_own() -> None:
     device = HostDevice()
-    spec = TenantSpec("a", workload="large_gemm_only", parameters={"mm_dim": 32}, streams=2,
+    spec = Tenant("a", workload="large_gemm_only", parameters={"mm_dim": 32}, streams=2,
                       concurrency=3)  # fmt: skip
     with device.open_streams(6) as pool:
         works = open_work(spec, device, pool, 0, Path())

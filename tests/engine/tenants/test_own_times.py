@@ -13,12 +13,11 @@ from pytest_hwqueue.data.errors import BadInput, RecordError
 from pytest_hwqueue.data.figures.of_requests import throughput
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, require_own_figures
 from pytest_hwqueue.engine.tenants import simulated_tenants as simulated
 from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
 from pytest_hwqueue.engine.tenants.looks import Look, Looks
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
@@ -26,18 +25,18 @@ from tests.conftest import slow
 from tests.engine.tenants.conftest import server_of_tests
 
 S = 1_000_000_000
-HIGH = TenantSpec("high", workload="tiny_kernel_stress", parameters={"rounds": 2},
+HIGH = Tenant("high", workload="tiny_kernel_stress", parameters={"rounds": 2},
                   arrival="constant: 50/s", priority=1)  # fmt: skip
-HIGH2 = TenantSpec("steady", workload="tiny_kernel_stress", parameters={"rounds": 2},
+HIGH2 = Tenant("steady", workload="tiny_kernel_stress", parameters={"rounds": 2},
                    arrival="constant: 50/s")  # fmt: skip
-LOW0 = TenantSpec("low", workload="large_gemm_only", parameters={"mm_dim": 64})
+LOW0 = Tenant("low", workload="large_gemm_only", parameters={"mm_dim": 64})
 LOW = replace(LOW0, start_s=0.5)
 
 pytestmark = pytest.mark.usefixtures("own_leases", "no_process_is_left")
 
 
 def run(
-    folder: Path, *tenants: TenantSpec, looks: Looks | None = None, **changed: Any
+    folder: Path, *tenants: Tenant, looks: Looks | None = None, **changed: Any
 ) -> ColocationRecord:
     settings: dict[str, Any] = {"duration_s": 1.0, "warmup_s": 0.1, **changed}
     plan = Colocation("apart", tenants, **settings)
@@ -92,7 +91,7 @@ def test_a_tenant_that_starts_later_serves_from_then_on(
     tmp_path: Path, placement: str, arrival: str
 ) -> None:
     low = replace(LOW, arrival=arrival)
-    record = run(tmp_path, HIGH, low, placement=placement)
+    record = run(tmp_path, HIGH, low, placement=TenantPlacement(placement))
     own = record.tenant("low")
     assert own.from_ns == S // 2
     assert started_ns(own)[0] >= S // 2
@@ -172,7 +171,7 @@ def test_a_record_of_requests_before_their_tenant_started_is_refused(tmp_path: P
 
 # --- requests --------------------------------------------------------------------------------
 
-TASK = TenantSpec(
+TASK = Tenant(
     "one", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="closed: delay=10ms",
     requests=20,
 )  # fmt: skip
@@ -243,7 +242,7 @@ def test_simulated_tenants_end_their_window_with_their_last_request(tmp_path: Pa
     ],
 )
 def test_the_rate_of_counted_requests_is_that_of_a_long_window(
-    tmp_path: Path, task: TenantSpec, known_per_s: float | None
+    tmp_path: Path, task: Tenant, known_per_s: float | None
 ) -> None:
     # Of a tenant that starts later another is there before.
     others = (HIGH2,) if task.start_s else ()
@@ -270,7 +269,13 @@ def test_one_request_alone_has_the_rate_of_its_own_time(tmp_path: Path) -> None:
 def test_counted_requests_end_the_window_of_all(tmp_path: Path, placement: str) -> None:
     due = replace(HIGH, requests=10)
     record = run(
-        tmp_path, due, TASK, replace(LOW, start_s=0.1), HIGH2, duration_s=30.0, placement=placement
+        tmp_path,
+        due,
+        TASK,
+        replace(LOW, start_s=0.1),
+        HIGH2,
+        duration_s=30.0,
+        placement=TenantPlacement(placement),
     )
     assert_counted(record, {"high": 10, "one": 20})
     assert 0.18 < record.duration_s < 20
@@ -356,7 +361,7 @@ def test_what_counted_requests_take_is_no_identity_of_their_cell(tmp_path: Path)
 
 
 def test_a_server_does_not_count() -> None:
-    server = TenantSpec("own", server=ServerSpec(url="http://127.0.0.1:1/"))
+    server = Tenant("own", server=Server(url="http://127.0.0.1:1/"))
     with pytest.raises(BadInput, match="a window with a server ends by time alone"):
         Colocation("apart", (TASK, server))
     with pytest.raises(BadInput, match="tenant one: requests is 0; give at least 1"):

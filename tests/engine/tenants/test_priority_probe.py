@@ -15,10 +15,10 @@ from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.metrics.interference import PriorityEffect, priority_effect
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.cell.cell import Progress
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient, probe_priority
@@ -26,7 +26,7 @@ from pytest_hwqueue.parts.schedulers.syntax import Scheduler, open_scheduler
 from tests.conftest import slow
 from tests.engine.tenants.conftest import server_of_tests
 
-_HIGH = TenantSpec("high", workload="tiny_kernel_stress", parameters={"rounds": 2}, priority=1)
+_HIGH = Tenant("high", workload="tiny_kernel_stress", parameters={"rounds": 2}, priority=1)
 _MIDDLE = replace(_HIGH, name="middle", priority=0)
 _LOW = replace(_HIGH, name="low", priority=-1)
 _LIMITS = Limits(ready_s=120, finish_s=60)
@@ -51,14 +51,14 @@ def probed(mode: str) -> Scheduler:
 def run(
     folder: Path,
     scheduler: Scheduler,
-    tenants: Sequence[TenantSpec],
+    tenants: Sequence[Tenant],
     placement: TenantPlacement,
     device: str = "cpu",
     progress: Progress = lambda *_: None,
 ) -> ColocationRecord:
     plan = Colocation(
-        "beside", tuple(tenants), placement=placement, scheduler=scheduler.mode, device=device,
-        duration_s=0.2, warmup_s=0.1,
+        "beside", tuple(tenants), TenantPlacement(placement), scheduler=scheduler.mode,
+        device=device, duration_s=0.2, warmup_s=0.1,
     )  # fmt: skip
     return colocate(plan, scheduler, progress, folder, limits=_LIMITS, server=server_of_tests())
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_probed_is_left_open(
     [("threads", (_HIGH, _LOW, _MIDDLE)), slow("processes", (_LOW, _HIGH))],
 )
 def test_the_most_and_the_least_urgent_tenant_are_probed(
-    tmp_path: Path, placement: TenantPlacement, tenants: tuple[TenantSpec, ...]
+    tmp_path: Path, placement: TenantPlacement, tenants: tuple[Tenant, ...]
 ) -> None:
     stages: list[str] = []
     record = run(

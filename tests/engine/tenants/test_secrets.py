@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from pytest_hwqueue.data.errors import HwqError
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.redaction import REDACTED, redacted
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
+from pytest_hwqueue.engine.tenants.servers import for_records, secrets_of, unset_variable
 
-SPEC = ServerSpec("http://h/")
+SPEC = Server("http://h/")
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +58,12 @@ def test_in_a_url_a_value_is_what_its_part_is() -> None:
         (replace(SPEC, command=("serve", "--token", "${UNSET}")), "command: "),
     ],
 )
-def test_the_field_whose_variable_is_not_set_is_named(spec: ServerSpec, said: str) -> None:
+def test_the_field_whose_variable_is_not_set_is_named(spec: Server, said: str) -> None:
     what = "the environment variable UNSET is not set: give it a value, or write $${UNSET} for "
-    assert spec.unset_variable() == f"{said}{what}the text ${{UNSET}}"
-    assert replace(SPEC, headers={"A": "${TOKEN} $${UNSET}"}).unset_variable() is None
+    assert unset_variable(spec) == f"{said}{what}the text ${{UNSET}}"
+    assert unset_variable(replace(SPEC, headers={"A": "${TOKEN} $${UNSET}"})) is None
     # What else is secret can be told even so.
-    assert spec.secrets() == frozenset()
+    assert secrets_of(spec) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_the_field_whose_variable_is_not_set_is_named(spec: ServerSpec, said: st
         (replace(SPEC, body='{"password": "hidden"}'), ["hidden"]),
     ],
 )  # fmt: skip
-def test_what_is_secret_is_known_in_each_form(spec: ServerSpec, secrets: list[str]) -> None:
-    known = spec.secrets()
+def test_what_is_secret_is_known_in_each_form(spec: Server, secrets: list[str]) -> None:
+    known = secrets_of(spec)
     assert known.issuperset(secrets)
     for secret in secrets:
         assert redacted(f"it said {secret}.", known) == f"it said {REDACTED}."
@@ -96,27 +96,28 @@ def test_what_is_secret_is_known_in_each_form(spec: ServerSpec, secrets: list[st
 
 def test_what_every_answer_says_is_no_secret() -> None:
     headers = {"Content-Type": "application/json", "accept": "text/html", "X-Mine": "abc"}
-    assert replace(SPEC, headers=headers, command=("serve", "--tokens", "512")).secrets() == set()
+    assert secrets_of(replace(SPEC, headers=headers, command=("serve", "--tokens", "512"))) == set()
 
 
 def test_a_plan_as_records_hold_it_has_no_secret_and_keeps_references() -> None:
-    server = ServerSpec(
+    server = Server(
         "http://me:hidden@h/?key=hidden&token=${TOKEN}",
         ("serve", "--token", "hid den", "--key-of", "hidden", "--password=${TOKEN}"),
         headers={"X-Mine": "hidden", "X-Other": "${TOKEN}", "Authorization": "Bearer ${TOKEN}"},
         body='{"password": "hidden"}', ready="http://me:hidden@h/up",
     )  # fmt: skip
-    plan = Colocation("mine", (TenantSpec("high", server=server),))
-    stored = plan.to_json()["tenants"][0]["server"]
-    assert stored["url"] == f"http://{REDACTED}@h/?key={REDACTED}&token=${{TOKEN}}"
-    assert stored["ready"] == f"http://{REDACTED}@h/up"
-    assert stored["command"] == [
+    plan = Colocation("mine", (Tenant("high", server=server),))
+    stored = for_records(plan).tenants[0].server
+    assert stored is not None
+    assert stored.url == f"http://{REDACTED}@h/?key={REDACTED}&token=${{TOKEN}}"
+    assert stored.ready == f"http://{REDACTED}@h/up"
+    assert stored.command == (
         "serve", "--token", REDACTED, "--key-of", REDACTED, "--password=${TOKEN}"
-    ]  # fmt: skip
-    assert stored["headers"] == {
+    )  # fmt: skip
+    assert stored.headers == {
         "X-Mine": REDACTED, "X-Other": "${TOKEN}", "Authorization": "Bearer ${TOKEN}"
     }  # fmt: skip
-    assert stored["body"] == f'{{"password": "{REDACTED}"}}'
+    assert stored.body == f'{{"password": "{REDACTED}"}}'
     assert plan.tenants[0].server == server
     assert "X-Mine" not in repr(server)
 
@@ -129,7 +130,7 @@ _VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_siz
 def test_whatever_a_variable_holds_is_known(value: str) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TOKEN", value)
-        known = replace(SPEC, url="http://h/?token=${TOKEN}").secrets()
+        known = secrets_of(replace(SPEC, url="http://h/?token=${TOKEN}"))
         sent = URL(expand_url("http://${TOKEN}@h/?x=${TOKEN}"))
         texts = [value, sent.raw_query_string[2:], sent.raw_user or "", quote_plus(value)]
         as_go_does = json.dumps(value).replace("&", r"\u0026")[1:-1]

@@ -21,15 +21,15 @@ import numpy as np
 import psutil
 import pytest
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.records.kinds import Capabilities
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.engine.tenants import server_processes
 from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
 from pytest_hwqueue.engine.tenants.open_loop import invalid_reason
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantSpec
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.processes.services import free_port
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
@@ -84,26 +84,26 @@ class ByEnvironment(Watched):
         return None
 
 
-def misbehaving(mode: str, seconds: float = 0.0, **changed: Any) -> ServerSpec:
+def misbehaving(mode: str, seconds: float = 0.0, **changed: Any) -> Server:
     command = ("{python}", "-S", str(MISBEHAVING), "{port}", mode, str(seconds))
     fields = {"url": "http://127.0.0.1:{port}/", "command": command, "stop_s": 5.0, **changed}
-    return ServerSpec(**fields)
+    return Server(**fields)
 
 
 def run(
-    folder: Path, server: ServerSpec, scheduler: Scheduler | None = None, **changed: Any
+    folder: Path, server: Server, scheduler: Scheduler | None = None, **changed: Any
 ) -> ColocationRecord:
     arrival = changed.pop("arrival", "constant: 50/s")
     concurrency = changed.pop("concurrency", 4)
     progress = changed.pop("progress", quiet)
-    tenant = TenantSpec("high", server=server, arrival=arrival, concurrency=concurrency)
+    tenant = Tenant("high", server=server, arrival=arrival, concurrency=concurrency)
     plan = Colocation(
         "served",
         (tenant,),
         **{"duration_s": 0.6, "warmup_s": 0.1, "folder": str(folder), **changed},
     )
     if not server.headers:
-        assert TypeAdapter(Colocation).validate_python(plan.to_json()) == plan
+        assert TypeAdapter(Colocation).validate_python(to_jsonable_python(plan)) == plan
     mode = Watched() if scheduler is None else scheduler
     record = colocate(
         replace(plan, scheduler=mode.mode), mode, progress, folder, limits=_LIMITS,
@@ -162,7 +162,7 @@ def test_it_is_started_loaded_proven_for_each_process_and_ended(tmp_path: Path) 
 def test_one_that_lives_on_serves_each_window_its_own_load(tmp_path: Path) -> None:
     scheduler = Watched()
     tenants = [
-        TenantSpec("high", server=misbehaving("well"), arrival=f"constant: {rate}/s", concurrency=4)
+        Tenant("high", server=misbehaving("well"), arrival=f"constant: {rate}/s", concurrency=4)
         for rate in (50, 25)
     ]
     plans = [
@@ -235,7 +235,7 @@ def test_a_process_that_may_not_be_looked_at_proves_nothing(
     ("server", "said"),
     [
         (replace(misbehaving("well"), command=("no-such-program", "{port}")), "no-such-program"),
-        (ServerSpec("http://127.0.0.1:9/"), "http://127.0.0.1:9/ was not ready: "),
+        (Server("http://127.0.0.1:9/"), "http://127.0.0.1:9/ was not ready: "),
         slow(misbehaving("refuses"), "the model is missing"),
         slow(misbehaving("silent", ready_s=0.5), "was not ready within 0.5 s: Conn"),
         slow(misbehaving("well", ready="/", ready_s=0.5, status=404), "status 200, not 404: ok"),
@@ -247,7 +247,7 @@ def test_a_process_that_may_not_be_looked_at_proves_nothing(
     ],
 )
 def test_a_server_that_goes_wrong_ends_in_one_readable_record(
-    tmp_path: Path, server: ServerSpec, said: str
+    tmp_path: Path, server: Server, said: str
 ) -> None:
     # The window begins half a second after the warm-up, which takes a tenth of one.
     record = run(tmp_path, server, warmup_s=0.0, duration_s=1.5)
@@ -340,7 +340,7 @@ def outside(mode: str) -> Iterator[tuple[int, int]]:
 def test_one_that_runs_already_is_not_ours_and_nothing_is_proven(tmp_path: Path) -> None:
     with outside("well") as (port, _):
         url = f"http://127.0.0.1:{port}/"
-        record = run(tmp_path, ServerSpec(url))
+        record = run(tmp_path, Server(url))
     tenant = measured(record)
     assert tenant.completed == 30
     assert tenant.server is not None

@@ -15,6 +15,7 @@ import yaml
 from pytest_hwqueue.data.errors import RecordError
 from pytest_hwqueue.data.metrics.attribution import UNEXPLAINED
 from pytest_hwqueue.data.records.noise import Causes, TailCauses
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -37,7 +38,6 @@ from pytest_hwqueue.engine.causes.tenant_tracer import Traces
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.engine.tenants.colocation import colocate
 from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness, serve
-from pytest_hwqueue.engine.tenants.plan import Colocation, TenantPlacement, TenantSpec
 from pytest_hwqueue.engine.tenants.tenant_cells import delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
@@ -49,11 +49,11 @@ from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 
 MS = 1_000_000
 _LIMITS = Limits(ready_s=120, finish_s=60)
-_HIGH = TenantSpec(
+_HIGH = Tenant(
     "high", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 500/s",
     priority=1,
 )  # fmt: skip
-_LOW = TenantSpec(
+_LOW = Tenant(
     "low", workload="large_gemm_only", parameters={"mm_dim": 8192}, arrival="poisson: 5/s"
 )
 
@@ -64,12 +64,14 @@ def quiet(stage: str, done: int, planned: int) -> None:
 
 def simulated(
     folder: Path,
-    *tenants: TenantSpec,
-    placement: TenantPlacement = "processes",
+    *tenants: Tenant,
+    placement: TenantPlacement = TenantPlacement.PROCESSES,
     device: str = "sim:h200",
 ) -> ColocationRecord:
     """Run tenants traced on a simulated device."""
-    plan = Colocation("mine", tenants, placement, duration_s=2.0, warmup_s=0.0, device=device)
+    plan = Colocation(
+        "mine", tenants, TenantPlacement(placement), duration_s=2.0, warmup_s=0.0, device=device
+    )
     record = colocate(plan, open_scheduler(plan.scheduler), quiet, folder, traced=True)
     assert record.status == "ok", record.reason
     assert record.traced
@@ -86,10 +88,10 @@ def share(tail: TailCauses, cause: str) -> float:
     return float(tail.shares[cause])
 
 
-_SMALL = TenantSpec(
+_SMALL = Tenant(
     "small", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="poisson: 200/s"
 )
-_BURSTS = TenantSpec(
+_BURSTS = Tenant(
     "bursts", workload="large_gemm_only", parameters={"mm_dim": 4096},
     arrival="lognormal: 100/s, sigma=2.0",
 )  # fmt: skip
@@ -110,7 +112,7 @@ _MM = "low's aten.mm of 4096 blocks on stream 0"
 def test_planted_causes_are_found_and_the_clean_has_none(
     tmp_path: Path,
     placement: TenantPlacement,
-    tenants: Sequence[TenantSpec],
+    tenants: Sequence[Tenant],
     cause: str,
     share_of_tail: tuple[float, float],
     what: str | None,
@@ -291,12 +293,12 @@ def one_cpu() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_cpu")
 def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
-    steady = TenantSpec(
+    steady = Tenant(
         "steady", workload="tiny_kernel_stress", parameters={"rounds": 2}, arrival="constant: 150/s"
     )
     # Four threads want the CPU. Beside one, a tail is half a millisecond long, and what else this
     # machine runs on the same hardware makes as much: half of 8 were then seen unexplained.
-    greedy = TenantSpec("greedy", streams=4, workload="large_gemm_only", parameters={"mm_dim": 128})
+    greedy = Tenant("greedy", streams=4, workload="large_gemm_only", parameters={"mm_dim": 128})
     plan = Colocation("beside", (steady, greedy), duration_s=1.0, warmup_s=0.1)
     record = colocate(plan, open_scheduler("native"), quiet, tmp_path, limits=_LIMITS, traced=True)
     # However late the generator was: here that is no reason to refuse, but a cause.
@@ -323,7 +325,7 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
 def test_a_window_is_as_long_as_the_trace_can_hold(
     arrival: str, most: int, request_ms: int, longest_ms: int
 ) -> None:
-    spec = TenantSpec("high", model="resnet18", arrival=arrival)
+    spec = Tenant("high", model="resnet18", arrival=arrival)
     plan = WindowPlan(Colocation("mine", (spec,), duration_s=10.0), spec.name)
     assert plan.longest_ns(most, request_ms * MS) == longest_ms * MS
 

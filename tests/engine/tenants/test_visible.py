@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError
-from pytest_hwqueue.engine.tenants.plan import TenantSpec, one_visible
+from pytest_hwqueue.data.records.plan import Tenant
+from pytest_hwqueue.engine.tenants.identified import one_visible
 
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
@@ -46,4 +47,4 @@ def test_a_device_that_is_not_visible_is_refused(setting: str) -> None:
 @pytest.mark.parametrize("field", ["batch", "streams", "concurrency"])
 def test_a_tenant_has_one_of_each_at_least(field: str) -> None:
     with pytest.raises(BadInput, match=f"tenant one: {field} is 0; give at least 1"):
-        TenantSpec("one", model="any", **{field: 0})  # type: ignore[arg-type]
+        Tenant("one", model="any", **{field: 0})  # type: ignore[arg-type]

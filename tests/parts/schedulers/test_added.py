@@ -15,6 +15,7 @@ import pytest
 
 from pytest_hwqueue.data import extensions
 from pytest_hwqueue.data.errors import BadInput, NotProven
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.schedulers.declaration import BUILT_IN, SCHEDULERS, SimulatedSharing
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.parts.schedulers.syntax import (
@@ -77,14 +78,16 @@ def test_it_is_read_refused_and_opened_by_its_declaration() -> None:
             parse_scheduler(text)
     assert needs_environment("fair:window=2")
     mode = open_scheduler("fair:window=2")
-    differ = tenant_requests([("low", 0, None), ("high", 1, None)])
+    differ = tenant_requests([Tenant("low", "resnet18"), Tenant("high", "resnet18", priority=1)])
     assert mode.environment(differ[1]) == {
         "LD_PRELOAD": "libfair.so", "FAIR_WINDOW": "2", "FAIR_PRIORITY": "1",
     }  # fmt: skip
     reasons = [mode.unavailable(kind, differ) for kind in ("cpu", "cuda", "sim", "hip")]
     refused = "fair:window=2 needs an NVIDIA GPU or the CPU, not hip"
     assert reasons == [None, None, None, refused]
-    equal = tenant_requests([("low", 1, None), ("high", 1, None)])
+    equal = tenant_requests(
+        [Tenant("low", "resnet18", priority=1), Tenant("high", "resnet18", priority=1)]
+    )
     assert "would change nothing: all tenants" in (mode.unavailable("sim", equal) or "")
     with pytest.raises(NotProven, match=r"tenant cell does not have libfair\.so mapped"):
         mode.proof({"cell": 1}, {"cell": InsideEvidence([], [0])})

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.errors import DeviceError, NotProven
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.devices import green_contexts
 from pytest_hwqueue.parts.devices.compute_units import Partition, open_pool
 from pytest_hwqueue.parts.devices.host import HostDevice
@@ -25,7 +26,13 @@ from pytest_hwqueue.parts.schedulers.syntax import (
     unavailable_for_cell,
 )
 
-TENANTS = tenant_requests([("high", 1, None), ("low", 0, None), ("batch", 0, None)])
+TENANTS = tenant_requests(
+    [
+        Tenant("high", "resnet18", priority=1),
+        Tenant("low", "resnet18"),
+        Tenant("batch", "resnet18"),
+    ]
+)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.processes.services import ServiceFailed
 from pytest_hwqueue.parts.schedulers import mps_daemons
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
@@ -52,8 +53,13 @@ else:
         print("Server is not ready")
 """
 
-LOW_AND_HIGH = tenant_requests([("low", 0, None), ("high", 1, None)])
-WITH_SHARES = tenant_requests([("low", 0, 0.75), ("high", 1, 0.25)])
+LOW_AND_HIGH = tenant_requests([Tenant("low", "resnet18"), Tenant("high", "resnet18", priority=1)])
+WITH_SHARES = tenant_requests(
+    [
+        Tenant("low", "resnet18", share=0.75),
+        Tenant("high", "resnet18", priority=1, share=0.25),
+    ]
+)
 PIPES, VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"
 
 

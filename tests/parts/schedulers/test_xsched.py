@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes import services
 from pytest_hwqueue.parts.processes.services import ServiceFailed
@@ -45,7 +46,7 @@ from pytest_hwqueue.plugin.worker.services import SchedulerServices
 from .processes import has_ended, needs_compiler, program, wait_for
 from .xserver import XSERVER, queue
 
-LOW_AND_HIGH = tenant_requests([("low", 0, None), ("high", 10, None)])
+LOW_AND_HIGH = tenant_requests([Tenant("low", "resnet18"), Tenant("high", "resnet18", priority=10)])
 PIDS = {"low": 301, "high": 302}
 LOW, HIGH = queue(301), queue(302, handle=2)
 DRIVER = "/usr/lib/libcuda.so.580.65.06"
@@ -123,7 +124,12 @@ def test_what_tenants_are_started_with(
             **({"XSCHED_CUDA_LV3_IMPL": "TSG"} if own[0] == "3" else {}),
         }  # fmt: skip
     # Of equals nobody is.
-    assert not any(each.most_urgent for each in tenant_requests([("a", 1, None), ("b", 1, None)]))
+    assert not any(
+        each.most_urgent
+        for each in tenant_requests(
+            [Tenant("a", "resnet18", priority=1), Tenant("b", "resnet18", priority=1)]
+        )
+    )
     with pytest.raises(RuntimeError, match="while xserver runs"):
         mode.environment(CELL)
 
@@ -232,7 +238,9 @@ def test_the_library_alone_is_started_without_server_priority_or_xqueue(
     # It needs none, and equal priorities are as good as others.
     (root / "bin" / "xserver").unlink()
     alone = opened("xsched-app", root)
-    equals = tenant_requests([("a", 1, None), ("b", 1, None)])
+    equals = tenant_requests(
+        [Tenant("a", "resnet18", priority=1), Tenant("b", "resnet18", priority=1)]
+    )
     kind = platform.strip("_").lower()
     assert alone.unavailable(kind, equals) is None
     assert alone.placements == {"processes", "threads"}

@@ -18,16 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
-
 from pytest_hwqueue.answers.which.file import WhichCase, WhichFile
 from pytest_hwqueue.answers.which.runs import entries, read_runs
 from pytest_hwqueue.answers.which.table import table
+from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import cases
 from pytest_hwqueue.engine.tenants.colocation import colocate
-from pytest_hwqueue.engine.tenants.plan import Colocation
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, opened_or_not
 
 from .calibration import printed
@@ -161,8 +159,7 @@ def simulate_plans(folders: Iterable[Path], scenario: Scenario, into: Path) -> N
     plans: dict[str, Colocation] = {}
     for folder in folders:
         for record in _plans(scenario, folder):
-            measured = TypeAdapter(Colocation).validate_python(record.plan)
-            plan = replace(measured, device=DEVICE, folder=str(SCENARIOS))
+            plan = replace(record.plan, device=DEVICE, folder=str(SCENARIOS))
             known = plans.get(plan.id)
             if known is None or plan.duration_s > known.duration_s:
                 plans[plan.id] = plan
@@ -174,7 +171,7 @@ def simulate_plans(folders: Iterable[Path], scenario: Scenario, into: Path) -> N
 def _plans(scenario: Scenario, folder: Path) -> list[ColocationRecord]:
     """Return the records of a scenario's co-locations in a folder."""
     found = map(read_colocation, sorted(folder.glob(f"{scenario.name}*_*.json")))
-    return [each for each in found if each.plan["name"].partition(".")[0] == scenario.name]
+    return [each for each in found if each.plan.name.partition(".")[0] == scenario.name]
 
 
 def _table(scenario: Scenario, folders: Sequence[Path]) -> WhichFile:
@@ -186,7 +183,7 @@ def _rows(
     scenario: Scenario, measured: WhichFile, case: WhichCase, simulated: WhichCase
 ) -> Iterator[Row]:
     variant = next((each for each in scenario.variants if each.name == case.variant), None)
-    closed = {each.name: each.arrival.text == "closed" for each in scenario.tenants_of(variant)}
+    closed = {each.name: each.arrival == "closed" for each in scenario.tenants_of(variant)}
     of_sessions = [
         each
         for session in measured.sessions

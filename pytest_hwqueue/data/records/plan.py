@@ -1,38 +1,22 @@
-"""A plan of what to run together, as plain data: tenants, their settings, the device they share.
-
-It is checked here for values that no tenant could run with; its reader checks a file's fields and
-lines.
-"""
+"""What runs together: tenants, where, and on what. Validated once, run, and kept in records."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pytest_hwqueue.data.errors import BadInput, DeviceError
+from pydantic import ConfigDict, Field
+
+from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.noise_names import NONE, noise_id
-from pytest_hwqueue.data.records.fingerprint import Fingerprint
-from pytest_hwqueue.data.records.kinds import capabilities_of
-from pytest_hwqueue.data.redaction import mask, redacted, redacted_arguments
-from pytest_hwqueue.engine.tenants.server_spec import ServerSpec
-from pytest_hwqueue.parts.devices.kinds import open_device
-from pytest_hwqueue.parts.processes.channel import ProcessEnded
-from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
-from pytest_hwqueue.parts.processes.starting import worker_environment
-from pytest_hwqueue.parts.schedulers.syntax import TenantRequest, tenant_requests
 
-TenantPlacement = Literal["processes", "threads"]
-Json = dict[str, Any]
+ServerProtocol = Literal["http", "openai"]
 
 LONGER_WINDOW = "give a longer duration"
 FEWER_KERNELS = "give work of fewer kernels"
@@ -41,8 +25,66 @@ FEWER_KERNELS = "give work of fewer kernels"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
+class TenantPlacement(str, Enum):
+    """Where tenants run: in a process each, or in threads of one."""
+
+    PROCESSES = "processes"
+    THREADS = "threads"
+
+    # Python's own would show the member's name.
+    __str__ = str.__str__
+
+
 @dataclass(frozen=True)
-class TenantSpec:
+class Server:
+    """A server and its requests.
+
+    In `url`, `command`, `ready` and the values of `headers`, `${NAME}` stands for a variable of the
+    environment. It is filled in where the command is started or a request sent, and never stored.
+
+    Attributes:
+        url: where each request goes; ``{port}`` in it is the port given to the command.
+        command: program and arguments; empty if the server runs already.
+        ready: URL, or a path on that of the requests, that answers 2xx once the server is ready; if
+            None, a server that is started is ready when it accepts connections. ``{port}`` as in
+            ``url``.
+        ready_s: longest time until it is ready.
+        timeout_s: a request that takes longer has failed; counted from when it is sent.
+        stop_s: from SIGTERM until it is killed.
+        protocol: ``http``, or ``openai``: the answer is a stream of tokens (server-sent events).
+        method: of each request.
+        headers: of each request.
+        body: of each request; None for none.
+        status: the expected one; any other is a failure.
+        ttft_ms: latest first token of a good request, for goodput; None for no bound.
+        tbt_ms: longest mean time between tokens of a good request, likewise.
+
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = PlainData.model_config
+
+    url: str
+    command: tuple[str, ...] = ()
+    ready: str | None = None
+    ready_s: float = 60.0
+    timeout_s: float = 10.0
+    stop_s: float = 10.0
+    protocol: ServerProtocol = "http"
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: str | None = None
+    status: int = 200
+    ttft_ms: float | None = None
+    tbt_ms: float | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is started here, under the scheduler in use; who answers is another matter."""
+        return bool(self.command)
+
+
+@dataclass(frozen=True)
+class Tenant:
     """One tenant: what it runs, when its requests arrive, and its claim to the device.
 
     Attributes:
@@ -65,8 +107,11 @@ class TenantSpec:
         start_s: it begins to serve so long after the window has begun.
         requests: it issues so many in a window, which ends once all such tenants have served
             theirs; None for no limit.
+        deadline_ms: latency within which a request is attained, until `Colocation.asked_ms` has it.
 
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = PlainData.model_config
 
     name: str
     model: str | None = None
@@ -82,9 +127,10 @@ class TenantSpec:
     concurrency: int = 1
     weights: str | None = None
     faults: tuple[str, ...] = ()
-    server: ServerSpec | None = None
+    server: Server | None = None
     start_s: float = 0.0
     requests: int | None = None
+    deadline_ms: Annotated[float | None, Field(exclude=True)] = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -130,15 +176,18 @@ class Colocation:
         asked_ms: latency that a tenant's goals or its deadline ask for, by name: how late its
             generator may be.
         folder: of the scenario: names of trace files and of functions' modules start from it.
+            It is a path of this machine, and no record keeps it.
         noise: background load on the CPU: ``none``, or a name or file as in ``--hwq-noise``; None
             if the plan does not involve noise.
         work_seed: of weights and inputs, which tenants that live on keep while arrivals change.
 
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = PlainData.model_config
+
     name: str
-    tenants: tuple[TenantSpec, ...]
-    placement: TenantPlacement = "processes"
+    tenants: tuple[Tenant, ...]
+    placement: TenantPlacement = TenantPlacement.PROCESSES
     duration_s: float = 60.0
     warmup_s: float = 2.0
     seed: int = 0
@@ -146,7 +195,7 @@ class Colocation:
     scheduler: str = "native"
     goals: tuple[str, ...] = ()
     asked_ms: Mapping[str, float] = field(default_factory=dict)
-    folder: str = "."
+    folder: Annotated[str, Field(exclude=True)] = "."
     noise: str | None = None
     work_seed: int | None = None
 
@@ -157,11 +206,9 @@ class Colocation:
         for name in names:
             if names.count(name) > 1:
                 raise BadInput(f"tenants.name: {name!r} stands there more than once")
-        if self.placement not in ("processes", "threads"):
-            raise BadInput(f"placement: {self.placement!r} is neither processes nor threads")
-        if self.placement == "threads" and any(each.server is not None for each in self.tenants):
+        if self.placement == TenantPlacement.THREADS and self.servers:
             raise BadInput("placement: a server is a process, so its tenants are in processes")
-        if self.counted and any(each.server is not None for each in self.tenants):
+        if self.counted and self.servers:
             raise BadInput("tenants.requests: a window with a server ends by time alone")
         if not (math.isfinite(self.duration_s) and self.duration_s > 0):
             raise BadInput(f"duration_s: {self.duration_s} is not above 0")
@@ -227,25 +274,10 @@ class Colocation:
         """Return the seed of a tenant's arrivals: its own, and the same under every scheduler."""
         return int.from_bytes(sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
 
-    def requests(self) -> list[TenantRequest]:
-        """Return each tenant's request to the scheduler."""
-        return tenant_requests((t.name, t.priority, t.share) for t in self.tenants)
-
-    def secrets(self) -> frozenset[str]:
-        """Return what must not be written or shown, as `ServerSpec.secrets` says."""
-        servers = [tenant.server for tenant in self.tenants if tenant.server is not None]
-        return frozenset(secret for server in servers for secret in server.secrets())
-
-    def to_json(self) -> Json:
-        """Return the plan as JSON values for records, with lists for tuples and without secrets."""
-        plain: Json = json.loads(json.dumps(asdict(self)))
-        secrets = self.secrets()
-        for server in filter(None, (tenant["server"] for tenant in plain["tenants"])):
-            server["headers"] = {name: mask(text) for name, text in server["headers"].items()}
-            for name in ("url", "ready", "body"):
-                server[name] = None if server[name] is None else redacted(server[name], secrets)
-            server["command"] = redacted_arguments(server["command"], secrets)
-        return plain
+    @property
+    def servers(self) -> dict[str, Server]:
+        """The users' servers, by tenant."""
+        return {each.name: each.server for each in self.tenants if each.server is not None}
 
 
 def starts_too_late(
@@ -258,99 +290,3 @@ def starts_too_late(
         f"tenant {name} starts {start_s:g} s after the window begins, and the window is "
         f"{window_s:g} s long: {longer}, or an earlier start"
     )
-
-
-_OPENING_S = 180.0
-
-
-@dataclass(frozen=True)
-class DeviceIdentity:
-    """What the lease and the record need to know about a device."""
-
-    lease_key: str | None
-    fingerprint: Fingerprint
-
-
-@cache
-def identify(label: str) -> DeviceIdentity:
-    """Open a GPU in a separate process and identify it; once per label.
-
-    A context in the parent would take memory, and turns, on the device that tenants share.
-
-    Raises:
-        DeviceError: if it cannot be opened, with the process's last output.
-
-    """
-    if label == "cpu":
-        host = open_device(label)
-        return DeviceIdentity(host.lease_key, host.fingerprint())
-    with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
-        log = Path(folder) / "identify.log"
-        environment = worker_environment(os.environ)
-        process = MeasuredProcess.start(
-            None, "pytest_hwqueue.engine.tenants.tenant", environment, log
-        )
-        try:
-            return _answer(process, label)
-        except ProcessEnded as ended:
-            raise DeviceError(f"{label}: opening it {ended}:\n{process.last_lines(30)}") from None
-        finally:
-            process.kill("no longer needed")
-            process.close()
-
-
-def _answer(process: MeasuredProcess, label: str) -> DeviceIdentity:
-    process.send("identify", device=label)
-    message = process.receive(time.monotonic() + _OPENING_S)
-    if message is None:
-        stacks = process.dump_stacks()
-        raise DeviceError(f"{label} was not open within {_OPENING_S:g} s:\n{stacks}")
-    if message["kind"] == "failed":
-        raise DeviceError(f"{label} cannot be opened: {message['reason']}")
-    return DeviceIdentity(message["lease_key"], Fingerprint(**message["fingerprint"]))
-
-
-def tenant_environment(device: str) -> dict[str, str]:
-    """Return the environment of tenants on a real device, before a scheduler adds to it.
-
-    Raises:
-        DeviceError: if the user's setting does not make the device visible.
-
-    """
-    kind, _, index = device.partition(":")
-    plain = worker_environment(os.environ)
-    plain.update(one_visible(kind, int(index or 0), plain))
-    return plain
-
-
-def one_visible(kind: str, index: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that leave a process only the ``index``-th of the visible devices.
-
-    The variable gets that device's own entry, be it a number or a UUID; without one, the index.
-    ROCR_VISIBLE_DEVICES and CUDA_DEVICE_ORDER stay as they are: HIP and CUDA number the devices
-    that these leave visible, in their order.
-
-    Args:
-        kind: of the device; the CPU needs no variable.
-        index: among the devices that ``environment`` makes visible, from 0.
-        environment: the user's.
-
-    Raises:
-        DeviceError: if the user's setting has no such entry.
-
-    """
-    names = capabilities_of(kind).visible_by
-    if not names:
-        return {}
-    given = next((name for name in names if environment.get(name)), None)
-    entry = str(index)
-    if given is not None:
-        entries = [part.strip() for part in environment[given].split(",")]
-        if index >= len(entries) or not entries[index]:
-            raise DeviceError(
-                f"{kind}:{index} is not visible: {given}={environment[given]} has no entry "
-                f"number {index} (the first is 0)"
-            )
-        entry = entries[index]
-    # Where both are set they must agree: torch and HIP look at either.
-    return {name: entry for name in names if name == names[0] or name in environment}

@@ -1,0 +1,146 @@
+"""How a user's server is reached, and what about it no record may hold."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from urllib.parse import unquote, urljoin, urlsplit
+
+from pytest_hwqueue.data.records.plan import Colocation, Server
+from pytest_hwqueue.data.redaction import (
+    NOTHING,
+    known_forms,
+    mask,
+    redacted,
+    redacted_arguments,
+    secrets_among,
+    secrets_in,
+)
+from pytest_hwqueue.engine.tenants.server_variables import (
+    expand,
+    expand_url,
+    unset_reason,
+    variables_in,
+)
+
+PORT, PYTHON = "{port}", "{python}"
+"""In a command or its URL: the chosen port, and pytest's own Python."""
+
+MISSING_AIOHTTP = (
+    "tenants with a server need the package aiohttp, which is not installed: "
+    "pip install 'pytest-hwqueue[server]'"
+)
+
+
+# What their values are, every answer says.
+_PLAIN_HEADERS = frozenset(
+    {
+        "accept", "accept-charset", "accept-encoding", "accept-language", "cache-control",
+        "connection", "content-length", "content-type", "host", "user-agent",
+    }
+)  # fmt: skip
+
+
+def ready_url(server: Server, url: str) -> str | None:
+    """Return the URL to ask whether a server is ready, given that of the requests."""
+    if server.ready is None:
+        return None
+    ready = server.ready
+    if PORT in ready:
+        ready = ready.replace(PORT, str(host_and_port(expand_url(url))[1]))
+    return urljoin(url, ready)
+
+
+def unset_variable(server: Server) -> str | None:
+    """Return the first field whose variable is not set, and what to do; None if all are."""
+    for place, text in _with_variables(server):
+        for name in variables_in([text]):
+            if (reason := unset_reason(name)) is not None:
+                return f"{place}: {reason}"
+    return None
+
+
+def secrets_of(server: Server) -> frozenset[str]:
+    """Return what must not be written or shown, in each form that it may have there.
+
+    These are the values of headers (not of those that every answer has, such as Content-Type),
+    of variables, and what `redaction` finds by name in URLs, body and command.
+    """
+    texts = [text for _, text in _with_variables(server)]
+    stated = [os.environ.get(name, "") for name in variables_in(texts)]
+    if unset_variable(server) is not None:
+        # Nothing can be started or sent.
+        return known_forms(stated)
+    values: list[str] = []
+    for name, value in server.headers.items():
+        if name.lower() not in _PLAIN_HEADERS:
+            sent = expand(value)
+            # Also without its scheme, such as Bearer, and each cookie or parameter by itserver.
+            values += [sent, sent.partition(" ")[2], *re.findall(r'=\s*"?([^";,]+)', sent)]
+    for url in (server.url, server.ready or ""):
+        for secret in secrets_in(expand_url(url)):
+            values += [secret, secret.partition(":")[2], *_as_header(secret)]
+    values += secrets_in(server.body or "")
+    values += secrets_among([expand(part) for part in server.command])
+    return known_forms([*stated, *(v for v in values if v.lower() not in NOTHING)])
+
+
+def _with_variables(server: Server) -> Iterator[tuple[str, str]]:
+    """Return each text in which `${NAME}` stands for a variable, and the field it is in."""
+    yield "url", server.url
+    yield "ready", server.ready or ""
+    yield from (("command", part) for part in server.command)
+    yield from ((f"headers.{name}", value) for name, value in server.headers.items())
+
+
+def _as_header(user: str) -> Iterator[str]:
+    """Return how a URL's user and password are sent as a header: aiohttp takes Latin-1."""
+    name, _, password = unquote(user).partition(":")
+    for encoding in ("latin-1", "utf-8"):
+        with suppress(UnicodeEncodeError):
+            yield base64.b64encode(f"{name}:{password}".encode(encoding)).decode()
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return where requests to a valid URL of HTTP or HTTPS go, its variables filled in."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
+
+
+def missing_client() -> str | None:
+    """Return which package to install if the HTTP client is missing, or None."""
+    return MISSING_AIOHTTP if importlib.util.find_spec("aiohttp") is None else None
+
+
+def secrets_of_plan(plan: Colocation) -> frozenset[str]:
+    """Return what must not be written or shown, as `secrets_of` says."""
+    return frozenset(secret for server in plan.servers.values() for secret in secrets_of(server))
+
+
+def for_records(plan: Colocation) -> Colocation:
+    """Return a plan as records keep it: without secrets, and paths of this machine."""
+    secrets = secrets_of_plan(plan)
+
+    def shown(text: str | None) -> str | None:
+        return None if text is None else redacted(text, secrets)
+
+    def without_secrets(server: Server) -> Server:
+        return replace(
+            server,
+            headers={name: mask(text) for name, text in server.headers.items()},
+            url=redacted(server.url, secrets),
+            ready=shown(server.ready),
+            body=shown(server.body),
+            command=tuple(redacted_arguments(server.command, secrets)),
+        )
+
+    tenants = [
+        replace(each, server=each.server and without_secrets(each.server), deadline_ms=None)
+        for each in plan.tenants
+    ]
+    return replace(plan, tenants=tuple(tenants), folder=".")
