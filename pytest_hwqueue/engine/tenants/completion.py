@@ -13,7 +13,7 @@ from typing import Any
 from pytest_hwqueue.data.errors import HwqError, shortened
 from pytest_hwqueue.data.records.tenants import TokensCounted
 from pytest_hwqueue.data.redaction import without_known
-from pytest_hwqueue.engine.tenants.event_stream import Event, EventStream
+from pytest_hwqueue.engine.tenants.event_stream import EventStream, ServerSentEvent
 from pytest_hwqueue.engine.tenants.open_loop import Reply
 
 DONE = b"[DONE]"
@@ -102,7 +102,7 @@ class CompletionReader:
             self._done_ns,
         )
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: ServerSentEvent) -> None:
         if self._announced:
             return
         data = event.data.strip()

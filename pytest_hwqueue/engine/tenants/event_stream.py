@@ -19,7 +19,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MARK = b"\xef\xbb\xbf"
 
 
-class Event(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """One event.
 
     Attributes:
@@ -61,7 +61,7 @@ class EventStream:
         self._first = True
         self._after_cr = False
 
-    def feed(self, chunk: bytes, now_ns: int) -> list[Event]:
+    def feed(self, chunk: bytes, now_ns: int) -> list[ServerSentEvent]:
         """Return the events that end in a chunk.
 
         Args:
@@ -85,7 +85,7 @@ class EventStream:
         self._begun = [lines.pop()]
         return [event for line in lines if (event := self._event_at(line, now_ns)) is not None]
 
-    def end(self, now_ns: int) -> list[Event]:
+    def end(self, now_ns: int) -> list[ServerSentEvent]:
         """Return the event that the end of the answer cut off, if there is one."""
         rest, self._begun = b"".join(self._begun), []
         if rest:
@@ -98,12 +98,12 @@ class EventStream:
         if self._held_bytes > self._most_bytes:
             raise EventTooLong(f"an event has more than {self._most_bytes:,} bytes")
 
-    def _event_at(self, line: bytes, now_ns: int) -> Event | None:
+    def _event_at(self, line: bytes, now_ns: int) -> ServerSentEvent | None:
         """Take a line; return the event that it ends."""
         if self._first:
             self._first, line = False, line.removeprefix(_MARK)
         if not line:
-            event = Event(self._type or "message", b"\n".join(self._data), self._at_ns)
+            event = ServerSentEvent(self._type or "message", b"\n".join(self._data), self._at_ns)
             held, self._data, self._type, self._held_bytes = self._data, [], "", 0
             return event if held else None
         name, _, value = line.partition(b":")

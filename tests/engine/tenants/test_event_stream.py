@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_hwqueue.engine.tenants.event_stream import Event, EventStream, EventTooLong
+from pytest_hwqueue.engine.tenants.event_stream import EventStream, EventTooLong, ServerSentEvent
 
 TEXTS = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=20)
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
@@ -48,7 +48,7 @@ def test_every_split_of_bytes_gives_the_same_events(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12)))
     if data.draw(st.booleans()):
         cuts = list(range(len(whole)))
-    reader, found = EventStream(), list[Event]()
+    reader, found = EventStream(), list[ServerSentEvent]()
     for start, end in pairwise([0, *cuts, len(whole)]):
         found += reader.feed(whole[start:end], end)
     found += reader.end(len(whole))
@@ -61,9 +61,9 @@ def test_an_event_has_the_time_of_its_last_data_line() -> None:
     assert reader.feed(b"data: a\ndata: b", 10) == []
     assert reader.feed(b"\n", 20) == []
     assert reader.feed(b": the empty line comes later\n", 30) == []
-    assert reader.feed(b"\ndata: c\n", 40) == [Event("message", b"a\nb", 20)]
+    assert reader.feed(b"\ndata: c\n", 40) == [ServerSentEvent("message", b"a\nb", 20)]
     # What the end cuts off is given, at its own time.
-    assert reader.end(50) == [Event("message", b"c", 40)]
+    assert reader.end(50) == [ServerSentEvent("message", b"c", 40)]
     assert reader.end(60) == []
 
 
