@@ -330,7 +330,7 @@ def _planned(
 ) -> tuple[RateLooks, list[tuple[Case, RateGrid]]]:
     """Return how rates are judged, and each case's rates; refuse what cannot be judged."""
     from pytest_hwqueue.answers.which.rates import make_grid
-    from pytest_hwqueue.answers.which.search import least_requests, look_confidence
+    from pytest_hwqueue.answers.which.search import RateLooks, least_requests, look_confidence
 
     precision = share(2)("--precision", how.precision)
     bounds = _rates(how.rates)
@@ -370,10 +370,7 @@ def _planned(
     common.refuse_late_starts(wanted, least_s)
     # Of windows that long, the user has asked for all.
     fewest = how.requests or least_requests(goals)
-    return (
-        RateLooks(how.windows, requests, least_s, fewest),
-        grids,
-    )
+    return RateLooks(how.windows, requests, least_s, fewest), grids
 
 
 def _searched(

@@ -34,7 +34,10 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, str]]]:
             # One space behind the colon is not part of it.
             parts += [f"data:{' ' if line[:1] == ' ' or draw(st.booleans()) else ''}"
                       f"{line}", *draw(NOISE)]  # fmt: skip
-        written += [f"{part}{draw(ENDS)}" for part in [*parts, ""]]
+        for part in [*parts, ""]:
+            # LF right behind CR would end no line.
+            ends = ENDS if part or not written[-1].endswith("\r") else st.just("\r")
+            written.append(f"{part}{draw(ends)}")
         if lines:
             wanted.append((name or "message", "\n".join(lines)))
     return "".join(written).encode(), wanted
