@@ -12,9 +12,9 @@ from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.interference import EffectVerdict
 from pytest_hwqueue.data.metrics.numbers import counted
-from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.run import Repeatable, Status
 from pytest_hwqueue.data.records.tenants import ColocationRecord, ServerOrigin
 from pytest_hwqueue.engine.scenarios.goals import GoalResult
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE
@@ -204,32 +204,24 @@ class WhichChoice(PlainData):
     )
 
 
-class WhichSession(PlainData):
+class WhichSession(Repeatable):
     """One session on one GPU, and what it says by itself."""
 
     folder: str
     device_uuid: str = Field(description="empty if the device has none")
     started: str = Field(description="UTC, ISO 8601")
-    command: str
-    version: str | None = None
-    git_commit: str | None
-    git_dirty: bool | None = None
     cases: list[WhichCase] = Field(
         description="what it measured, by its own records alone; empty if it is the only session, "
         "whose figures are the table's"
     )
 
 
-class Origin(PlainData):
+class Origin(Repeatable):
     """Where the figures of windows come from."""
 
     device: str = Field(description="label, such as cuda; empty if nothing was measured")
     simulated: bool = Field(description="whether all figures are a model's, and none measured")
     seed: int | None
-    command: str
-    version: str | None = None
-    git_commit: str | None
-    git_dirty: bool | None = None
     fingerprint: Fingerprint | None
 
     @property

@@ -83,10 +83,6 @@ PROFILED = (
 """Note of a cell whose launches are slower than in a process of its own."""
 
 
-# What a record says as it was asked for.
-_OF_REQUEST = ("cell", "nodeid", "family", "mark", "run", "seed", "command")
-
-
 class CellRunner:
     """Measures cells on one device under one scheduler mode."""
 
@@ -136,12 +132,31 @@ class CellRunner:
         if found.fingerprint is None:
             found.fingerprint = self.device.fingerprint()
         record = RunRecord(
-            **done.fields(found, request.provenance),
-            **{name: getattr(request, name) for name in _OF_REQUEST},
-            cell_id=request.cell.id,
+            **done.head(found, request.provenance),
+            run=request.run,
             duration_s=done.seconds,
-            definitions=definitions(primary.per, request.workload.version),
+            seed=request.seed,
+            command=request.command,
             faults=[*request.faults],
+            cell=request.cell,
+            cell_id=request.cell.id,
+            nodeid=request.nodeid,
+            family=request.family,
+            mark=request.mark,
+            iterations=found.iterations,
+            stopped=found.stopped,
+            primary=found.primary,
+            definitions=definitions(primary.per, request.workload.version),
+            launch_bound=found.launch_bound,
+            work_per_iteration=found.work_per_iteration,
+            warm_up=found.warm_up,
+            samples=found.samples,
+            metrics=found.metrics,
+            scheduler_proof=found.scheduler_proof,
+            telemetry=found.telemetry,
+            counters=found.counters,
+            causes=found.causes,
+            declared=found.declared,
         )
         return record, done.failure
 

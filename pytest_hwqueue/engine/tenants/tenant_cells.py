@@ -36,11 +36,6 @@ _DESCRIPTIONS = {
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
 _NOT_IDENTITY = ("faults", "name")
-# What both records say of a run, in the same words.
-_IN_BOTH = (
-    "run", "stage", "started", "fingerprint", "noise", "notes", "faults", "seed", "command",
-    "version", "git_commit", "git_dirty",
-)  # fmt: skip
 
 
 def tenant_records(
@@ -73,15 +68,14 @@ def _tenant_record(
         host_ns=tenant.latency_ns, device_ns=[], enqueue_ns=[], pace_ns=[],
         references_ns={name: list(values) for name, values in references.items()},
     )  # fmt: skip
+    # The file of timelines is the co-location's, whose figures it has.
+    own = {"status": status, "reason": reason, "duration_s": record.elapsed_s, "timelines": None}
     return RunRecord(
-        **{name: getattr(record, name) for name in _IN_BOTH},
+        **{**record.head(), **own},
         cell=cell,
         cell_id=cell.id,
         nodeid=nodeid,
         family=TENANTS,
-        status=status,
-        reason=reason,
-        duration_s=record.elapsed_s,
         iterations=tenant.completed or 0,
         failed_requests=None if tenant.failed is None else tenant.failed + (tenant.unserved or 0),
         failed_for=failed_for([tenant]),
