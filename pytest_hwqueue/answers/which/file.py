@@ -217,8 +217,11 @@ class WhichSession(Repeatable):
 
 
 class Origin(Repeatable):
-    """Where the figures of windows come from."""
+    """Where the figures of a scenario's windows come from."""
 
+    scenario: str
+    description: str
+    complete: bool = Field(description="false: interrupted before all was measured")
     device: str = Field(description="label, such as cuda; empty if nothing was measured")
     simulated: bool = Field(description="whether all figures are a model's, and none measured")
     seed: int | None
@@ -245,7 +248,7 @@ def natives(cases: Iterable[WhichCase], variant: str | None) -> list[WhichCase]:
 
 
 def origin_of(records: Sequence[ColocationRecord]) -> dict[str, Any]:
-    """Return the fields of `Origin`, of the first window that was measured."""
+    """Return what an `Origin` says of windows: command and code of the first that was measured."""
     first = min(records, key=lambda record: record.started, default=None)
     return {
         "device": "" if first is None else first.device,
@@ -263,9 +266,6 @@ class WhichFile(Origin):
     """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
 
     schema_: Literal["pytest-hwqueue/which/2"] = Field("pytest-hwqueue/which/2", alias="schema")
-    scenario: str
-    description: str
-    complete: bool = Field(description="false: interrupted before all was measured")
     cases: list[WhichCase]
     choices: list[WhichChoice] = Field(description="for each variant")
     sessions: list[WhichSession] = Field(default_factory=list, description="oldest first")
