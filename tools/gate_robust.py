@@ -351,7 +351,9 @@ def in_pairs(x: Floats, y: Floats, figures: int, settings: GateSettings) -> Verd
         verdict = conclude(cell, cell.p <= settings.rate / figures)
         if acquitted_early(verdict, settings.detect):
             break
-    return replace(verdict, detectable=reach(verdict.sd or 0.0, own, figures)[0])
+    assert verdict.main is not None
+    detectable, _ = reach(verdict.main.sd, own, figures)
+    return replace(verdict, main=replace(verdict.main, detectable=detectable))
 
 
 def auto(options: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """A comparison as JSON: the verdicts and every figure behind them.
 
 What the gate and the comparison return is what is written: `Judgement` and its parts. Only a
-cell's verdict and a verdict's quantity are no objects of their own: their fields stand among those
-of their owner. The file has a published schema.
+cell's verdict, its quantity and what was compared of it are no objects of their own: their fields
+stand among those of their owner. The file has a published schema.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from pytest_hwqueue.judge.judging import Judgement
 from pytest_hwqueue.judge.verdict import State
 
 SCHEMA: Final = "pytest-hwqueue/judgement/1"
+
+# What stands of a quantity that was not compared. Of one that was, the verdict has the p.
+_NOT_COMPARED: Mapping[str, Any] = {
+    "ratio": None, "interval": None, "sd": None, "sd_is_floor": False, "detectable": None,
+    "upper": None, "set_aside": [],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,9 @@ def judgement_of(content: dict[str, Any], path: Path) -> Judgement:
         cells = []
         for cell in content["verdicts"]:
             companion = cell["companion"] and cell["companion"] | {"quantity": cell["companion"]}
-            verdict = cell | {"quantity": cell, "companion": companion}
+            compared = cell["ratio"] is not None
+            main = cell | {"quantity": cell, "on_trial": True} if compared else None
+            verdict = cell | {"quantity": cell, "main": main, "companion": companion}
             cells.append(cell | {"verdict": verdict})
         return TypeAdapter(Judgement).validate_python(content | {"verdicts": cells})
 
@@ -95,10 +103,16 @@ def json_schema() -> dict[str, Any]:
     schema: dict[str, Any] = _adapter().json_schema(by_alias=True, mode="serialization")
     types = schema["$defs"]
     quantity, verdict, cell = types.pop("Quantity"), types.pop("Verdict"), types["CellVerdict"]
-    types["Companion"]["properties"] |= quantity["properties"]
-    del cell["properties"]["verdict"]
+    compared = types["Comparison"]["properties"]
+    del cell["properties"]["verdict"], verdict["properties"]["main"]
     cell["properties"] |= verdict["properties"] | quantity["properties"]
-    cell["description"] += f"\n\n{verdict['description']}"
+    cell["properties"] |= {
+        name: compared[name] if value is not None else _or_null(compared[name])
+        for name, value in _NOT_COMPARED.items()
+    }
+    compared |= quantity["properties"]
+    for each in (verdict, types["Comparison"]):
+        cell["description"] += f"\n\n{each['description']}"
     cell["required"] = ["cell", "figure", *verdict["required"]]
     for each in (schema, *types.values()):
         each["additionalProperties"] = False
@@ -107,10 +121,21 @@ def json_schema() -> dict[str, Any]:
 
 def _flat(cell: dict[str, Any]) -> dict[str, Any]:
     verdict = cell.pop("verdict")
-    flat: dict[str, Any] = cell | verdict | verdict["quantity"]
+    main = verdict.pop("main") or _NOT_COMPARED
+    shown = {name: main[name] for name in _NOT_COMPARED}
+    flat: dict[str, Any] = cell | verdict | verdict["quantity"] | shown
     if companion := verdict["companion"]:
         flat["companion"] = companion | companion["quantity"]
     return flat
+
+
+def _or_null(field: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a field that may be null."""
+    if "anyOf" in field:
+        return field
+    title = {"title": field["title"]}
+    inner = {name: value for name, value in field.items() if name != "title"}
+    return {"anyOf": [inner, {"type": "null"}], **title}
 
 
 @cache

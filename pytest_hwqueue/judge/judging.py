@@ -68,7 +68,7 @@ class CellVerdict:
     def judged(self) -> bool:
         """Whether runs were compared, whatever the outcome."""
         verdict = self.verdict
-        compared = verdict.ratio is not None or verdict.companion is not None
+        compared = verdict.main is not None or verdict.companion is not None
         return compared and verdict.state != "incomparable"
 
 

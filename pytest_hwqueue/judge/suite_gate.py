@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 from pytest_hwqueue.data.metrics.numbers import counted, ratio_of, rise_of
 from pytest_hwqueue.judge.calibrate import (
@@ -32,7 +31,7 @@ from pytest_hwqueue.judge.verdict import (
     INTERVAL_CONFIDENCE,
     ITERATION_TIME,
     P99,
-    Companion,
+    Comparison,
     GateSettings,
     Quantity,
     State,
@@ -177,7 +176,7 @@ class SuiteGate:
         )
         return {
             key: replace(v, state="incomparable", reason="suite-shift", sentence=sentence)
-            if v.ratio is not None
+            if v.main is not None
             else v
             for key, v in verdicts.items()
         }
@@ -225,11 +224,11 @@ def conclude(cell: CellGate, rejected: bool) -> Verdict:
     in_cycles = _concluded(cycles, rejected=False)
     if in_cycles.state not in ("pass", "improvement"):
         return found
-    assert in_cycles.ratio is not None
+    assert in_cycles.main is not None
     sentence = (
         f"slower by the device's clock alone, {clocks.new_mhz:.0f} MHz, in the baseline "
         f"{clocks.baseline_mhz:.0f} MHz: in cycles {found.quantity.label} "
-        f"{percent(in_cycles.ratio - 1)}, in time: {found.sentence}; measure at one clock "
+        f"{percent(in_cycles.main.ratio - 1)}, in time: {found.sentence}; measure at one clock "
         "(nvidia-smi --lock-gpu-clocks, amd-smi set), or compare in one session: hwq ab"
     )
     return replace(found, state="incomparable", reason="lower-clock", sentence=sentence, by="")
@@ -251,17 +250,18 @@ def _concluded(cell: CellGate, rejected: bool) -> Verdict:
     state, reason, why = _judgement(cell, rejected)
     normal = len(cell.baseline) >= LEAST_RUNS and not is_exact(len(cell.baseline), cell.settings)
     unknown = unknown_sessions(cell.baseline, cell.settings, cell.cells)
-    figures: dict[str, Any] = {}
-    advice, limit, companion = "", "", None
+    advice, limit, main, companion = "", "", None, None
     if cell.main is not None:
-        figures, advice = _figures(cell, cell.main, cell.quantity)
+        detectable, advice = _reach(cell, cell.main)
+        main = _comparison(
+            cell.main, cell.quantity, cell.p_worse, detectable, on_trial=cell.main_on_trial
+        )
         limit = limit_of(
-            figures["detectable"], figures["sd"], cell.baseline, cell.quantity, cell.settings,
-            cell.cells,
-        )  # fmt: skip
+            detectable, main.sd, cell.baseline, cell.quantity, cell.settings, cell.cells
+        )
     if cell.companion is not None:
-        others, _ = _figures(cell, cell.companion, ITERATION_TIME)
-        companion = Companion(ITERATION_TIME, on_trial=True, p=cell.p_companion, **others)
+        reached, _ = _reach(cell, cell.companion)
+        companion = _comparison(cell.companion, ITERATION_TIME, cell.p_companion, reached)
     found = verdict(
         state,
         reason,
@@ -271,20 +271,20 @@ def _concluded(cell: CellGate, rejected: bool) -> Verdict:
         limit=limit,
         assumes="; ".join(filter(None, (NORMAL_NOISE if normal else "", unknown))),
         history=tuple(cell.history),
+        main=main,
         companion=companion,
         by={
             "worse": cell.quantity.name,
             "slower-iterations": ITERATION_TIME.name,
             "more-failures": "failures",
         }.get(reason, ""),
-        **figures,
     )
     said = []
-    if found.ratio is not None and found.interval is not None:
-        change, *ends = (percent(each - 1) for each in (found.ratio, *found.interval))
+    if main is not None:
+        change, *ends = (percent(each - 1) for each in (main.ratio, *main.interval))
         said.append(f"{cell.quantity.label} {change} ({' to '.join(ends)})")
         if reason == "blind":
-            said.append(_blindness(found, cell.settings))
+            said.append(_blindness(main, cell.settings))
     # The companion is shown where it decides, or could say more than the main figure.
     shown = reason in _TOLD_WITH_COMPANION or not cell.main_on_trial or cell.companion_stands_in
     if companion is not None and shown:
@@ -300,29 +300,35 @@ _TOLD_WITH_COMPANION = (
 )  # fmt: skip
 
 
-def _figures(
-    cell: CellGate, figure: FigureEvidence, quantity: Quantity
-) -> tuple[dict[str, Any], str]:
-    """Return what a verdict says of a figure, by field, and the runs that the goal takes."""
+def _comparison(
+    figure: FigureEvidence, quantity: Quantity, p: float, detectable: float | None, *,
+    on_trial: bool = True,
+) -> Comparison:  # fmt: skip
+    """Return what a figure's evidence shows."""
     sign = 1 if quantity.higher_is_worse else -1
     difference = figure.difference
-    ends = difference.interval(figure.settings.tau, INTERVAL_CONFIDENCE)
-    detectable, advice = _reach(cell, figure)
-    return {
-        "ratio": ratio_of(sign * difference.mean),
-        "interval": tuple(sorted(ratio_of(sign * end) for end in ends)),
-        "sd": difference.sd,
-        "sd_is_floor": difference.sd_is_floor,
-        "detectable": detectable,
-        "upper": rise_of(figure.upper),
-        "set_aside": figure.aside,
-    }, advice
+    low, high = sorted(
+        ratio_of(sign * end)
+        for end in difference.interval(figure.settings.tau, INTERVAL_CONFIDENCE)
+    )
+    return Comparison(
+        quantity=quantity,
+        on_trial=on_trial,
+        ratio=ratio_of(sign * difference.mean),
+        interval=(low, high),
+        p=p,
+        sd=difference.sd,
+        sd_is_floor=difference.sd_is_floor,
+        upper=rise_of(figure.upper),
+        detectable=detectable,
+        set_aside=figure.aside,
+    )
 
 
-def _blindness(verdict: Verdict, settings: GateSettings) -> str:
-    if verdict.detectable is not None:
-        return f"blind below {percent(verdict.detectable)}"
-    goal, most = f"{100 * settings.detect:+.3g} %", percent(verdict.upper or 0.0)
+def _blindness(main: Comparison, settings: GateSettings) -> str:
+    if main.detectable is not None:
+        return f"blind below {percent(main.detectable)}"
+    goal, most = f"{100 * settings.detect:+.3g} %", percent(main.upper)
     return f"{goal} is not excluded (at most {most})"
 
 

@@ -229,11 +229,26 @@ class GateLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Companion:
-    """What the time per iteration shows, next to the main figure.
+class Comparison:
+    """What the runs of both sides show of one figure.
 
-    ``on_trial`` is whether it alone could be a regression (`cell_gate.CellGate`); otherwise it
-    informs. The other fields are those of `Verdict`.
+    Attributes:
+        quantity: what was compared.
+        on_trial: whether it alone could be a regression (`cell_gate.CellGate`); otherwise it
+            informs.
+        ratio: new over baseline, of the geometric means over runs.
+        interval: of ``ratio``: the 95 % t interval over runs with the session term, not corrected
+            for having looked several times.
+        p: of the comparison, 1 if it passed.
+        sd: standard deviation of the figure's logarithm between runs, pooled within both sides.
+        sd_is_floor: whether ``sd`` is the settings' ``floor``, the runs' own being below it.
+        upper: one-sided 97.5 % upper limit of the worsening, as a fraction: what a pass excludes is
+            a worsening of ``detect`` or more.
+        detectable: the smallest true worsening that this cell detects, as a fraction (0.1: latency
+            times 1.1, throughput divided by 1.1); ``None`` if it can detect none by itself.
+        set_aside: isolated runs that the figure was judged without; they are among the verdict's
+            runs all the same.
+
     """
 
     quantity: Quantity
@@ -249,7 +264,7 @@ class Companion:
 
     @property
     def words(self) -> str:
-        """The companion's change as text."""
+        """The change as text."""
         return f"{self.quantity.label} {percent(self.ratio - 1)} (at most {percent(self.upper)})"
 
 
@@ -262,24 +277,14 @@ class Verdict:
         reason: a short stable code for the reason.
         sentence: the reason as text.
         quantity: what was compared.
-        ratio: new over baseline, of the geometric means over runs; ``None`` if not compared.
-        interval: of ``ratio``: the 95 % t interval over runs with the session term, not corrected
-            for having looked several times.
         p: the p that took part in the comparison of all cells, 1 if it passed.
         baseline: the baseline's runs.
         new: the new runs.
-        sd: standard deviation of the figure's logarithm between runs, pooled within both sides.
-        sd_is_floor: whether ``sd`` is the settings' ``floor``, the runs' own being below it.
-        detectable: the smallest true worsening that this cell detects, as a fraction (0.1: latency
-            times 1.1, throughput divided by 1.1); ``None`` if it can detect none by itself.
         advice: the runs it would take to find a worsening of the goal; empty if it already does.
         limit: with ``own_effects``, what keeps the cell from detecting 2 %; empty if nothing does.
         assumes: what the verdict assumes beyond exchangeable runs; empty if nothing.
         history: the looks in their order.
-        upper: one-sided 97.5 % upper limit of the worsening, as a fraction: what a pass excludes is
-            a worsening of ``detect`` or more. ``None`` if not compared.
-        set_aside: isolated runs that the figure was judged without; they are in ``baseline`` and
-            ``new`` all the same.
+        main: what the runs show of the quantity; ``None`` if not compared.
         companion: what the time per iteration shows; ``None`` if unknown.
         by: name of the quantity that got worse in a regression, which may be the companion's, or
             ``failures``; else empty.
@@ -307,21 +312,15 @@ class Verdict:
     reason: str
     sentence: str
     quantity: Quantity
-    ratio: float | None = None
-    interval: tuple[float, float] | None = None
     p: float | None = None
     baseline: tuple[ProcessRun, ...] = ()
     new: Annotated[tuple[ProcessRun, ...], Field(alias="test")] = ()
-    sd: float | None = None
-    sd_is_floor: bool = False
-    detectable: float | None = None
     advice: str = ""
     limit: str = ""
     assumes: str = ""
     history: Annotated[tuple[GateLook, ...], Field(alias="looks")] = ()
-    upper: float | None = None
-    set_aside: tuple[SetAside, ...] = ()
-    companion: Companion | None = None
+    main: Comparison | None = None
+    companion: Comparison | None = None
     by: str = ""
     by_samples: Estimate | None = None
 
@@ -335,7 +334,7 @@ class Verdict:
         for side, how in product(("baseline", "new"), ("slower", "faster")):
             factors = sorted(
                 run.factor if run.factor > 1 else 1 / run.factor
-                for run in self.set_aside
+                for run in (() if self.main is None else self.main.set_aside)
                 if run.side == side and (run.factor > 1) == (how == "slower")
             )
             if factors:
@@ -346,20 +345,20 @@ class Verdict:
     @property
     def line(self) -> str:
         """The verdict in one line: change, state, and what the cell could detect."""
-        label = self.quantity.label
-        if self.ratio is None or self.sd is None:
+        label, main = self.quantity.label, self.main
+        if main is None:
             return f"{label} [{self.state}]: {self.sentence}"
-        change = f"{label} {percent(self.ratio - 1)} [{self.state}]"
-        if self.state == "pass" and self.upper is not None:
-            most = percent(self._own(self.upper))
-            change = f"{label} {percent(self.ratio - 1)}, at most {most} [pass]"
+        change = f"{label} {percent(main.ratio - 1)} [{self.state}]"
+        if self.state == "pass":
+            most = percent(self._own(main.upper))
+            change = f"{label} {percent(main.ratio - 1)}, at most {most} [pass]"
         if self.by and self.companion is not None and self.by == self.companion.quantity.name:
-            change = f"{self.companion.words} [{self.state}]; {label} {percent(self.ratio - 1)}"
+            change = f"{self.companion.words} [{self.state}]; {label} {percent(main.ratio - 1)}"
         rest = (self.set_aside_words, self.limit, self.advice, self.assumes)
-        if self.detectable is None:
+        if main.detectable is None:
             return "; ".join(part for part in (change, *rest) if part)
-        noise = f"(sd {sd_words(self.sd, self.sd_is_floor)}, K={len(self.baseline)})"
-        least = self._own(self.detectable)
+        noise = f"(sd {sd_words(main.sd, main.sd_is_floor)}, K={len(self.baseline)})"
+        least = self._own(main.detectable)
         if self.reason == "blind":
             found = f"blind below {percent(least)} {noise}"
             if self.companion is not None:
@@ -368,6 +367,11 @@ class Verdict:
             sign = ">=" if self.quantity.higher_is_worse else "<="
             found = f"this cell can detect {sign} {percent(least)} {noise}"
         return "; ".join(part for part in (change, found, *rest) if part)
+
+    @property
+    def detectable(self) -> float | None:
+        """The least worsening that the quantity shows; None if it shows none, or none is known."""
+        return None if self.main is None else self.main.detectable
 
     def _own(self, worsening: float) -> float:
         """Return a worsening as a change of the figure: of throughput, 0.25 is a fall by 0.2."""

@@ -98,8 +98,10 @@ def mean_value(runs: Sequence[ProcessRun]) -> float | None:
 
 def change_of(verdict: Verdict) -> PrintedFigure:
     """Return the change and its interval in signed percent, or as refused."""
-    ratio, ends = verdict.ratio, verdict.interval
-    if ratio is None and verdict.by_samples is not None:
+    ratio, ends = None, None
+    if verdict.main is not None:
+        ratio, ends = verdict.main.ratio, verdict.main.interval
+    elif verdict.by_samples is not None:
         ratio, ends = verdict.by_samples.value, verdict.by_samples.interval
     if ratio is None:
         return REFUSED
@@ -242,9 +244,13 @@ def properties_of(judged: CellVerdict) -> list[tuple[str, object]]:
         the figure itself, and the time per iteration in ``CELL.iteration_time.ratio``.
 
     """
-    verdict, companion = judged.verdict, judged.verdict.companion
+    verdict, main, companion = judged.verdict, judged.verdict.main, judged.verdict.companion
     name = verdict.quantity.name
-    figures = ((field, getattr(verdict, field)) for field in ("ratio", "p", "detectable"))
+    figures = (
+        ("ratio", None if main is None else main.ratio),
+        ("p", verdict.p),
+        ("detectable", verdict.detectable),
+    )
     found = {
         f"{name}.verdict": verdict.state,
         f"{name}.reason": verdict.reason,
@@ -275,8 +281,8 @@ def explain(judged: CellVerdict, baseline: str, command: str) -> str:
     if earlier:
         lines.append(f"earlier looks: {', '.join(earlier)}")
     noise = []
-    if verdict.sd is not None:
-        noise.append(f"sd of {label} between runs {sd_words(verdict.sd, verdict.sd_is_floor)}")
+    if (main := verdict.main) is not None:
+        noise.append(f"sd of {label} between runs {sd_words(main.sd, main.sd_is_floor)}")
     reach = least_detected(verdict.quantity, verdict.detectable)
     # A blind cell's sentence says so.
     if reach and verdict.reason != "blind":

@@ -240,7 +240,7 @@ class Regression:
     def failing_tails(self) -> dict[str, str]:
         """Return the cells whose latency tail fails, with their tests; first those worst off."""
         failing = {
-            judged.cell_id: judged.verdict.ratio or 1.0
+            judged.cell_id: judged.verdict.main.ratio if judged.verdict.main else 1.0
             for judgement in self.judgements()
             for judged in judgement.verdicts
             if _of_a_tail(judged) and self._fails(judged.verdict)
@@ -506,7 +506,7 @@ class Regression:
 
 def _of_a_tail(judged: CellVerdict) -> bool:
     """Whether a verdict concerns the latency tail and has a ratio: something got slower."""
-    return judged.figure in _TAILS and judged.verdict.ratio is not None
+    return judged.figure in _TAILS and judged.verdict.main is not None
 
 
 def _failed_report(nodeid: str, place: tuple[str, str], text: str) -> pytest.TestReport:

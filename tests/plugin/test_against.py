@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.judge.judging import CellVerdict, Judgement
-from pytest_hwqueue.judge.verdict import P99, GateSettings, State, Verdict
+from pytest_hwqueue.judge.verdict import P99, Comparison, GateSettings, State, Verdict
 from pytest_hwqueue.options.suite import plugin_name
 from pytest_hwqueue.parts.processes.git import commit_of, shallow
 from pytest_hwqueue.plugin.against import Against, confirmed
@@ -17,7 +17,8 @@ from tests.answers.versions.repositories import git
 
 
 def verdict(cell: str, state: State, sentence: str = "") -> CellVerdict:
-    return CellVerdict(cell, "p99", Verdict(state, "reason", sentence, P99, ratio=1.2, sd=0.01))
+    main = Comparison(P99, True, 1.2, (1.1, 1.3), 0.001, 0.01, False, 0.3, 0.1, ())
+    return CellVerdict(cell, "p99", Verdict(state, "reason", sentence, P99, main=main))
 
 
 def test_a_regression_stands_only_where_it_is_confirmed() -> None:

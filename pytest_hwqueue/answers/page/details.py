@@ -115,10 +115,10 @@ def _sorts(cell: PageCell, row: Row) -> dict[str, float]:
         verdict = judged.verdict
         row.figures["change"] = [change_of(verdict)]
         row.texts["change"] = verdict.quantity.label
-        if verdict.ratio:
+        if verdict.main is not None:
             # By how much worse it is, whichever direction that is.
             worse = 1 if verdict.quantity.higher_is_worse else -1
-            sorts["change"] = worse * math.log(verdict.ratio)
+            sorts["change"] = worse * math.log(verdict.main.ratio)
         else:
             row.reasons["change"] = verdict.sentence
     return sorts

@@ -75,7 +75,7 @@ def _of_judgement(judgement: Judgement) -> Headline:
         first = by_severity(worse)[0]
         change = change_of(first.verdict)
         # Failed requests or slower iterations can be one without a ratio of the figure itself.
-        by = f" {change}" if first.verdict.ratio is not None else ""
+        by = f" {change}" if first.verdict.main is not None else ""
         figure = f"{first.verdict.quantity.label} of {first.cell_id}{by}"
         among = f"{figure} among others" if len(worse) > 1 else figure
         return Headline("bad", f"Worse than {judgement.baseline}: {among}.")

@@ -219,9 +219,9 @@ class InterleavedJudging:
         found = sum(each.history != () or each.reason == "runs-missing" for each in verdicts)
         self.compared = max(self.compared, found)
         changes = [
-            math.log(each.ratio) * (1 if each.quantity.higher_is_worse else -1)
+            math.log(each.main.ratio) * (1 if each.quantity.higher_is_worse else -1)
             for each in verdicts
-            if each.ratio is not None
+            if each.main is not None
         ]
         if changes:
             self._shift = SuiteShift(ratio_of(median(changes)), len(changes), None, False)
@@ -298,9 +298,10 @@ class InterleavedJudging:
             return verdict.reason == "runs-missing"
         if not acquitted_early(verdict, self.settings.detect):
             return True
-        if verdict.ratio is None:
+        if verdict.main is None:
             return False
-        better = verdict.ratio if verdict.quantity.higher_is_worse else 1 / verdict.ratio
+        ratio = verdict.main.ratio
+        better = ratio if verdict.quantity.higher_is_worse else 1 / ratio
         screened = verdict.history[-1].p_t >= 1 - self.settings.screen
         return screened and better <= 1 / (
             1 + self._own(prepared, "value", self.compared).min_effect
@@ -381,19 +382,20 @@ class InterleavedJudging:
 
     def _with_reach(self, pair: Pair, name: str, verdict: Verdict) -> Verdict:
         """Return the verdict with what this design, with its acquitting looks, can detect."""
-        if verdict.sd is None:
+        main = verdict.main
+        if main is None:
             return verdict
         compared = self.compared
         settings = self._own(self._judged[pair, name][0], "value", compared)
-        detectable, more = reach(verdict.sd, settings, compared)
+        detectable, more = reach(main.sd, settings, compared)
         advice = [more]
         if verdict.reason == "blind":
             old, new = (runs.runs for runs in self._runs(pair))
             advice.append(seen_by_others(name, old, new, settings, compared))
         return replace(
             verdict,
-            detectable=detectable,
-            limit=limit_of_pairs(detectable, verdict.sd, verdict.quantity, settings),
+            main=replace(main, detectable=detectable),
+            limit=limit_of_pairs(detectable, main.sd, verdict.quantity, settings),
             advice="; ".join(filter(None, advice)),
         )
 

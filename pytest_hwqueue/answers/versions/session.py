@@ -428,10 +428,9 @@ def _change(judged: CellVerdict) -> tuple[float, tuple[float, float], float] | N
     companion = verdict.companion
     if companion is not None and verdict.by == ITERATION_TIME.name != verdict.quantity.name:
         return companion.ratio, companion.interval, companion.sd
-    ratio, interval, sd = verdict.ratio, verdict.interval, verdict.sd
-    if verdict.by == "failures" or ratio is None or interval is None or sd is None:
+    if verdict.by == "failures" or verdict.main is None:
         return None
-    return ratio, interval, sd
+    return verdict.main.ratio, verdict.main.interval, verdict.main.sd
 
 
 def _clarity(judged: CellVerdict) -> float:

@@ -652,11 +652,12 @@ def acquitted_early(verdict: Verdict, detect: float) -> bool:
     """
     if not verdict.history or verdict.history[-1].decision != "acquitted":
         return False
-    if verdict.ratio is None or verdict.sd is None:
+    main = verdict.main
+    if main is None:
         return True
-    worse = verdict.ratio if verdict.quantity.higher_is_worse else 1 / verdict.ratio
+    worse = main.ratio if verdict.quantity.higher_is_worse else 1 / main.ratio
     pairs = len(verdict.new)
-    error = verdict.sd * math.sqrt(2 / pairs)
+    error = main.sd * math.sqrt(2 / pairs)
     limit = math.log(worse) + student_quantile(_EARLY_CONFIDENCE, pairs - 1) * error
     return limit < math.log1p(detect)
 

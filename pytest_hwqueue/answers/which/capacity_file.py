@@ -86,12 +86,9 @@ class CapacityFile(Origin):
     schema_: Literal["pytest-hwqueue/capacity/2"] = Field(
         "pytest-hwqueue/capacity/2", alias="schema"
     )
-    scenario: str
-    description: str
     tenant: str = Field(description="whose arrival rate was searched")
     p99_goal_ms: float | None = Field(description="strictest bound on its P99, if any")
     others: list[str] = Field(description="tenants whose loss is reported")
-    complete: bool = Field(description="false: interrupted before the search ended")
     error: float = Field(description="most probability of a wrong verdict at a rate, both sides")
     windows_at_most: int = Field(description="of one rate, with those that confirm it")
     time_s: float = Field(

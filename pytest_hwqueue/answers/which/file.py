@@ -12,10 +12,10 @@ from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.interference import EffectVerdict
 from pytest_hwqueue.data.metrics.numbers import counted
-from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.plan import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.run import Repeatable, Status
 from pytest_hwqueue.data.records.tenants import ColocationRecord, ServerOrigin
 from pytest_hwqueue.engine.scenarios.goals import GoalResult
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE
@@ -205,32 +205,27 @@ class WhichChoice(PlainData):
     )
 
 
-class WhichSession(PlainData):
+class WhichSession(Repeatable):
     """One session on one GPU, and what it says by itself."""
 
     folder: str
     device_uuid: str = Field(description="empty if the device has none")
     started: str = Field(description="UTC, ISO 8601")
-    command: str
-    version: str | None = None
-    git_commit: str | None
-    git_dirty: bool | None = None
     cases: list[WhichCase] = Field(
         description="what it measured, by its own records alone; empty if it is the only session, "
         "whose figures are the table's"
     )
 
 
-class Origin(PlainData):
-    """Where the figures of windows come from."""
+class Origin(Repeatable):
+    """Where the figures of a scenario's windows come from."""
 
+    scenario: str
+    description: str
+    complete: bool = Field(description="false: interrupted before all was measured")
     device: str = Field(description="label, such as cuda; empty if nothing was measured")
     simulated: bool = Field(description="whether all figures are a model's, and none measured")
     seed: int | None
-    command: str
-    version: str | None = None
-    git_commit: str | None
-    git_dirty: bool | None = None
     fingerprint: Fingerprint | None
 
     @property
@@ -254,7 +249,7 @@ def natives(cases: Iterable[WhichCase], variant: str | None) -> list[WhichCase]:
 
 
 def origin_of(records: Sequence[ColocationRecord]) -> dict[str, Any]:
-    """Return the fields of `Origin`, of the first window that was measured."""
+    """Return what an `Origin` says of windows: command and code of the first that was measured."""
     first = min(records, key=lambda record: record.started, default=None)
     return {
         "device": "" if first is None else first.device,
@@ -272,9 +267,6 @@ class WhichFile(Origin):
     """The best scheduler for a mix of tenants: every case, its figures, and the choice."""
 
     schema_: Literal["pytest-hwqueue/which/2"] = Field("pytest-hwqueue/which/2", alias="schema")
-    scenario: str
-    description: str
-    complete: bool = Field(description="false: interrupted before all was measured")
     cases: list[WhichCase]
     choices: list[WhichChoice] = Field(description="for each variant")
     sessions: list[WhichSession] = Field(default_factory=list, description="oldest first")

@@ -5,6 +5,7 @@ They are measured, or read from stored records.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,7 +14,7 @@ from pathlib import Path
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.answers.which.file import Role
-from pytest_hwqueue.data.errors import INTERRUPTED, RecordError
+from pytest_hwqueue.data.errors import INTERRUPTED, RecordError, files
 from pytest_hwqueue.data.figures.of_requests import Session
 from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.files import TRACED
@@ -31,9 +32,6 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
 )
 from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns, Stored
 from pytest_hwqueue.engine.tenants.servers import for_records
-
-# A record's first fields distinguish it from other JSON files.
-_BEGIN_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -192,12 +190,21 @@ def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
         raise RecordError(f"{folder} is no folder of records")
     found = []
     for path in folder.glob("*.json"):
-        with open(path, "rb") as file:
-            begin = file.read(_BEGIN_BYTES)
-        # Records of cells, session files and tables may be in the same folder.
-        if b'"plan":' in begin:
+        with files("read", path):
+            content = path.read_bytes()
+        if _is_colocation(content):
             found.append((path, read_colocation(path)))
     return sorted(found, key=lambda pair: pair[1].started)
+
+
+def _is_colocation(content: bytes) -> bool:
+    """Tell a co-location's record from a cell's, a session file and a table, by its fields."""
+    try:
+        fields = json.loads(content)
+    except ValueError:
+        # Whoever reads a damaged one says so.
+        return b'"plan":' in content
+    return isinstance(fields, dict) and ColocationRecord.known_by in fields
 
 
 def _by_place(wanted: Sequence[Case]) -> dict[tuple[str, str, str], PlannedRun]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.data.metrics.estimate import Estimate
-from pytest_hwqueue.data.metrics.interference import latency_ratio
+from pytest_hwqueue.data.metrics.interference import LatencyRatioResult, latency_ratio
 from pytest_hwqueue.data.metrics.latency import LatencySummary, summarise_latency, throughput
 from pytest_hwqueue.data.metrics.overlap import Bandwidth, bandwidth, overlap_efficiency
 from pytest_hwqueue.data.metrics.scaling import Scaling, ScalingPoint, scaling
@@ -13,6 +13,7 @@ from pytest_hwqueue.data.records.cell import LAUNCH_BOUND, Metrics, RunRecord, S
 from pytest_hwqueue.data.records.declared import ITERATION, PACE, Declared, Primary, Traffic
 
 NOTHING_DECLARED = Declared()
+NOTHING_MISSING: Mapping[str, str] = {}
 
 _BOUND_BY_LAUNCHING = 0.5
 _NOT_SYNCHRONISED = "references need synchronised iterations"
@@ -24,16 +25,26 @@ def summarise(
     work: Mapping[str, float],
     declared: Declared = NOTHING_DECLARED,
     primary: Primary = ITERATION,
+    missing: Mapping[str, str] = NOTHING_MISSING,
 ) -> Metrics:
     """Latency or pace, device time, tags, ratios, throughput, overlap and bandwidth of a cell.
 
     ``latency`` is that of ``primary``; an iteration's is host-observed. Iterations that were not
     waited for have a pace, and no latency. For throughput see `Samples.pace`.
+
+    Args:
+        samples: of the cell.
+        work: done in an iteration, by its unit.
+        declared: what the workload declares of its figures.
+        primary: what a sample of the judged latency is of.
+        missing: why figures are missing, where that is known already; by name.
+
     """
     pace = summarise_latency(samples.pace_ns) if primary == PACE else None
     iteration = summarise_latency(samples.host_ns) if pace is None else None
     device_time = summarise_latency(samples.device_ns) if pace is None else None
-    results, refused = {}, {}
+    results: dict[str, LatencyRatioResult] = {}
+    refused: dict[str, str] = {}
     blocks = {
         tag: -(-len(values) // (samples.blocks_of(tag, primary) or len(values)))
         for tag, values in samples.tags_ns.items()
@@ -75,7 +86,7 @@ def summarise(
         throughput=throughputs(samples, work),
         overlap=hidden,
         bandwidth=_bandwidth(samples, declared.traffic, refused),
-        refused=refused,
+        refused={**refused, **missing},
     )
 
 

@@ -25,20 +25,18 @@ from pytest_hwqueue.data.metrics.switching import QueueSwitch
 from pytest_hwqueue.data.records.bounds import LatencyBounds
 from pytest_hwqueue.data.records.counters import CpuCounters
 from pytest_hwqueue.data.records.declared import ITERATION, PACE, Declared, Primary
-from pytest_hwqueue.data.records.files import GitCommit, GitDirty, Version, record_path
-from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
-from pytest_hwqueue.data.records.noise import Causes, NoiseRound
+from pytest_hwqueue.data.records.noise import Causes
 from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.data.records.run import Repeatable, Run
 from pytest_hwqueue.data.records.sealed import SealedData, contradictions, read_sealed, sealed
 from pytest_hwqueue.data.records.telemetry import Telemetry
-from pytest_hwqueue.data.records.timelines import TimelineFile
 from pytest_hwqueue.data.safe_files import write_text
 
 LAUNCH_BOUND = "bounded by launching from Python"
 """How the note of a launch-bound cell begins."""
 
-Status = Literal["ok", "failed", "timeout", "invalid", "skipped"]
 Json = dict[str, Any]
 
 
@@ -229,6 +227,10 @@ class Metrics(PlainData):
     )
     refused: dict[str, str] = Field(default_factory=dict)
 
+    def without(self, name: str, reason: str) -> Metrics:
+        """Return them with the reason why another one is missing."""
+        return self.model_copy(update={"refused": {**self.refused, name: reason}})
+
     @property
     def judged(self) -> LatencySummary | None:
         """By which the cell is judged: its primary latency, or its pace."""
@@ -267,7 +269,7 @@ class RanksSummary(PlainData):
     parts: list[RankPart] = Field(default_factory=list)
 
 
-class RunRecord(LatencyBounds, SealedData):
+class RunRecord(LatencyBounds, Run):
     """What happened in one cell."""
 
     known_by: ClassVar[str] = "cell_id"
@@ -278,12 +280,6 @@ class RunRecord(LatencyBounds, SealedData):
     nodeid: str = Field(description="pytest's name of the test")
     family: str | None = None
     mark: str | None = None
-    run: int = Field(1, description="which run of the cell in its session, from 1")
-    status: Status
-    reason: str = Field("", description="why, for every status but ok")
-    stage: str = Field("", description="where a failure happened, such as setup or measure")
-    started: str = Field(description="UTC, ISO 8601")
-    duration_s: float
     iterations: int = 0
     failed_requests: int | None = Field(
         None,
@@ -310,10 +306,6 @@ class RunRecord(LatencyBounds, SealedData):
     metrics: Metrics = Field(default_factory=Metrics)
     scheduler_proof: Proof | None = None
     telemetry: Telemetry | None = None
-    fingerprint: Fingerprint | None = None
-    noise: NoiseRound | None = Field(
-        None, description="the noise that ran, and whether it was felt; null without --hwq-noise"
-    )
     counters: CpuCounters | None = Field(
         None,
         description="context switches, waiting for a core and interrupts during the measured pass; "
@@ -325,26 +317,12 @@ class RunRecord(LatencyBounds, SealedData):
         description="why slow requests were slow, from a traced pass after the measured one; null "
         "without --hwq-causes=always; of several ranks, rank 0's",
     )
-    timelines: TimelineFile | None = Field(
-        None,
-        description="the file next to the record with its timelines and traced kernels; null where "
-        "there are none; of several ranks, rank 0's",
-    )
     declared: Declared | None = Field(
         None, description="what the workload declares of its figures; null for a tenant"
     )
     ranks: RanksSummary | None = Field(
         None, description="where torch.distributed's group was used; world_size 1 is one process"
     )
-    notes: list[str] = Field(default_factory=list, description="what a reader should know")
-    faults: list[str] = Field(
-        default_factory=list, description="planted on purpose; such a record measures nothing"
-    )
-    seed: int
-    command: str
-    version: Version = None
-    git_commit: GitCommit = None
-    git_dirty: GitDirty = None
 
     @property
     def simulated(self) -> bool:
@@ -372,16 +350,12 @@ class RunRecord(LatencyBounds, SealedData):
         return samples.tags_ns.get(self.primary.name, [])
 
 
-class SessionInfo(PlainData):
+class SessionInfo(Repeatable):
     """The session that the records belong to."""
 
     id: str
     started: str
     finished: str | None = None
-    command: str
-    version: str = Field(description="pytest-hwqueue's version")
-    git_commit: str | None = Field(None, description="as in each record")
-    git_dirty: bool | None = Field(None, description="as in each record")
     interrupted: bool = False
     settings: Json
     left_out: list[str] = Field(default_factory=list, description="tests or runs, by --hwq-budget")
@@ -394,24 +368,32 @@ class SweepScaling(PlainData):
     scaling: Scaling
 
 
-class SessionFile(SealedData):
-    """All records of a session in one file."""
+class SessionContent(SealedData):
+    """What each file of a session has, whether it holds records or names their files."""
 
-    schema_: Literal["pytest-hwqueue/session/2"] = Field("pytest-hwqueue/session/2", alias="schema")
+    schema_: str = Field(alias="schema")
     session: SessionInfo
-    records: list[Json] = Field(
-        description="RunRecords, each with its id as `cell` and its parts as `setting`"
-    )
+    records: list[Json]
     scaling: list[SweepScaling] = Field(
         default_factory=list, description="of each cell measured at several counts of streams"
     )
-    colocations: list[Json] = Field(
-        default_factory=list, description="ColocationRecords: every run of a scenario's tenants"
-    )
+    colocations: list[Json] | list[str] = Field(default_factory=list)
     judgements: list[Json] = Field(
         default_factory=list,
         description="what --hwq-compare or --hwq-against found, as in judgement.schema.json; "
         "exit_status is 1 if a verdict failed the session",
+    )
+
+
+class SessionFile(SessionContent):
+    """All records of a session in one file."""
+
+    schema_: Literal["pytest-hwqueue/session/2"] = Field("pytest-hwqueue/session/2", alias="schema")
+    records: list[Json] = Field(
+        description="RunRecords, each with its id as `cell` and its parts as `setting`"
+    )
+    colocations: list[Json] = Field(
+        default_factory=list, description="ColocationRecords: every run of a scenario's tenants"
     )
 
 

@@ -11,9 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import BadInput, RecordError
 from pytest_hwqueue.data.records.kinds import capabilities_of
@@ -21,26 +19,6 @@ from pytest_hwqueue.data.safe_files import write_text
 
 if TYPE_CHECKING:
     from pytest_hwqueue.data.records.fingerprint import Value
-
-
-# Which code was measured, and by which; see `records.noise`.
-Version = Annotated[
-    str | None,
-    Field(description="pytest-hwqueue's; null where it is not known"),
-]
-GitCommit = Annotated[
-    str | None,
-    Field(
-        description="checked out in the tree under test; null where that is no git repository and "
-        "--hwq-commit does not state it; `missing` in the fingerprint has the reason"
-    ),
-]
-GitDirty = Annotated[
-    bool | None,
-    Field(
-        description="whether tracked files differed from that commit; null where it is not known"
-    ),
-]
 
 
 RECORDS_FOLDER = ".hwqueue"

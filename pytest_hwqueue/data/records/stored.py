@@ -16,8 +16,7 @@ from pydantic import Field, ValidationError
 from pytest_hwqueue.data.errors import RecordError, translated
 from pytest_hwqueue.data.metrics.between_runs import RunSpread, median_run
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
-from pytest_hwqueue.data.records.cell import Json, RunRecord, SessionInfo, SweepScaling, read_record
-from pytest_hwqueue.data.records.sealed import SealedData
+from pytest_hwqueue.data.records.cell import Json, RunRecord, SessionContent, read_record
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ SESSION_FILES = "pytest-hwqueue/session-files/"
 """How the schema of every version begins."""
 
 
-class SessionFiles(SealedData):
+class SessionFiles(SessionContent):
     """``session.json``: a session, and the files in its folder that hold what it measured.
 
     ``--hwq-json`` writes the records themselves, as a `SessionFile`.
@@ -138,20 +137,15 @@ class SessionFiles(SealedData):
     schema_: Literal["pytest-hwqueue/session-files/2"] = Field(
         "pytest-hwqueue/session-files/2", alias="schema"
     )
-    session: SessionInfo
     files: list[str] = Field(
         description="of RunRecords, in the order measured; relative to the folder of this file"
     )
     records: list[Json] = Field(
         default_factory=list, description="RunRecords that could not be written to a file"
     )
-    scaling: list[SweepScaling] = Field(
-        default_factory=list, description="of each cell measured at several counts of streams"
-    )
     colocations: list[str] = Field(
         default_factory=list, description="files of ColocationRecords; relative likewise"
     )
-    judgements: list[Json] = Field(default_factory=list, description="as in a SessionFile")
 
 
 class StoredRecords(Sequence[RunRecord]):

@@ -13,15 +13,12 @@ from pydantic import ConfigDict, Field
 from pytest_hwqueue.data.errors import RecordError, within
 from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.numbers import counted
-from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.counters import CpuCounters
-from pytest_hwqueue.data.records.files import GitCommit, GitDirty, Version
-from pytest_hwqueue.data.records.fingerprint import Fingerprint
-from pytest_hwqueue.data.records.noise import Causes, NoiseRound
+from pytest_hwqueue.data.records.noise import Causes
 from pytest_hwqueue.data.records.plan import Colocation, TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
-from pytest_hwqueue.data.records.sealed import SealedData, read_sealed, sealed
-from pytest_hwqueue.data.records.timelines import TimelineFile
+from pytest_hwqueue.data.records.run import Run
+from pytest_hwqueue.data.records.sealed import read_sealed, sealed
 from pytest_hwqueue.data.safe_files import write_text
 
 
@@ -254,31 +251,20 @@ LOOK_ERROR = 0.05
 """Of a goal: that it is called met or missed, and is not, at all looks at it together."""
 
 
-class ColocationRecord(SealedData):
+class ColocationRecord(Run):
     """What happened when tenants ran together once."""
 
     known_by: ClassVar[str] = "plan"
 
     schema_version: Literal[2] = 2
     id: str
-    run: int = Field(1, description="which run of this co-location in its session, from 1")
     plan: Colocation = Field(description="the whole plan")
-    status: Status
-    reason: str = Field("", description="why, for every status but ok")
-    stage: str = Field("", description="where it went wrong, such as warm-up or measure")
     device: str = Field(description="label of the device, such as cuda or cuda:1")
     scheduler: str
     proof: Proof | None = Field(
         None, description="null where simulated, where no tenant was ours, and where not ok"
     )
     tenants: list[TenantResult] = Field(default_factory=list)
-    fingerprint: Fingerprint | None = None
-    noise: NoiseRound | None = Field(
-        None,
-        description="the noise that ran in the window, and whether it was felt; null where the "
-        "scenario has no noise",
-    )
-    seed: int
     placement: TenantPlacement
     duration_s: float = Field(
         description="length of the measuring window; less than the plan's if it was decided before"
@@ -298,25 +284,11 @@ class ColocationRecord(SealedData):
         description="length of the whole, from start to record; of tenants that live on, without "
         "their start after their first window"
     )
-    started: str = Field(description="UTC, ISO 8601")
-    command: str
-    version: Version = None
-    git_commit: GitCommit = None
-    git_dirty: GitDirty = None
     simulated: bool
     traced: bool = Field(
         False, description="to find causes: a tracer ran along, so its times are no result"
     )
     device_use: DeviceUse | None = Field(None, description="of a traced window; null for others")
-    faults: list[str] = Field(
-        default_factory=list, description="planted on purpose; such a record measures nothing"
-    )
-    timelines: TimelineFile | None = Field(
-        None,
-        description="the file next to the record in which its causes are found; null where nothing "
-        "was traced",
-    )
-    notes: list[str] = Field(default_factory=list, description="what a reader should know")
 
     def tenant(self, name: str) -> TenantResult:
         """Return a tenant's result; KeyError if there is none of this name."""

@@ -54,7 +54,7 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
             plan, request.cell.id, cell.device, cell.pool, passed, attribution
         )
     except (DeviceError, OSError) as error:
-        found.metrics.refused["causes"] = str(error)
+        found.metrics = found.metrics.without("causes", str(error))
 
 
 def causes_of_pass(

@@ -107,7 +107,7 @@ def _text_of(error: Exception) -> str:
 
 @dataclass
 class Found:
-    """What is known about a run so far, named as in its record; kept if the run fails."""
+    """What is known about a run so far; kept if the run fails."""
 
     stage: str
     notes: list[str] = field(default_factory=list)
@@ -148,19 +148,19 @@ class Attempt:
         if self.interruption is not None:
             raise self.interruption
 
-    def fields(self, found: Found, provenance: Provenance) -> dict[str, Any]:
-        """Return the record's fields on what was found, how the run went, and of what version."""
-        failure, seen = self.failure, {**vars(found)}
-        del seen["kept"]
-        if found.fingerprint is not None:
-            seen["fingerprint"] = provenance.stamped(found.fingerprint)
+    def head(self, found: Found, provenance: Provenance) -> dict[str, Any]:
+        """Return fields of a record's head (`Run`): what was found, how it went, by what code."""
+        failure, fingerprint = self.failure, found.fingerprint
         return {
-            **seen,
             **provenance.fields(),
             "status": failure.status if failure else "ok",
             "reason": failure.reason if failure else "",
             "stage": found.stage if failure else "",
             "started": self.started,
+            "fingerprint": fingerprint and provenance.stamped(fingerprint),
+            "noise": found.noise,
+            "timelines": found.timelines,
+            "notes": found.notes,
         }
 
 

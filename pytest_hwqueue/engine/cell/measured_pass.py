@@ -161,10 +161,10 @@ def take_samples(
         ratios=[*workload.ratios], overlap=workload.overlap, traffic=workload.traffic()
     )
     work = {} if "throughput" in refused else found.work_per_iteration
-    found.metrics = summarise(found.samples, work, found.declared, found.primary)
-    found.metrics.refused.update(refused)
-    found.metrics.memory_bytes.update(memory_bytes)
-    found.metrics.apart.update(workload.measured_apart())
+    metrics = summarise(found.samples, work, found.declared, found.primary, refused)
+    found.metrics = metrics.model_copy(
+        update={"memory_bytes": memory_bytes, "apart": workload.measured_apart()}
+    )
     _note(cell)
 
 

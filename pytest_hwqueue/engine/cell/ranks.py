@@ -404,8 +404,8 @@ def merge(records: Sequence[RunRecord], backend: str) -> RunRecord:
         samples = _slowest_contended(samples, contended, first.primary.name)
         refused.pop(first.primary.name, None)
     declared = first.declared or NOTHING_DECLARED
-    metrics = summarise(samples, first.work_per_iteration, declared, first.primary)
-    metrics.refused.update({**first.metrics.refused, **metrics.refused, **refused})
+    missing = {**first.metrics.refused, **refused}
+    metrics = summarise(samples, first.work_per_iteration, declared, first.primary, missing)
     metrics = metrics.model_copy(
         update={
             "memory_bytes": _most([record.metrics.memory_bytes for record in records]),

@@ -132,18 +132,31 @@ class CellRunner:
         if found.fingerprint is None:
             found.fingerprint = self.device.fingerprint()
         record = RunRecord(
-            **done.fields(found, origin.provenance),
+            **done.head(found, origin.provenance),
+            run=origin.run,
+            duration_s=done.seconds,
+            seed=request.seed,
+            command=origin.command,
+            faults=[*request.faults],
             cell=request.cell,
             cell_id=request.cell.id,
             nodeid=origin.nodeid,
             family=origin.family,
             mark=origin.mark,
-            run=origin.run,
-            seed=request.seed,
-            command=origin.command,
-            duration_s=done.seconds,
+            iterations=found.iterations,
+            stopped=found.stopped,
+            primary=found.primary,
             definitions=definitions(primary.per, request.workload.version),
-            faults=[*request.faults],
+            launch_bound=found.launch_bound,
+            work_per_iteration=found.work_per_iteration,
+            warm_up=found.warm_up,
+            samples=found.samples,
+            metrics=found.metrics,
+            scheduler_proof=found.scheduler_proof,
+            telemetry=found.telemetry,
+            counters=found.counters,
+            causes=found.causes,
+            declared=found.declared,
         )
         return record, done.failure
 

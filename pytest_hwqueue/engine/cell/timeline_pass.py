@@ -255,7 +255,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
             found.kept.add(f"{what} on all streams", held.many)
             found.kept.add(f"{what} on one", held.one)
     except DeviceError as error:
-        found.metrics.refused["timeline"] = str(error)
+        found.metrics = found.metrics.without("timeline", str(error))
     if request.passes.trace_folder is not None:
         request.passes.trace_folder.mkdir(parents=True, exist_ok=True)
         path = trace_path(request.passes.trace_folder, file_name(request.cell.id))

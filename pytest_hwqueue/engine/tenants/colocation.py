@@ -167,9 +167,14 @@ class TenantSet:
 
         def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
             record = ColocationRecord(
-                **done.fields(found, self.provenance),
+                **done.head(found, self.provenance),
                 id=plan.id,
                 run=run,
+                duration_s=found.duration_s,
+                look_error=found.look_error,
+                proof=found.proof,
+                tenants=found.tenants,
+                device_use=found.device_use,
                 plan=kept,
                 device=plan.device,
                 scheduler=plan.scheduler,

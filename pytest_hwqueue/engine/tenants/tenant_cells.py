@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
@@ -17,7 +16,6 @@ from pytest_hwqueue.data.metrics.latency import CONFIDENCE, summarise_latency
 from pytest_hwqueue.data.noise_names import NONE, noise_id
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.data.records.definitions import definitions
-from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestLog,
@@ -40,13 +38,6 @@ _DESCRIPTIONS = {
 }
 # Of the plan's tenants: whatever else a tenant is, it is for its neighbours too.
 _NOT_IDENTITY = ("faults", "name", "deadline_ms")
-# These count where they say something: most tenants leave them out.
-_WHERE_GIVEN = ("function", "concurrency", "server", "start_s", "requests")
-# What both records say of a run, in the same words.
-_IN_BOTH = (
-    "run", "stage", "started", "fingerprint", "noise", "notes", "faults", "seed", "command",
-    "version", "git_commit", "git_dirty",
-)  # fmt: skip
 
 
 def tenant_records(
@@ -79,15 +70,14 @@ def _tenant_record(
         host_ns=tenant.latency_ns, device_ns=[], enqueue_ns=[], pace_ns=[],
         references_ns={name: list(values) for name, values in references.items()},
     )  # fmt: skip
+    # The file of timelines is the co-location's, whose figures it has.
+    own = {"status": status, "reason": reason, "duration_s": record.elapsed_s, "timelines": None}
     return RunRecord(
-        **{name: getattr(record, name) for name in _IN_BOTH},
+        **{**record.head(), **own},
         cell=cell,
         cell_id=cell.id,
         nodeid=nodeid,
         family=TENANTS,
-        status=status,
-        reason=reason,
-        duration_s=record.elapsed_s,
         iterations=tenant.completed or 0,
         failed_requests=None if tenant.failed is None else tenant.failed + (tenant.unserved or 0),
         failed_for=failed_for([tenant]),
@@ -105,12 +95,11 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
     duration_s = plan.duration_s if plan.counted else record.duration_s
     parameters: dict[str, Any] = {"duration_s": duration_s, "warmup_s": plan.warmup_s}
     (own,) = (each for each in plan.tenants if each.name == tenant)
-    defaults = {each.name: each.default for each in fields(Tenant)}
     for each in plan.tenants:
         stated = {
             name: value
             for name, value in to_jsonable_python(each).items()
-            if name not in _NOT_IDENTITY and not (name in _WHERE_GIVEN and value == defaults[name])
+            if name not in _NOT_IDENTITY
         }
         # Where weights are is no part of what they are.
         stated["weights"] = "seeded" if each.weights is None else "loaded"

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_hwqueue.data.errors import BoundUndecided, NotProven
-from pytest_hwqueue.data.records.cell import Cell, RunRecord, Status, now
+from pytest_hwqueue.data.records.cell import Cell, RunRecord, now
+from pytest_hwqueue.data.records.run import Status
 from pytest_hwqueue.engine.noise.neighbours import open_noise
 from pytest_hwqueue.engine.noise.running import RunningNoise, running
 from pytest_hwqueue.parts.devices.lease import keep

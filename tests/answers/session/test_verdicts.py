@@ -22,7 +22,7 @@ from pytest_hwqueue.judge.file import judgement_of as stored_judgement
 from pytest_hwqueue.judge.judging import CellVerdict, Judgement
 from pytest_hwqueue.judge.runs import ProcessRun
 from pytest_hwqueue.judge.suite_gate import SuiteShift
-from pytest_hwqueue.judge.verdict import P95, P99, State
+from pytest_hwqueue.judge.verdict import ITERATION_TIME, P95, P99, State
 from tests.answers.conftest import cell_id, judgement_of, verdict_of
 from tests.stored_texts import assert_as_stored
 
@@ -40,7 +40,7 @@ MORE_FAILURES = replace(
     sentence="more requests fail (30 of 8030, baseline 0 of 10000)",
 )  # fmt: skip
 BROKEN = replace(
-    WORSE, state="incomparable", reason="not-a-number", ratio=None, interval=None, history=(),
+    WORSE, state="incomparable", reason="not-a-number", main=None, history=(),
     sentence="P99 of new run 1 is nan", new=(ProcessRun(math.nan, 1000, "new"),),
 )  # fmt: skip
 
@@ -103,6 +103,19 @@ def test_a_run_without_a_figure_is_null_in_json() -> None:
     assert verdict["baseline"] == [asdict(run) for run in BROKEN.baseline]
 
 
+def test_what_a_file_has_of_verdicts_is_read_and_written_alike(judgement: Judgement) -> None:
+    assert WORSE.main is not None
+    both = replace(WORSE, companion=replace(WORSE.main, quantity=ITERATION_TIME))
+    judged = (*judgement.verdicts, CellVerdict(CELL, "p99", both))
+    written = judgement_file(replace(judgement, verdicts=judged), "new", 1, {})
+    Draft202012Validator(json_schema()).validate(written)
+    (companion,) = filter(None, (each["companion"] for each in written["verdicts"]))
+    assert (companion["quantity"], companion["ratio"]) == ("iteration_time", WORSE.main.ratio)
+    assert {each["ratio"] is None for each in written["verdicts"]} == {True, False}
+    read = stored_judgement(json.loads(judgement_text(written)), Path("session.json"))
+    assert judgement_file(read, "new", 1, {}) == written
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 160, 250])
 def test_no_line_of_a_judgement_is_wider_than_its_terminal(
     judgement: Judgement, width: int
@@ -120,9 +133,10 @@ def test_tables_of_verdicts_are_as_stored(judgement: Judgement) -> None:
     passed = [replace(each, differences=DIFFERENT[:1]) for each in passed]
     moved = judgement_of([], shift=SuiteShift(1.05, 12, 1.04, True))
     fine = verdict_of(sd=0.01, seed=1)
+    assert fine.main is not None
     # Many passes are one line that says what they could have missed.
     many = [
-        CellVerdict(cell_id(i), "p99", replace(fine, detectable=each))
+        CellVerdict(cell_id(i), "p99", replace(fine, main=replace(fine.main, detectable=each)))
         for i, each in enumerate([0.06, 0.224, None, *[0.07] * 18], start=1)
     ]
     worse = judgement_of([*many, CellVerdict(CELL, "p99", WORSE)])
@@ -167,6 +181,6 @@ def test_the_first_figure_of_each_cell_is_its_change(judgement: Judgement) -> No
     assert set(changes) == {judged.cell_id for judged in judgement.verdicts}
     first = judgement.verdicts[0]
     label, _, change = changes[first.cell_id]
-    assert first.verdict.ratio is not None
-    number = f"{100 * (first.verdict.ratio - 1):+.1f}"
+    assert first.verdict.main is not None
+    number = f"{100 * (first.verdict.main.ratio - 1):+.1f}"
     assert (label, change.number) == (first.verdict.quantity.label, number)

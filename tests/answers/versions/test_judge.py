@@ -86,7 +86,8 @@ def test_only_what_looks_worse_gets_all_pairs() -> None:
     assert [nodes for _, nodes in session.asked[:4]] == [None] * 4
     assert {tuple(nodes or ()) for _, nodes in session.asked[4:]} == {("file.py::test_b",)}
     a, b, _ = (each.verdict for each in judgement.verdicts)
-    assert b.ratio == pytest.approx(1.3, rel=0.05)
+    assert b.main is not None
+    assert b.main.ratio == pytest.approx(1.3, rel=0.05)
     assert [len(runs) for runs in (b.baseline, b.new, a.baseline, a.new)] == [12, 12, 2, 2]
     # The rate is divided among the figures of the whole suite, not among those measured on.
     assert judgement.compared == 3
@@ -316,9 +317,10 @@ def drifting(scale: float, cells: int = 1, wild: int = 0) -> MakeRun:
 def test_drift_between_pairs_hides_nothing(wild: int) -> None:
     worse = only(Session(drifting(1.08, wild=wild)).judgement()).verdict
     assert worse.state == "regression"
-    assert worse.sd == pytest.approx(0.01, abs=0.005)
+    assert worse.main is not None
+    assert worse.main.sd == pytest.approx(0.01, abs=0.005)
     # Run 9 is A of the fifth pair, run 12 is A of the sixth, in the order ABBA.
-    aside = [(run.side, run.number) for run in worse.set_aside]
+    aside = [(run.side, run.number) for run in worse.main.set_aside]
     assert aside == ([("baseline", (wild + 1) // 2)] if wild else [])
     assert only(Session(drifting(1.0, wild=wild)).judgement()).verdict.state == "pass"
 

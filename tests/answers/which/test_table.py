@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from pytest_hwqueue.answers.which.report import which_document
-from pytest_hwqueue.answers.which.runs import all_runs, entries
+from pytest_hwqueue.answers.which.runs import all_runs, entries, records_in
 from pytest_hwqueue.answers.which.words import effective, proof_line
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.document.terminal import print_document
-from pytest_hwqueue.data.errors import INTERRUPTED
+from pytest_hwqueue.data.errors import INTERRUPTED, RecordError
 from pytest_hwqueue.data.figures.of_requests import Served, longest
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import priority_effect
@@ -566,3 +566,15 @@ def test_from_a_folder_without_records_is_refused(file: Path, tmp_path: Path) ->
         result = hwq(file, "--from", folder)
         assert result.exit_code == 4
         assert reason in result.stderr
+
+
+def test_other_files_of_a_folder_are_no_records_and_damaged_ones_are_named(folder: Path) -> None:
+    paths = [path for path, _ in records_in(folder)]
+    assert paths
+    measured = paths[0].read_text(encoding="utf-8")
+    (folder / "session.json").write_text(f'{{"schema": "s", "colocations": [{measured}]}}')
+    assert [path for path, _ in records_in(folder)] == paths
+    cut = folder / "cut.json"
+    cut.write_text(measured[:-100], encoding="utf-8")
+    with pytest.raises(RecordError, match=re.escape(f"{cut} is not a co-location's record")):
+        records_in(folder)

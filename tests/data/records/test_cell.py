@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from pytest_hwqueue.data.errors import RecordError
+from pytest_hwqueue.data.figures.of_cell import summarise
 from pytest_hwqueue.data.metrics.latency import summarise_latency
 from pytest_hwqueue.data.metrics.scaling import ScalingPoint, scaling
 from pytest_hwqueue.data.records.cell import (
     Cell,
     RunRecord,
+    Samples,
     SessionFile,
     SessionInfo,
     SweepScaling,
@@ -31,6 +33,7 @@ from pytest_hwqueue.data.records.cell import (
     session_text,
     write_record,
 )
+from pytest_hwqueue.data.records.declared import PACE
 from pytest_hwqueue.data.records.files import file_name
 from pytest_hwqueue.plugin.session import command_line
 
@@ -219,3 +222,13 @@ def test_record_that_cannot_be_read_is_refused_with_the_systems_reason(tmp_path:
 def test_number_that_is_not_finite_is_refused(amount: float) -> None:
     with pytest.raises(ValueError, match="finite number"):
         example(work_per_iteration={"requests": amount})
+
+
+def test_what_else_is_missing_stands_in_new_metrics_and_the_old_ones_stay() -> None:
+    samples = Samples(host_ns=[], device_ns=[], enqueue_ns=[], pace_ns=[1000] * 20)
+    plain = summarise(samples, {}, primary=PACE)
+    given = summarise(samples, {}, primary=PACE, missing={"tags": "none was timed"})
+    assert given.refused == {**plain.refused, "tags": "none was timed"}
+    assert plain.without("tags", "none was timed") == given
+    assert "latency" in plain.refused
+    assert "tags" not in plain.refused

@@ -93,7 +93,7 @@ def test_each_exception_is_a_status_a_reason_and_the_stage(
         raise error
 
     done = attempt(run, DeviceError)
-    fields = done.fields(found, Provenance())
+    fields = done.head(found, Provenance())
     assert (fields["status"], fields["reason"], fields["stage"]) == (status, reason, "measure")
     assert done.failure is not None
     interrupted = not isinstance(error, Exception)
@@ -104,7 +104,7 @@ def test_each_exception_is_a_status_a_reason_and_the_stage(
 def test_a_run_that_went_well_has_no_reason_and_no_stage() -> None:
     found = Found("set-up", ["a note"])
     done = attempt(lambda: found.notes.append("another"))
-    fields = done.fields(found, Provenance())
+    fields = done.head(found, Provenance())
     assert (fields["status"], fields["reason"], fields["stage"]) == ("ok", "", "")
     assert (fields["notes"], fields["started"]) == (["a note", "another"], done.started)
 

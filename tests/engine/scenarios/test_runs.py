@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_hwqueue.data.records.cell import Status
 from pytest_hwqueue.data.records.noise import Machine, NoiseRound
 from pytest_hwqueue.data.records.plan import Colocation
+from pytest_hwqueue.data.records.run import Status
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestLog,
