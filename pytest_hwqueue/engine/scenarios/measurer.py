@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.plan import Colocation
@@ -203,11 +204,11 @@ class Measurer:
             )
         else:
             noise = None
-            if plan.noise is not None:
+            if run.compares_noise:
                 from pytest_hwqueue.engine.noise.neighbours import open_noise
 
                 assert settings.noise_places is not None
-                noise = open_noise(plan.noise, settings.noise_places)
+                noise = open_noise(plan.noise or NONE, settings.noise_places)
             record = colocate(
                 plan,
                 scheduler,

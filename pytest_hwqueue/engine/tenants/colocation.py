@@ -12,7 +12,6 @@ from pathlib import Path
 from pytest_hwqueue.data.errors import BadInput, DeviceError, NotProven
 from pytest_hwqueue.data.figures.of_requests import Served, percentile
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
-from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.cell import now
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
@@ -52,7 +51,8 @@ class TenantSet:
         provenance: for the records.
         traced: also find out why tenants' slow requests were slow; the times are then not a result,
             and there is one window.
-        noise: the opened ``plan.noise``; None if there is none. With one there is one window.
+        noise: the plan's, opened, or that of the quiet; None if no noise is compared. With one
+            there is one window.
         server: forks the tenants that need no special environment.
 
     """
@@ -305,7 +305,7 @@ def _refuse_late(plan: Colocation, found: FoundOfTenants) -> None:
             continue
         p99_ms = _p99_ms(tenant)
         reason = invalid_reason(tenant.lateness, p99_ms, plan.asked_ms.get(tenant.name))
-        if reason and plan.noise not in (None, NONE):
+        if reason and plan.noise is not None:
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.
             found.notes.append(f"under {plan.noise}, tenant {tenant.name}: {reason}")

@@ -14,7 +14,7 @@ from pytest_hwqueue.data.figures.served import failed_for, served
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import latency_ratio
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, summarise_latency
-from pytest_hwqueue.data.noise_names import NONE, noise_id
+from pytest_hwqueue.data.noise_names import noise_id
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.data.records.definitions import definitions
 from pytest_hwqueue.data.records.plan import Tenant
@@ -124,8 +124,7 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
         sync_mode="per_iteration",
         size=own.size,
         parameters=parameters,
-        variant=record.placement
-        + ("" if plan.noise in (None, NONE) else f"-{noise_id(plan.noise)}"),
+        variant=record.placement + ("" if plan.noise is None else f"-{noise_id(plan.noise)}"),
     )
 
 
