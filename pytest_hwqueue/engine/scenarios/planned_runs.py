@@ -224,7 +224,7 @@ def colocation(
     run: PlannedRun, peaks_per_s: Mapping[str, float], *, duration_s: float, warmup_s: float,
     seed: int, device: str, size: str, folder: Path, weights: Path | None = None,
 ) -> Colocation:  # fmt: skip
-    """Return the arguments of `colocate`.
+    """Return the plan of a window of a run.
 
     Args:
         run: the run.
