@@ -185,7 +185,7 @@ def traced_alone(folder: Path, device: SimulatedDevice, kernel_ns: int) -> tuple
 
         tracer.serve(request, whole)
     (log,) = logs
-    result = delivered("high", log, window.duration_ns, lateness=lateness(log))
+    result = delivered(_HIGH, log, window.duration_ns, lateness=lateness(log))
     (found,) = with_causes([result], take_traces(folder, ["high"]), begin_ns)
     assert list(folder.iterdir()) == []
     assert found.causes is not None
@@ -356,7 +356,7 @@ def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> No
 def test_failed_requests_have_no_cause_and_hold_others_up() -> None:
     failed = [RequestFailure(index=0, reason="planted")]
     load = Load([0, 10, 20], [0, 50, 90], [50, 90, 95], failed=failed)
-    found = requests_of(delivered("high", load, 100), 1000)
+    found = requests_of(delivered(_HIGH, load, 100), 1000)
     seen = [(one.number, one.arrival_ns, one.ready_ns, one.started_ns) for one in found]
     assert seen == [(1, 1010, 1050, 1050), (2, 1020, 1090, 1090)]
 
