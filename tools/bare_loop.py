@@ -31,7 +31,7 @@ from pytest_hwqueue.data.metrics.numbers import figure, percent, printed
 from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.judge.losses import paired_losses
 from pytest_hwqueue.parts.devices.kinds import choose_devices, open_device
 from pytest_hwqueue.parts.devices.lease import lease
@@ -152,7 +152,7 @@ def _tenant(model: str, given: argparse.Namespace, number: int) -> Sequence[int]
     plan = _plan(model, given, given.seed + number)
     for _ in range(_ATTEMPTS):
         with tempfile.TemporaryDirectory(prefix="hwq-") as folder:
-            record = colocate(plan, open_scheduler("native"), lambda *_: None, Path(folder))
+            record = TenantSet(open_scheduler("native"), lambda *_: None, Path(folder)).once(plan)
         if record.status == "ok":
             return record.tenants[0].latency_ns
         if record.status != "invalid":

@@ -282,7 +282,7 @@ def _kind(test: ScenarioItem) -> str:
 
 def _noise_of_scenario(test: ScenarioItem) -> str | None:
     name = test.case.noise
-    if name == NONE:
+    if name is None:
         return None
     if reason := why_noise_is_impossible(name, _kind(test), launched_rank(os.environ) is not None):
         return reason
@@ -338,7 +338,7 @@ def _starts(test: ScenarioItem) -> str | None:
     from pytest_hwqueue.engine.scenarios.runs import ROUNDS
 
     among = cases(test.case.scenario)
-    compares = any(each.noise != NONE or len(runs_needed(each)) > 1 for each in among)
+    compares = any(each.noise is not None or len(runs_needed(each)) > 1 for each in among)
     window_s = scenario_seconds(test.config, test.case.scenario) / (ROUNDS if compares else 1)
     return late_start(test.case, window_s)
 

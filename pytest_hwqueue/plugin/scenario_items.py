@@ -12,7 +12,6 @@ import pytest
 
 from pytest_hwqueue.data.document.servers import request_lines
 from pytest_hwqueue.data.errors import BadScenario, HwqError
-from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.redaction import without_known
 from pytest_hwqueue.engine.scenarios.file import read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases, own_run, related
@@ -160,7 +159,7 @@ class ScenarioItem(pytest.Item):
             for item in self.session.items
             if isinstance(item, ScenarioItem)
             and item.parent is self.parent
-            and (item.case.noise == NONE or REFUSED not in item.stash)
+            and (item.case.noise is None or REFUSED not in item.stash)
         ]
         together = related(self.case, among)
         return together if self._runs.compares(together) else [self.case]

@@ -16,7 +16,6 @@ from pydantic_core import to_jsonable_python
 from pytest_hwqueue.answers.which.file import Role
 from pytest_hwqueue.data.errors import INTERRUPTED, RecordError, files
 from pytest_hwqueue.data.figures.of_requests import Session
-from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.files import TRACED
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.goals import NATIVE
@@ -148,7 +147,7 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
             run = planned.get((record.plan.name, record.placement, record.scheduler))
             # Runs with background noise are not in this table, and one that was interrupted was
             # not measured.
-            if run is None or record.plan.noise not in (None, NONE):
+            if run is None or record.plan.noise is not None:
                 continue
             if record.reason == INTERRUPTED:
                 continue

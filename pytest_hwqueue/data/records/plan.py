@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import PlainData
-from pytest_hwqueue.data.noise_names import NONE, noise_id
+from pytest_hwqueue.data.noise_names import noise_id
 
 ServerProtocol = Literal["http", "openai"]
 
@@ -177,8 +177,7 @@ class Colocation:
             generator may be.
         folder: of the scenario: names of trace files and of functions' modules start from it.
             It is a path of this machine, and no record keeps it.
-        noise: background load on the CPU: ``none``, or a name or file as in ``--hwq-noise``; None
-            if the plan does not involve noise.
+        noise: background load on the CPU: a name or file as in ``--hwq-noise``; None for none.
         work_seed: of weights and inputs, which tenants that live on keep while arrivals change.
 
     """
@@ -220,7 +219,7 @@ class Colocation:
     @property
     def id(self) -> str:
         """Stable and readable, such as ``high_load[cuda-processes-mps]``."""
-        noise_part = "" if self.noise in (None, NONE) else f"-{noise_id(self.noise)}"
+        noise_part = "" if self.noise is None else f"-{noise_id(self.noise)}"
         return f"{self.name}[{self.device}-{self.placement}-{self.scheduler}{noise_part}]"
 
     @property

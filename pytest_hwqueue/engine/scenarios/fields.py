@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from pytest_hwqueue.data.errors import nearest, shortened, within
-from pytest_hwqueue.data.noise_names import NOISES, noise_file
+from pytest_hwqueue.data.noise_names import NOISES, NONE, noise_file
 from pytest_hwqueue.data.records.plan import Server, ServerProtocol
 from pytest_hwqueue.data.redaction import REDACTED, REFERENCE, redacted
 from pytest_hwqueue.engine.noise.neighbours import described
@@ -108,11 +108,11 @@ def expanded(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(str(mode) for entry in entries for mode in parse_entry(entry))
 
 
-def _read_noise(value: object, info: ValidationInfo) -> str:
+def _read_noise(value: object, info: ValidationInfo) -> str | None:
     name = _text(value, "a noise, such as cpu")
     assert info.context is not None
     if name in NOISES:
-        return name
+        return None if name == NONE else name
     if not name.endswith((".yaml", ".yml")):
         near = nearest(name, NOISES)
         raise ValueError(f"there is no noise {name!r}; {near}, or give a description's file")
@@ -171,7 +171,7 @@ ArrivalText = Annotated[
     ),
 ]  # fmt: skip
 NoiseName = Annotated[
-    str, BeforeValidator(_read_noise), _written(".", *NOISES.built_in, "my_neighbour.yaml")
+    str | None, BeforeValidator(_read_noise), _written(".", *NOISES.built_in, "my_neighbour.yaml")
 ]
 SchedulerField = Annotated[
     str, BeforeValidator(_read_scheduler), _written(".", "native", "xsched:level=1,threshold=1|2|4")

@@ -24,7 +24,6 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from pytest_hwqueue.data.errors import BadScenario, nearest
-from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.plan import Tenant, TenantPlacement
 from pytest_hwqueue.engine.scenarios.checks import check_names
 from pytest_hwqueue.engine.scenarios.fields import (
@@ -146,11 +145,11 @@ class TenantFields(TenantChange):
 _Modes = Annotated[
     tuple[SchedulerField, ...], Field(min_length=1, strict=False), AfterValidator(expanded)
 ]
-# `none` is always the first.
+# The quiet is always the first.
 _Noises = Annotated[
     tuple[NoiseName, ...],
     Field(strict=False),
-    AfterValidator(lambda names: tuple(dict.fromkeys((NONE, *names))) if names else names),
+    AfterValidator(lambda names: tuple(dict.fromkeys((None, *names))) if names else names),
 ]
 
 

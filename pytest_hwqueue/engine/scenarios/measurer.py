@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_hwqueue.data.errors import BadInput
+from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.plan import Colocation
@@ -16,12 +16,12 @@ from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.file import Scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, colocation
 from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
-from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.colocation_run import Progress as RunProgress
 from pytest_hwqueue.engine.tenants.looks import Look, Looks, planned_looks
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits, tenant_server
 from pytest_hwqueue.parts.processes.starting import ForkServer
-from pytest_hwqueue.parts.schedulers.syntax import Scheduler, SchedulerPaths, opened_or_not
+from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, opened_or_not
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -194,51 +194,38 @@ class Measurer:
         self.running = plan.id
         path = record_path(folder, plan.id)
         looks = None if decided is None else Looks(planned, lambda seen: decided(seen, path))
-        scheduler = opened_or_not(plan.scheduler, settings.scheduler_paths)
-        limits = Limits(settings.timeout_s, settings.timeout_s)
         if self._lives_on:
             assert not traced_in
-            record = self._tenants_for(plan, scheduler, limits).window(
-                plan, run=number, looks=looks
-            )
+            record = self._tenants_for(plan).window(plan, run=number, looks=looks)
         else:
             noise = None
-            if plan.noise is not None:
+            if run.compares_noise:
                 from pytest_hwqueue.engine.noise.neighbours import open_noise
 
                 assert settings.noise_places is not None
-                noise = open_noise(plan.noise, settings.noise_places)
-            record = colocate(
-                plan,
-                scheduler,
-                self._progress,
-                folder,
-                limits=limits,
-                command=settings.command,
-                provenance=settings.provenance,
-                run=number,
-                traced=bool(traced_in),
-                noise=noise,
-                server=self._server,
-                looks=looks,
+                noise = open_noise(plan.noise or NONE, settings.noise_places)
+            tenants = replace(
+                self._tenant_set(plan), folder=folder, traced=bool(traced_in), noise=noise
             )
+            record = tenants.once(plan, run=number, looks=looks)
         self._ended(record)
         return record, path
 
-    def _tenants_for(
-        self, plan: Colocation, scheduler: Scheduler | BadInput, limits: Limits
-    ) -> TenantSet:
+    def _tenants_for(self, plan: Colocation) -> TenantSet:
         """Return the tenants that serve a plan, in the quiet; those of other plans have ended."""
         if self._living is None or not self._living.can_serve(plan):
             self.end_tenants()
-            settings = self._settings
-            self._living = TenantSet(
-                scheduler,
-                self._progress,
-                settings.folder,
-                limits,
-                settings.command,
-                settings.provenance,
-                server=self._server,
-            )
+            self._living = self._tenant_set(plan)
         return self._living
+
+    def _tenant_set(self, plan: Colocation) -> TenantSet:
+        settings = self._settings
+        return TenantSet(
+            opened_or_not(plan.scheduler, settings.scheduler_paths),
+            self._progress,
+            settings.folder,
+            Limits(settings.timeout_s, settings.timeout_s),
+            settings.command,
+            settings.provenance,
+            server=self._server,
+        )

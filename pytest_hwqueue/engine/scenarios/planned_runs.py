@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_hwqueue.data.noise_names import NONE, noise_file, noise_id
+from pytest_hwqueue.data.noise_names import noise_file, noise_id
 from pytest_hwqueue.data.records.plan import (
     Colocation,
     Tenant,
@@ -27,14 +27,14 @@ from pytest_hwqueue.parts.workloads.tenants.shapes import TORCHVISION
 class Case:
     """One test of a scenario: a variant (None if it has none), a placement, a scheduler mode.
 
-    ``noise`` is ``none`` or one of the scenario's.
+    ``noise`` is one of the scenario's; None for the quiet.
     """
 
     scenario: Scenario = field(compare=False, repr=False)
     variant: Variant | None
     placement: TenantPlacement
     scheduler: str
-    noise: str = NONE
+    noise: str | None = None
 
     @property
     def id(self) -> str:
@@ -42,7 +42,7 @@ class Case:
         parts = [] if self.variant is None else [self.variant.name]
         if self.placement == TenantPlacement.THREADS:
             parts.append(self.placement)
-        noise = [] if self.noise == NONE else [noise_id(self.noise)]
+        noise = [] if self.noise is None else [noise_id(self.noise)]
         return "-".join([*parts, self.scheduler, *noise])
 
     @property
@@ -73,7 +73,8 @@ class PlannedRun:
         placement: where.
         scheduler: under which mode.
         goals: of the test that the run is, for its record.
-        noise: during the run; None if the scenario has none.
+        noise: during the run; None for the quiet.
+        compares_noise: whether it is compared with runs under another noise, or in the quiet.
 
     """
 
@@ -83,6 +84,7 @@ class PlannedRun:
     scheduler: str
     goals: tuple[Goal, ...] = ()
     noise: str | None = None
+    compares_noise: bool = False
 
     @property
     def key(self) -> str:
@@ -93,7 +95,9 @@ class PlannedRun:
         tenants = [asdict(replace(tenant, **unused)) for tenant in self.tenants]
         # One tenant alone is one process in either placement.
         placement = self.placement if len(tenants) > 1 else None
-        return json.dumps([placement, self.scheduler, tenants, self.noise], sort_keys=True)
+        return json.dumps(
+            [placement, self.scheduler, tenants, self.noise, self.compares_noise], sort_keys=True
+        )
 
 
 def cases(scenario: Scenario) -> list[Case]:
@@ -109,15 +113,17 @@ def cases(scenario: Scenario) -> list[Case]:
             Case(scenario, variant, placement, mode, noise)
             for placement, modes in schedulers.items()
             for mode in modes
-            for noise in scenario.noise or (NONE,)
+            for noise in scenario.noise or (None,)
         ]
     return found
 
 
 def own_run(case: Case) -> PlannedRun:
     """Return the run that is the test itself."""
-    noise = case.noise if case.scenario.noise else None
-    return PlannedRun(case.name, case.tenants, case.placement, case.scheduler, case.goals, noise)
+    return PlannedRun(
+        case.name, case.tenants, case.placement, case.scheduler, case.goals, case.noise,
+        compares_noise=bool(case.scenario.noise),
+    )  # fmt: skip
 
 
 def solo_run(case: Case, tenant: Tenant) -> PlannedRun:
@@ -128,7 +134,14 @@ def solo_run(case: Case, tenant: Tenant) -> PlannedRun:
     name = f"{case.name}.solo_{tenant.name}"
     # Alone there is nobody to start after.
     alone = replace(tenant, start_s=0.0)
-    return PlannedRun(name, (alone,), TenantPlacement.PROCESSES, NATIVE, noise=own_run(case).noise)
+    return replace(
+        own_run(case),
+        name=name,
+        tenants=(alone,),
+        placement=TenantPlacement.PROCESSES,
+        scheduler=NATIVE,
+        goals=(),
+    )
 
 
 def native_run(case: Case) -> PlannedRun:
@@ -211,7 +224,7 @@ def colocation(
     run: PlannedRun, peaks_per_s: Mapping[str, float], *, duration_s: float, warmup_s: float,
     seed: int, device: str, size: str, folder: Path, weights: Path | None = None,
 ) -> Colocation:  # fmt: skip
-    """Return the arguments of `colocate`.
+    """Return the plan of a window of a run.
 
     Args:
         run: the run.

@@ -18,7 +18,6 @@ from pytest_hwqueue.data.figures.of_requests import Estimator, percentile, throu
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.metrics.latency import minimum_samples, sufficient_samples
 from pytest_hwqueue.data.metrics.numbers import duration
-from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.engine.scenarios.deciding import agrees_in_blocks, chances, may_decide
 from pytest_hwqueue.engine.scenarios.goals import (
     CONFIDENCE,
@@ -123,7 +122,7 @@ class ScenarioRuns:
         """
         runs = once(run for case in wanted for run in runs_needed(case))
         rounds = ROUNDS if self.compares(wanted) else 1
-        quiet = all(case.noise == NONE for case in wanted)
+        quiet = all(case.noise is None for case in wanted)
         self.take_turns(runs, rounds, wanted, until if quiet else "end")
 
     def take_turns(
@@ -353,7 +352,7 @@ class ScenarioRuns:
 
     def compares(self, wanted: Sequence[Case]) -> bool:
         """Whether these tests compare runs: for a goal, or a noise with the quiet."""
-        noisy = any(case.noise != NONE for case in wanted)
+        noisy = any(case.noise is not None for case in wanted)
         return noisy or any(len(runs_needed(case)) > 1 for case in wanted)
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:

@@ -7,70 +7,40 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
-from pytest_hwqueue.data.errors import BadInput, DeviceError, NotProven
+from pytest_hwqueue.data.errors import DeviceError, NotProven
 from pytest_hwqueue.data.figures.of_requests import Served, percentile
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
-from pytest_hwqueue.data.noise_names import NONE
 from pytest_hwqueue.data.records.cell import now
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.data.records.plan import Colocation
-from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, write_colocation
 from pytest_hwqueue.data.redaction import redacted
 from pytest_hwqueue.engine.cell.attempt import Attempt, RunEnded, attempt
-from pytest_hwqueue.engine.noise.neighbours import Noise
-from pytest_hwqueue.engine.tenants.colocation_run import LivingTenants, Progress
+from pytest_hwqueue.engine.tenants.colocation_run import LivingTenants, TenantSetting
 from pytest_hwqueue.engine.tenants.device_use import device_use, in_time_slices
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, Looks
 from pytest_hwqueue.engine.tenants.open_loop import Window, invalid_reason, lateness_note
 from pytest_hwqueue.engine.tenants.servers import for_records, secrets_of_plan
 from pytest_hwqueue.engine.tenants.simulated_tenants import simulate
-from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants, Limits
-from pytest_hwqueue.parts.processes.starting import ForkServer
+from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
-
-_LIMITS = Limits()
-_NOT_ASKED = Provenance()
 
 
 @dataclass
-class TenantSet:
+class TenantSet(TenantSetting):
     """Tenants that serve one window after the other; use it as a context that ends them.
 
     Those of a real device start with the first window, and live on until one fails, or they are
     ended. Simulated ones are no processes, and have nothing to end.
-
-    Attributes:
-        scheduler: the mode of the plans, open, or why it cannot be opened.
-        progress: receives the stage, how much of it is done, and its total.
-        folder: receives the records, and a folder with the output of tenants and services.
-        limits: how long tenants may take before they count as hanging.
-        command: repeats this run; for the records.
-        provenance: for the records.
-        traced: also find out why tenants' slow requests were slow; the times are then not a result,
-            and there is one window.
-        noise: the opened ``plan.noise``; None if there is none. With one there is one window.
-        server: forks the tenants that need no special environment.
-
     """
-
-    scheduler: Scheduler | BadInput
-    progress: Progress
-    folder: Path
-    limits: Limits = _LIMITS
-    command: str = ""
-    provenance: Provenance = _NOT_ASKED
-    traced: bool = False
-    noise: Noise | None = None
-    server: ForkServer | None = None
 
     def __post_init__(self) -> None:
         self._living: LivingTenants | None = None
         self._alive = ExitStack()
-        self._started = ""
+        # When the living ones were, UTC; empty where nothing was.
+        self.started = ""
 
     def __enter__(self) -> TenantSet:
         """Start nothing yet."""
@@ -84,9 +54,21 @@ class TenantSet:
         """End the tenants, if they live."""
         self._end(ask=True)
 
+    @property
+    def live(self) -> bool:
+        """Whether they have started, and not ended."""
+        return self._living is not None
+
     def can_serve(self, plan: Colocation) -> bool:
         """Whether tenants live that a plan's window could be of."""
         return self._living is not None and plan.same_tenants(self._living.plan)
+
+    def once(
+        self, plan: Colocation, *, run: int = 1, looks: Looks | None = None
+    ) -> ColocationRecord:
+        """Run tenants together for one window; the arguments are those of `window`."""
+        with self:
+            return self.window(plan, run=run, looks=looks, last=True)
 
     def window(
         self, plan: Colocation, *, run: int = 1, looks: Looks | None = None, last: bool = False
@@ -107,108 +89,27 @@ class TenantSet:
                 written.
 
         """
-        folder, scheduler, traced = self.folder, self.scheduler, self.traced
-        folder.mkdir(parents=True, exist_ok=True)
-        path = record_path(folder, plan.id)
-        simulated = capabilities_of(plan.device).simulated
-        nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
-        found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
-        if plan.servers or plan.counted:
-            looks = None
-        # Before all are there, a look could not compare them.
-        there_ns = plan.all_there_ns
-        early = [each for each in looks.planned[:-1] if each.window_ns > there_ns] if looks else []
-        if looks is not None:
-            found.look_error = looks.planned[-1].error
+        return _Measurement(self, plan, run, looks, last=last).record()
 
-        def decided(look: Look, tenants: list[TenantResult]) -> bool:
-            seen = replace(
-                found, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
-            )
-            if looks is None or not looks.decided(recorded(seen, Attempt(now(), 0.0))):
-                return False
-            found.duration_s, found.look_error = seen.duration_s, seen.look_error
-            return True
-
-        def measure() -> None:
-            if isinstance(scheduler, BadInput):
-                raise RunEnded("failed", str(scheduler))
-            if self._living is None:
-                # Later, what a mode runs for its tenants would be found in their way.
-                _refuse(plan, scheduler)
-            if traced:
-                _refuse_to_trace(plan)
-            if simulated:
-                self.progress("simulate", 0, 0)
-                simulate(plan, found, traced=traced, looks=early, decided=decided)
-                return
-            own = path.with_suffix("")
-            window = self._measure(plan, scheduler, own, found, early, decided, last=last)
-            if traced:
-                from pytest_hwqueue.engine.causes.explain import kept_causes, take_traces
-
-                found.stage = "causes"
-                traces = take_traces(own, [tenant.name for tenant in found.tenants])
-                turns = in_time_slices(
-                    plan.placement, plan.scheduler, plan.device, len(plan.tenants)
-                )
-                found.device_use = device_use(
-                    found.tenants, traces, window.begin_ns, round(found.duration_s * 1e9), turns
-                )
-                found.tenants = kept_causes(
-                    found.kept, found.tenants, traces,
-                    begin_ns=window.begin_ns, notes=[*found.notes], turns=turns,
-                )  # fmt: skip
-            else:
-                _refuse_unanswered(found)
-                _refuse_late(plan, found)
-
-        secrets, kept = secrets_of_plan(plan), for_records(plan)
-
-        def recorded(found: FoundOfTenants, done: Attempt) -> ColocationRecord:
-            record = ColocationRecord(
-                **done.head(found, self.provenance),
-                id=plan.id,
-                run=run,
-                duration_s=found.duration_s,
-                look_error=found.look_error,
-                proof=found.proof,
-                tenants=found.tenants,
-                device_use=found.device_use,
-                plan=kept,
-                device=plan.device,
-                scheduler=plan.scheduler,
-                seed=plan.seed,
-                placement=plan.placement,
-                tenants_started=self._started,
-                elapsed_s=done.seconds,
-                command=self.command,
-                simulated=simulated,
-                traced=traced,
-                faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
-            )
-            return _without_secrets(record, secrets) if plan.servers else record
-
-        # Errors of a mode or of a device speak for themselves.
-        done = attempt(measure, NotProven, DeviceError)
-        found.store(folder, path.stem)
-        record = recorded(found, done)
-        write_colocation(path, record)
-        done.raise_interruption()
-        return record
-
-    def _measure(
-        self, plan: Colocation, scheduler: Scheduler, own: Path, found: FoundOfTenants,
-        early: Sequence[Look], decided: Decided, *, last: bool,
+    def serve(
+        self, plan: Colocation, found: FoundOfTenants, early: Sequence[Look], decided: Decided,
+        *, last: bool,
     ) -> Window:  # fmt: skip
-        """Measure a window of tenants that are started if none live; end them if it fails."""
+        """Serve a window by tenants that are started if none live; end them if it fails.
+
+        Args:
+            plan: as `window` takes it.
+            found: receives what becomes known.
+            early: looks at the window before its end.
+            decided: whether a look ends it.
+            last: as `window` takes it.
+
+        """
         try:
             if self._living is None:
-                self._started = now()
-                self._living = LivingTenants(
-                    plan, scheduler, self.progress, own, self.limits, found,
-                    self.traced, self.noise, self.server,
-                )  # fmt: skip
+                self.started = now()
+                own = record_path(self.folder, plan.id).with_suffix("")
+                self._living = LivingTenants(plan, self, own, found)
                 self._alive.enter_context(self._living.running())
             window = self._living.window(plan, found, early, decided)
             if last:
@@ -226,27 +127,110 @@ class TenantSet:
                 living.stop()
 
 
-def colocate(
-    plan: Colocation,
-    scheduler: Scheduler | BadInput,
-    progress: Progress,
-    folder: Path,
-    *,
-    limits: Limits = _LIMITS,
-    command: str = "",
-    provenance: Provenance = _NOT_ASKED,
-    run: int = 1,
-    traced: bool = False,
-    noise: Noise | None = None,
-    server: ForkServer | None = None,
-    looks: Looks | None = None,
-) -> ColocationRecord:
-    """Run tenants together once; the arguments are those of `TenantSet` and of its `window`."""
-    tenants = TenantSet(
-        scheduler, progress, folder, limits, command, provenance, traced, noise, server
-    )
-    with tenants:
-        return tenants.window(plan, run=run, looks=looks, last=True)
+class _Measurement:
+    """One window's, from its first stage to its record; the arguments are those of `window`."""
+
+    def __init__(
+        self, tenants: TenantSet, plan: Colocation, run: int, looks: Looks | None, *, last: bool
+    ) -> None:
+        self._tenants, self._plan, self._run, self._last = tenants, plan, run, last
+        self._path = record_path(tenants.folder, plan.id)
+        self._simulated = capabilities_of(plan.device).simulated
+        self._secrets, self._kept = secrets_of_plan(plan), for_records(plan)
+        nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
+        self._found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
+        self._looks = None if plan.servers or plan.counted else looks
+        if self._looks is not None:
+            self._found.look_error = self._looks.planned[-1].error
+
+    def record(self) -> ColocationRecord:
+        """Measure the window; return its record, already written to disk."""
+        folder = self._tenants.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        # Errors of a mode or of a device speak for themselves.
+        done = attempt(self._measure, NotProven, DeviceError)
+        self._found.store(folder, self._path.stem)
+        record = self._recorded(self._found, done)
+        write_colocation(self._path, record)
+        done.raise_interruption()
+        return record
+
+    def _measure(self) -> None:
+        plan, found, tenants = self._plan, self._found, self._tenants
+        scheduler = tenants.mode
+        if not tenants.live:
+            # Later, what a mode runs for its tenants would be found in their way.
+            _refuse(plan, scheduler)
+        if tenants.traced:
+            _refuse_to_trace(plan)
+        if self._simulated:
+            tenants.progress("simulate", 0, 0)
+            simulate(plan, found, traced=tenants.traced, looks=self._early(), decided=self._decided)
+            return
+        window = tenants.serve(plan, found, self._early(), self._decided, last=self._last)
+        if tenants.traced:
+            self._find_causes(window)
+        else:
+            _refuse_unanswered(found)
+            _refuse_late(plan, found)
+
+    def _early(self) -> list[Look]:
+        """Return the looks before the window's end at which all are there: these can compare."""
+        planned = [] if self._looks is None else self._looks.planned[:-1]
+        return [each for each in planned if each.window_ns > self._plan.all_there_ns]
+
+    def _decided(self, look: Look, tenants: list[TenantResult]) -> bool:
+        """Whether a look decides all that is asked; then the window is as long as it saw."""
+        found = self._found
+        seen = replace(
+            found, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
+        )
+        if self._looks is None or not self._looks.decided(
+            self._recorded(seen, Attempt(now(), 0.0))
+        ):
+            return False
+        found.duration_s, found.look_error = seen.duration_s, seen.look_error
+        return True
+
+    def _find_causes(self, window: Window) -> None:
+        from pytest_hwqueue.engine.causes.explain import kept_causes, take_traces
+
+        plan, found = self._plan, self._found
+        found.stage = "causes"
+        traces = take_traces(self._path.with_suffix(""), [tenant.name for tenant in found.tenants])
+        turns = in_time_slices(plan.placement, plan.scheduler, plan.device, len(plan.tenants))
+        found.device_use = device_use(
+            found.tenants, traces, window.begin_ns, round(found.duration_s * 1e9), turns
+        )
+        found.tenants = kept_causes(
+            found.kept, found.tenants, traces,
+            begin_ns=window.begin_ns, notes=[*found.notes], turns=turns,
+        )  # fmt: skip
+
+    def _recorded(self, found: FoundOfTenants, done: Attempt) -> ColocationRecord:
+        plan, tenants = self._plan, self._tenants
+        record = ColocationRecord(
+            **done.head(found, tenants.provenance),
+            id=plan.id,
+            run=self._run,
+            duration_s=found.duration_s,
+            look_error=found.look_error,
+            proof=found.proof,
+            tenants=found.tenants,
+            device_use=found.device_use,
+            plan=self._kept,
+            device=plan.device,
+            scheduler=plan.scheduler,
+            seed=plan.seed,
+            placement=plan.placement,
+            tenants_started=tenants.started,
+            elapsed_s=done.seconds,
+            command=tenants.command,
+            simulated=self._simulated,
+            traced=tenants.traced,
+            faults=[f"{spec.name}: {fault}" for spec in plan.tenants for fault in spec.faults],
+        )
+        return _without_secrets(record, self._secrets) if plan.servers else record
 
 
 def _without_secrets(record: ColocationRecord, secrets: Collection[str]) -> ColocationRecord:
@@ -310,7 +294,7 @@ def _refuse_late(plan: Colocation, found: FoundOfTenants) -> None:
             continue
         p99_ms = _p99_ms(tenant)
         reason = invalid_reason(tenant.lateness, p99_ms, plan.asked_ms.get(tenant.name))
-        if reason and plan.noise not in (None, NONE):
+        if reason and plan.noise is not None:
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.
             found.notes.append(f"under {plan.noise}, tenant {tenant.name}: {reason}")

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
-from pytest_hwqueue.data.errors import NotProven
+from pytest_hwqueue.data.errors import BadInput, NotProven
 from pytest_hwqueue.data.metrics.interference import PriorityEffect
 from pytest_hwqueue.data.noise_names import seconds_of_a_cell
 from pytest_hwqueue.data.records.plan import FEWER_KERNELS, Colocation
+from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.engine.cell.attempt import RunEnded
 from pytest_hwqueue.engine.noise.neighbours import Noise
 from pytest_hwqueue.engine.noise.running import RunningNoise, running
@@ -42,8 +43,47 @@ Progress = Callable[[str, int, int], None]
 # From the word to all tenants until the window begins.
 _LEAD_NS = 500_000_000
 _SHOW_S = 0.2
+_LIMITS = Limits()
+_NOT_ASKED = Provenance()
 # Before each further window. Its tenants have been warm, and were idle while the last was judged.
 _WARM_AGAIN_S = 0.5
+
+
+@dataclass
+class TenantSetting:
+    """How tenants are run, whichever they are.
+
+    Attributes:
+        scheduler: the mode of the plans, open, or why it cannot be opened.
+        progress: receives the stage, how much of it is done, and its total.
+        folder: receives the records, and a folder with the output of tenants and services.
+        limits: how long tenants may take before they count as hanging.
+        command: repeats this run; for the records.
+        provenance: for the records.
+        traced: also find out why tenants' slow requests were slow; the times are then not a result,
+            and there is one window.
+        noise: the plan's, opened, or that of the quiet; None if no noise is compared. With one
+            there is one window.
+        server: forks the tenants that need no special environment.
+
+    """
+
+    scheduler: Scheduler | BadInput
+    progress: Progress
+    folder: Path
+    limits: Limits = _LIMITS
+    command: str = ""
+    provenance: Provenance = _NOT_ASKED
+    traced: bool = False
+    noise: Noise | None = None
+    server: ForkServer | None = None
+
+    @property
+    def mode(self) -> Scheduler:
+        """The open mode; RunEnded if it cannot be opened."""
+        if isinstance(self.scheduler, BadInput):
+            raise RunEnded("failed", str(self.scheduler))
+        return self.scheduler
 
 
 @dataclass
@@ -52,28 +92,19 @@ class LivingTenants:
 
     Attributes:
         plan: who runs, and how, in the current window.
-        scheduler: the opened mode.
-        progress: receives the progress.
-        folder: for the output of tenants and services.
-        limits: time limits.
+        setting: how they are run.
+        folder: for the output of tenants and services, and their traces.
         found: receives what becomes known in the current window.
-        traced: whether each tenant also writes its trace into the folder; then for one window only.
-        noise: the plan's, opened; None if there is none. Likewise.
-        server: forks the tenants that need no special environment.
 
     """
 
     plan: Colocation
-    scheduler: Scheduler
-    progress: Progress
+    setting: TenantSetting
     folder: Path
-    limits: Limits
     found: FoundOfTenants
-    traced: bool
-    noise: Noise | None
-    server: ForkServer | None
 
     def __post_init__(self) -> None:
+        self.scheduler, self.limits = self.setting.mode, self.setting.limits
         self.servers = ServerProcesses(self.plan, self.scheduler, self.found)
         self.tenants = TenantProcesses(
             self.plan, self.scheduler, self.limits, self.found, self.servers
@@ -92,15 +123,15 @@ class LivingTenants:
         identity = identify(self.plan.device)
         found.fingerprint = identity.fingerprint
         assert identity.lease_key is not None, "simulated tenants are no processes"
-        with lease(identity.lease_key, on_wait=lambda text: self.progress(text, 0, 0)):
+        with lease(identity.lease_key, on_wait=lambda text: self.setting.progress(text, 0, 0)):
             found.stage = "start services"
             self.folder.mkdir(parents=True, exist_ok=True)
             with self.scheduler.services(self.folder):
                 found.stage = "start servers"
                 with self.servers.running(self.folder):
                     found.stage = "start tenants"
-                    trace = self.folder.absolute() if self.traced else None
-                    with self.tenants.running(self.folder, trace, self.server):
+                    trace = self.folder.absolute() if self.setting.traced else None
+                    with self.tenants.running(self.folder, trace, self.setting.server):
                         yield
 
     def window(
@@ -190,7 +221,7 @@ class LivingTenants:
 
     def _probe_priority(self) -> PriorityEffect | None:
         """Probe whether the mode orders by priority; None where it need not, or cannot."""
-        if self.traced or not self.scheduler.spec.declaration.by_priority:
+        if self.setting.traced or not self.scheduler.spec.declaration.by_priority:
             return None
         requests = sorted(tenant_requests(self.plan.tenants), key=lambda request: request.priority)
         least, most = requests[0], requests[-1]
@@ -200,7 +231,7 @@ class LivingTenants:
             self._probe_notes.append("priority not proven: a server takes no part in the probe")
             return None
         self.found.stage = "priority probe"
-        self.progress("priority probe", 0, 0)
+        self.setting.progress("priority probe", 0, 0)
         clients = [
             self.tenants.client(each.name, self.limits.finish_s, self._check)
             for each in (most, least)
@@ -229,14 +260,14 @@ class LivingTenants:
         self, pids: Mapping[str, int], window_ns: int
     ) -> AbstractContextManager[RunningNoise | None]:
         """Run the noise from when all tenants are warm until all have finished serving."""
-        if self.noise is None:
+        if self.setting.noise is None:
             return nullcontext()
-        self.found.stage = f"start noise {self.noise.name}"
+        self.found.stage = f"start noise {self.setting.noise.name}"
         logs = self.folder / "noise"
         logs.mkdir()
         # Tenants of one process share its id; the window has its lead, and a grace at its end.
         processes = list(dict.fromkeys(pids.values()))
-        return running(self.noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
+        return running(self.setting.noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
 
     def _serve(self, duration_ns: int, looks: Sequence[Look], decided: Decided) -> Window:
         self.found.stage = "measure"
@@ -294,4 +325,4 @@ class LivingTenants:
     def _show(self, stage: str, done: int, planned: int) -> None:
         if time.monotonic() - self._shown >= _SHOW_S:
             self._shown = time.monotonic()
-            self.progress(stage, done, planned)
+            self.setting.progress(stage, done, planned)

@@ -217,7 +217,7 @@ class Watch:
 
     def _result(self, name: str, window_ns: int) -> TenantResult:
         load = self._within(name, shown_load(*self._shown[name]), window_ns)
-        return delivered(name, load, window_ns, own=self._plans[name].own)
+        return delivered(self._plans[name].tenant, load, window_ns)
 
     def counted(self, result: TenantResult) -> TenantResult:
         """Return what counts of a tenant's result: all, or what belongs to the ended window.
@@ -234,8 +234,8 @@ class Watch:
         served = Load(log.scheduled_ns, log.started_ns, log.finished_ns, failed=result.failures)
         load = self._within(result.name, served, window_ns)
         return delivered(
-            result.name, load, window_ns, WorkDone(result.work, items, unit),
-            self._plans[result.name].own,
+            self._plans[result.name].tenant, load, window_ns,
+            WorkDone(result.work, items, unit),
             lateness=lateness(load), memory_bytes=result.memory_bytes, counters=result.counters,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from pytest_hwqueue.engine.tenants.server_load import Client, allow_files, gener
 from pytest_hwqueue.engine.tenants.servers import secrets_of
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
-from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan, own_time
+from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
 
 if TYPE_CHECKING:
     from pytest_hwqueue.engine.tenants.tenant import Link
@@ -88,11 +88,10 @@ def _served(
     if tokens is not None:
         work = work._replace(items_per_request=fmean(tokens.tokens), unit="tokens")
     return delivered(
-        spec.name,
+        spec,
         load,
         window.duration_ns,
         work,
-        own_time(spec),
         lateness=lateness(load),
         server=ServerLoad(
             url=redacted(client.url, secrets_of(server)),

@@ -21,13 +21,12 @@ from pytest_hwqueue.engine.cell.attempt import RunEnded
 from pytest_hwqueue.engine.tenants.device_use import device_use
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
 from pytest_hwqueue.engine.tenants.open_loop import Load, Window
-from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone, delivered
+from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
 from pytest_hwqueue.engine.tenants.tenant_window import (
     loop_of,
     needs_gradients,
     open_work,
-    own_time,
     schedule_of,
 )
 from pytest_hwqueue.parts.devices.simulated.colocation import (
@@ -99,7 +98,7 @@ def simulate(
     window_ns = duration_ns
 
     def seen(served: Sequence[RequestLog], window_ns: int) -> list[TenantResult]:
-        each = zip(modelled, works, map(own_time, plan.tenants), served, strict=True)
+        each = zip(plan.tenants, modelled, works, served, strict=True)
         return [_result(*one, window_ns) for one in each]
 
     def all_served_ns(served: Sequence[RequestLog]) -> int | None:
@@ -166,7 +165,7 @@ def simulate(
 
 
 def _result(
-    tenant: ModelledTenant, work: _Request, own: OwnTime, ran: RequestLog, window_ns: int
+    spec: Tenant, tenant: ModelledTenant, work: _Request, ran: RequestLog, window_ns: int
 ) -> TenantResult:
     # In order of arrival: of several at once, a later one may end first.
     served = sorted(zip(ran.started_ns, ran.scheduled_ns, ran.finished_ns, strict=True))
@@ -177,7 +176,7 @@ def _result(
         [finished_ns for _, _, finished_ns in served],
         closed=due is None,
     ).until(window_ns, due and due[: bisect_left(due, window_ns)])
-    return delivered(tenant.name, load, window_ns, work.what, own)
+    return delivered(spec, load, window_ns, work.what)
 
 
 def _short_enough(

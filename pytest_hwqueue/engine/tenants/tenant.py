@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.engine.tenants.looks import ShownTimes
     from pytest_hwqueue.engine.tenants.open_loop import Load, Window
     from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow, Ready, Start
-    from pytest_hwqueue.engine.tenants.tenant_window import TenantWork, WindowPlan
-    from pytest_hwqueue.parts.devices.compute_units import Partition
-    from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
+    from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
     from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient
 
 _SETTING_UP = threading.Lock()
@@ -209,7 +207,7 @@ def _live(start: Start, spec: Tenant, link: Link, traces: Traces | None) -> bool
 
             serve_by_server(spec, start.urls[spec.name], link)
         else:
-            _serve(start, spec, link, traces)
+            _Life(start, spec, link, traces).live()
     except ProcessEnded:
         raise
     except Exception as error:  # every cause becomes a record
@@ -221,86 +219,91 @@ def _live(start: Start, spec: Tenant, link: Link, traces: Traces | None) -> bool
     return True
 
 
-def _serve(start: Start, spec: Tenant, link: Link, traces: Traces | None) -> None:
-    import torch
-
-    from pytest_hwqueue.engine.tenants.tenant_window import needs_gradients, open_work
-    from pytest_hwqueue.parts.devices.compute_units import open_pool
-    from pytest_hwqueue.parts.devices.kinds import open_device
-    from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient
-
-    plan = start.plan
-    # One after the other where tenants are threads: torch has one seed for the whole process.
-    with _SETTING_UP:
-        link.enter("open device")
-        # A tenant sees one device, whatever its number in the session.
-        device = open_device(plan.device.partition(":")[0])
-        priorities = [start.stream_priorities[spec.name]] * (spec.streams * spec.concurrency)
-        partition = start.partitions[spec.name]
-        partitions = None if partition is None else [partition] * len(priorities)
-        gradients = needs_gradients(spec)
-        device.reset_memory()
-        pool = open_pool(device, priorities, partitions, gradients=gradients)
-    with pool:
-        with _SETTING_UP:
-            link.enter("set-up")
-            torch.manual_seed(plan.seed_of_work)
-            works = open_work(spec, device, pool, plan.seed_of_work, Path(plan.folder))
-            pool.synchronize()
-        if len(works) > 1:
-            sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        serving = _Serving(spec, link, device, pool, works, partitions, gradients, traces)
-        link.set_up()
-        client = ProbeClient(device, pool)
-        while (window := link.next_window(client)) is not None:
-            serving.serve(window)
-
-
 @dataclass
-class _Serving:
-    """Serves one window after the other.
+class _Life:
+    """A tenant's, from its device to its last window.
 
     Attributes:
+        start: what its process is to run.
         spec: the tenant.
         link: to the parent.
-        device: that it runs on.
-        pool: its streams.
-        works: one for each request that is served at once.
-        partitions: of each stream; None for everywhere.
-        gradients: whether its streams record autograd graphs.
         traces: those of this process; None to trace nothing. Only a first window is traced.
 
     """
 
+    start: Start
     spec: Tenant
     link: Link
-    device: Device
-    pool: StreamPool
-    works: Sequence[TenantWork]
-    partitions: Sequence[Partition] | None
-    gradients: bool
     traces: Traces | None
     _shown: list[ShownTimes] = field(default_factory=list)
     _is_first: bool = True
 
-    def serve(self, asked: NextWindow) -> None:
+    def live(self) -> None:
+        """Set up, and serve one window after the other until the tenant may leave."""
+        from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient
+
+        # One after the other where tenants are threads: torch has one seed for the whole process.
+        with _SETTING_UP:
+            self._open_device()
+        with self._pool:
+            with _SETTING_UP:
+                self._set_up()
+            if len(self._works) > 1:
+                sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            self.link.set_up()
+            client = ProbeClient(self._device, self._pool)
+            while (window := self.link.next_window(client)) is not None:
+                self._serve_window(window)
+
+    def _open_device(self) -> None:
+        from pytest_hwqueue.engine.tenants.tenant_window import needs_gradients
+        from pytest_hwqueue.parts.devices.compute_units import open_pool
+        from pytest_hwqueue.parts.devices.kinds import open_device
+
+        start, spec = self.start, self.spec
+        self.link.enter("open device")
+        # A tenant sees one device, whatever its number in the session.
+        self._device = open_device(start.plan.device.partition(":")[0])
+        priorities = [start.stream_priorities[spec.name]] * (spec.streams * spec.concurrency)
+        partition = start.partitions[spec.name]
+        self._partitions = None if partition is None else [partition] * len(priorities)
+        self._gradients = needs_gradients(spec)
+        self._device.reset_memory()
+        self._pool = open_pool(
+            self._device, priorities, self._partitions, gradients=self._gradients
+        )
+
+    def _set_up(self) -> None:
+        import torch
+
+        from pytest_hwqueue.engine.tenants.tenant_window import open_work
+
+        plan = self.start.plan
+        self.link.enter("set-up")
+        torch.manual_seed(plan.seed_of_work)
+        self._works = open_work(
+            self.spec, self._device, self._pool, plan.seed_of_work, Path(plan.folder)
+        )
+        self._pool.synchronize()
+
+    def _serve_window(self, asked: NextWindow) -> None:
         """Warm up, wait for the window, serve its requests, and tell the result."""
         from pytest_hwqueue.engine.tenants.looks import ShownTimes
         from pytest_hwqueue.engine.tenants.open_loop import StoppedServing
         from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan, warm_up
 
-        plan, requests = asked.plan, [work.request for work in self.works]
-        times_ns = warm_up(plan, self.device, requests, self._begin_thread)
+        plan, requests = asked.plan, [work.request for work in self._works]
+        times_ns = warm_up(plan, self._device, requests, self._begin_thread)
         if self._is_first:
             self.link.enter("check")
-            for work in self.works:
+            for work in self._works:
                 work.check()
         window = WindowPlan(plan, self.spec.name)
         longest_ns = plan.duration_ns
         tracer: TenantTracer | None = None
         if self.traces is not None:
             tracer = self.traces.tracer(
-                self.spec.name, self.device, self.pool, gradients=self.gradients
+                self.spec.name, self._device, self._pool, gradients=self._gradients
             )
             most = tracer.most_requests(requests[0])
             longest_ns = window.longest_ns(most, max(1, min(times_ns)))
@@ -311,8 +314,8 @@ class _Serving:
         shown = [each.descriptor for each in self._shown]
         ready = replace(self._seen(), longest_ns=longest_ns, shown=shown)
         if self._is_first:
-            for work in self.works:
-                work.slow_down(self.spec.faults, self.device, round(median(times_ns)))
+            for work in self._works:
+                work.slow_down(self.spec.faults, self._device, round(median(times_ns)))
         self._is_first = False
         # Off for good: windows are what this process lives for. What is frozen is not looked at
         # when serving collects once more; what died of the last window's is found before.
@@ -330,26 +333,26 @@ class _Serving:
             self.link.served = self._result(stopped.load, None)
             raise
         # Nothing of this window runs in the next one.
-        self.pool.synchronize()
+        self._pool.synchronize()
         self.link.finish(self._result(self._load, self._counters))
 
     def _begin_thread(self) -> None:
         # For the thread's life; the pool has done so for this one.
         import torch
 
-        torch.inference_mode(not self.gradients).__enter__()
+        torch.inference_mode(not self._gradients).__enter__()
 
     def _seen(self) -> Ready:
         """Return the evidence, and what the process and its device are."""
         from pytest_hwqueue.engine.tenants.tenant_calls import Ready
         from pytest_hwqueue.parts.schedulers.inside_evidence import gather, with_groups
 
-        evidence = gather(self.pool)
-        if self.partitions is not None:
-            evidence = with_groups(evidence, self.pool, self.partitions, replayed=False)
+        evidence = gather(self._pool)
+        if self._partitions is not None:
+            evidence = with_groups(evidence, self._pool, self._partitions, replayed=False)
         # One after the other: reading switches one of torch's settings and back.
         with _SETTING_UP:
-            return Ready(evidence, 0, fingerprint=self.device.fingerprint())
+            return Ready(evidence, 0, fingerprint=self._device.fingerprint())
 
     def _serve(
         self, window: WindowPlan, ready: Ready, requests: Sequence[Callable[[], None]]
@@ -357,10 +360,10 @@ class _Serving:
         from pytest_hwqueue.parts.devices.cpu_counters import CpuCounting
 
         self._common = self.link.wait_for_window(ready)
-        counting = CpuCounting(lambda: self.pool.launched)
+        counting = CpuCounting(lambda: self._pool.launched)
         counting.opened()
         self._load = window.serve(
-            self.device, requests, self._common, self._begin_thread, self.link.ended,
+            self._device, requests, self._common, self._begin_thread, self.link.ended,
             [each.show for each in self._shown],
         )  # fmt: skip
         counting.closed()
@@ -369,11 +372,10 @@ class _Serving:
     def _result(self, load: Load, counters: CpuCounters | None) -> TenantResult:
         from pytest_hwqueue.engine.tenants.open_loop import lateness
         from pytest_hwqueue.engine.tenants.tenant_cells import delivered
-        from pytest_hwqueue.engine.tenants.tenant_window import own_time
 
         return delivered(
-            self.spec.name, load, self._common.duration_ns, self.works[0].what, own_time(self.spec),
-            lateness=lateness(load), memory_bytes=self.device.memory_bytes(), counters=counters,
+            self.spec, load, self._common.duration_ns, self._works[0].what,
+            lateness=lateness(load), memory_bytes=self._device.memory_bytes(), counters=counters,
         )  # fmt: skip
 
 

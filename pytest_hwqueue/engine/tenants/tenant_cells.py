@@ -13,9 +13,10 @@ from pytest_hwqueue.data.figures.served import failed_for, served
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import latency_ratio
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, summarise_latency
-from pytest_hwqueue.data.noise_names import NONE, noise_id
+from pytest_hwqueue.data.noise_names import noise_id
 from pytest_hwqueue.data.records.cell import Cell, Metrics, RunRecord, Samples
 from pytest_hwqueue.data.records.definitions import definitions
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestLog,
@@ -113,8 +114,7 @@ def _cell(record: ColocationRecord, tenant: str) -> Cell:
         sync_mode="per_iteration",
         size=own.size,
         parameters=parameters,
-        variant=record.placement
-        + ("" if plan.noise in (None, NONE) else f"-{noise_id(plan.noise)}"),
+        variant=record.placement + ("" if plan.noise is None else f"-{noise_id(plan.noise)}"),
     )
 
 
@@ -198,44 +198,27 @@ class WorkDone(NamedTuple):
 _NOT_SAID = WorkDone()
 
 
-class OwnTime(NamedTuple):
-    """What bounds a tenant's own time in a window.
-
-    Attributes:
-        from_ns: when it begins to serve, from the window's start.
-        requests: with how many served its time ends; None if it ends with the window.
-
-    """
-
-    from_ns: int = 0
-    requests: int | None = None
-
-    def until_ns(self, load: Load, window_ns: int) -> int | None:
-        """Return when the last of so many requests was done; None if that was not in the window."""
-        if len(load.finished_ns) != self.requests or max(load.finished_ns) > window_ns:
-            return None
-        return max(load.finished_ns)
-
-
-_WHOLE = OwnTime()
+def _until_ns(tenant: Tenant, load: Load, window_ns: int) -> int | None:
+    """Return when the last of a tenant's counted requests was done, if that was in the window."""
+    if len(load.finished_ns) != tenant.requests or max(load.finished_ns) > window_ns:
+        return None
+    return max(load.finished_ns)
 
 
 def delivered(
-    name: str,
+    tenant: Tenant,
     load: Load,
     window_ns: int,
     work: WorkDone = _NOT_SAID,
-    own: OwnTime = _WHOLE,
     **seen: Any,
 ) -> TenantResult:
     """Return a tenant's result.
 
     Args:
-        name: of the tenant.
+        tenant: who it is, when it begins to serve, and with how many requests its time ends.
         load: what came of its requests.
         window_ns: length of the window. Rates count what was completed within it.
         work: what it ran.
-        own: how much of the window is its own time, of which its rates are.
         seen: what else the result holds: lateness, memory, counters, server.
 
     """
@@ -243,14 +226,14 @@ def delivered(
     scheduled_ns, finished_ns = load.scheduled_ns, load.finished_ns
     done = [index for index in range(len(finished_ns)) if index not in failed]
     requests = RequestLog(scheduled_ns, load.started_ns, finished_ns)
-    until_ns = own.until_ns(load, window_ns)
+    until_ns = _until_ns(tenant, load, window_ns)
     per_s = completed_per_s(
-        own.from_ns, until_ns, window_ns, requests, [finished_ns[index] for index in done]
+        tenant.start_ns, until_ns, window_ns, requests, [finished_ns[index] for index in done]
     )
     return TenantResult(
-        name=name,
+        name=tenant.name,
         work=work.description,
-        from_ns=own.from_ns,
+        from_ns=tenant.start_ns,
         until_ns=until_ns,
         issued=load.issued,
         completed=load.completed,

@@ -15,7 +15,8 @@ from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.engine.cell.program import slowed_request
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
 from pytest_hwqueue.engine.tenants.open_loop import ClosedLoop, Load, Show, Window, serve
-from pytest_hwqueue.engine.tenants.tenant_cells import OwnTime, WorkDone
+from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone
+from pytest_hwqueue.parts.devices.kinds import resolve_size
 from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
 from pytest_hwqueue.parts.workloads.own_function import MakeStep, load, prepared
 from pytest_hwqueue.parts.workloads.registry import workload_class
@@ -87,11 +88,6 @@ def schedule_of(plan: Colocation, spec: Tenant) -> list[int] | None:
     return None if due is None else [start_ns + each for each in due[: spec.requests]]
 
 
-def own_time(spec: Tenant) -> OwnTime:
-    """Return what bounds a tenant's own time in its windows."""
-    return OwnTime(spec.start_ns, spec.requests)
-
-
 def loop_of(plan: Colocation, spec: Tenant) -> ClosedLoop:
     """Return how a tenant's requests follow each other where none of them is scheduled."""
     arrival = parse_arrival(spec.arrival, Path(plan.folder))
@@ -106,7 +102,7 @@ class WindowPlan:
         (spec,) = (tenant for tenant in plan.tenants if tenant.name == name)
         self.schedule = schedule_of(plan, spec)
         self.loop = loop_of(plan, spec)
-        self.own = own_time(spec)
+        self.tenant = spec
         self.concurrency = spec.concurrency
         self._duration_ns = plan.duration_ns
 
@@ -141,7 +137,7 @@ class WindowPlan:
 
         """
         if self.schedule is None:
-            return min(self._duration_ns, self.own.from_ns + requests * least_ns)
+            return min(self._duration_ns, self.tenant.start_ns + requests * least_ns)
         if len(self.schedule) <= requests:
             return self._duration_ns
         return max(1, self.schedule[requests])
@@ -262,7 +258,7 @@ def _workload(spec: Tenant, device: Device, streams: Sequence[Stream], seed: int
             f"tenant {spec.name}: {found.name} runs on {needs.least} to {needs.most} streams, "
             f"not on {spec.streams}; set its field streams"
         )
-    parameters = parameters_for(found, _size(spec, device), spec.parameters)
+    parameters = parameters_for(found, resolve_size(spec.size, device.kind), spec.parameters)
     workload: Workload = found(parameters)
     if found.collective and not dist.is_initialized():
         # For as long as the process lives: it serves this scenario's tenants only.
@@ -293,7 +289,7 @@ def _models(
         seed,
         None if spec.weights is None else Path(spec.weights),
         # Models are full or tiny: a small size only makes the window short.
-        "tiny" if _size(spec, device) == "tiny" else "full",
+        "tiny" if resolve_size(spec.size, device.kind) == "tiny" else "full",
         **spec.parameters,
     )
     return [_of_model(model, streams) for model, streams in zip(models, each, strict=True)]
@@ -308,9 +304,3 @@ def _described(spec: Tenant, parameters: Mapping[str, object]) -> str:
     given = ", ".join(f"{name}={value}" for name, value in parameters.items())
     name = spec.function or spec.workload
     return f"{name} with {given}" if given else f"{name}"
-
-
-def _size(spec: Tenant, device: Device) -> str:
-    if spec.size != "auto":
-        return spec.size
-    return "tiny" if device.capabilities.host else "full"

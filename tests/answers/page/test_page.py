@@ -24,7 +24,7 @@ from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.stored import SessionFiles
 from pytest_hwqueue.data.records.tenants import write_colocation
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.judge.judging import Judgement
 from pytest_hwqueue.parts.schedulers.native import Native
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, parse_scheduler
@@ -240,7 +240,7 @@ def test_what_was_run_again_explains_its_own_session_alone(tmp_path: Path) -> No
         ("two", "scenarios", False), ("which", ".", False), ("which", "traced", True),
     ):  # fmt: skip
         place = tmp_path / "tenants" / session / name
-        record = colocate(plan, native, lambda *_: None, place, traced=traced)
+        record = TenantSet(native, lambda *_: None, place, traced=traced).once(plan)
         write_colocation(record_path(place, record.id), record)
         if session != "which":
             (tmp_path / "tenants" / session / "session.json").write_text("{}")

@@ -14,6 +14,7 @@ from pytest_hwqueue.answers.which.runs import all_runs
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.records.files import record_path
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
@@ -94,7 +95,9 @@ def requests(
     due = [*scheduled_ns]
     load = Load(due, due, [*finished_ns], failed=[*failed])
     items = 8.0 if name == "low" else 1.0
-    return delivered(name, load, WINDOW_S * 10**9, WorkDone("", items, "images"))
+    return delivered(
+        Tenant(name, "resnet18"), load, WINDOW_S * 10**9, WorkDone("", items, "images")
+    )
 
 
 def served(

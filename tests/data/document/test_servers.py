@@ -9,6 +9,7 @@ import pytest
 
 from pytest_hwqueue.data.document.servers import request_lines
 from pytest_hwqueue.data.figures.served import served
+from pytest_hwqueue.data.records.plan import Server, Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
@@ -42,7 +43,13 @@ def result(n: int = 1000, failed: int = 0) -> TenantResult:
     server = ServerLoad(
         url="http://127.0.0.1:1/", connections=3, connected=1, most_at_once=2, tokens=tokens
     )
-    return delivered("chat", load, 10 * S, WorkDone("", 10.0, "tokens"), server=server)
+    return delivered(
+        Tenant("chat", server=Server("http://h/")),
+        load,
+        10 * S,
+        WorkDone("", 10.0, "tokens"),
+        server=server,
+    )
 
 
 def line(*results: TenantResult) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from pytest_hwqueue.data.figures.of_cell import summarise
 from pytest_hwqueue.data.records.cell import RunRecord, read_record
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.data.records.timelines import read_kept
 from pytest_hwqueue.engine.causes.explain import Trace, rows_of, with_causes
@@ -69,25 +70,23 @@ def of_cell(record: RunRecord) -> Differing:
     return differing(*(one.model_dump(include=OF_SAMPLES) for one in (record.metrics, again)))
 
 
-def of_tenant(tenant: TenantResult, duration_ns: int, concurrency: int) -> TenantResult:
+def of_tenant(tenant: TenantResult, planned: Tenant, duration_ns: int) -> TenantResult:
     times, rates = tenant.requests, tenant.throughput
     assert times is not None
     assert rates is not None
     load = Load(
         times.scheduled_ns, times.started_ns, times.finished_ns, failed=tenant.failures,
-        unserved=tenant.unserved or 0, concurrency=concurrency,
+        unserved=tenant.unserved or 0, concurrency=planned.concurrency,
     )  # fmt: skip
     work = WorkDone("", rates.items_per_request, rates.unit)
-    return delivered(
-        tenant.name, load, duration_ns, work, lateness=tenant.lateness and lateness(load)
-    )
+    return delivered(planned, load, duration_ns, work, lateness=tenant.lateness and lateness(load))
 
 
 def of_colocation(record: ColocationRecord, folder: Path) -> Differing:
-    at_once = {each.name: each.concurrency for each in record.plan.tenants}
+    planned = {each.name: each for each in record.plan.tenants}
     duration_ns = round(record.duration_s * 1e9)
     stored = [tenant for tenant in record.tenants if tenant.requests is not None]
-    again = [of_tenant(tenant, duration_ns, at_once[tenant.name]) for tenant in stored]
+    again = [of_tenant(tenant, planned[tenant.name], duration_ns) for tenant in stored]
     if record.timelines is not None:
         kept = read_kept(folder, record.timelines)
         about = kept.about["causes of tenants"]

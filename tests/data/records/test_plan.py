@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ def test_its_keys_are_those_of_every_stored_record(tmp_path: Path) -> None:
         "priority", "share", "streams", "concurrency", "weights", "faults", "server", "start_s",
         "requests",
     ]  # fmt: skip
+
+
+def test_a_placement_is_the_word_that_files_and_texts_have() -> None:
+    threads = TenantPlacement("threads")
+    assert (f"{threads}-native", str(threads)) == ("threads-native", "threads")
+    assert (
+        replace(PLAN, tenants=PLAN.tenants[:1], placement=threads).id == "mix[cpu-threads-native]"
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,14 @@ TOKENS = TokenTimes(
     ttft_ns=[500_000, 900_000], answer_ns=[None, 950_000], last_ns=[1_000_000, 3_500_000],
     tokens=[3, 4], counted="usage",
 )  # fmt: skip
+FRONT = Tenant("front", "resnet18")
 COLOCATION = ColocationRecord(
-    id="two", plan=Colocation("two", (Tenant("front", "resnet18"), Tenant("died", "resnet18"))),
+    id="two", plan=Colocation("two", (FRONT, Tenant("died", "resnet18"))),
     status="ok", device="cuda", scheduler="native", seed=0,
     placement="processes", duration_s=1.5, elapsed_s=2.0, started=RECORD.started,
     command="hwq which", simulated=False,
     tenants=[
-        delivered("front", LOAD, 1_500_000_000, lateness=lateness(LOAD), server=ServerLoad(
+        delivered(FRONT, LOAD, 1_500_000_000, lateness=lateness(LOAD), server=ServerLoad(
             url="http://127.0.0.1:1", connections=1, connected=1, most_at_once=1, tokens=TOKENS,
         )),
         TenantResult(name="died"),

@@ -312,7 +312,7 @@ def test_traces_and_noises_lie_beside_their_scenario(tmp_path: Path) -> None:
     assert read(text, tmp_path).tenants[0].arrival == "trace: times.txt"
     (tmp_path / "own.yaml").write_text("command: [sleep, '{seconds}']", encoding="utf-8")
     found = read(MINIMAL + "noise: [cpu, own.yaml]\nschedulers: [native, mps]\n", tmp_path)
-    assert found.noise == ("none", "cpu", "own.yaml")
+    assert found.noise == (None, "cpu", "own.yaml")
     assert [case.id for case in cases(found)] == [
         "native", "native-beside-cpu", "native-beside-own",
         "mps", "mps-beside-cpu", "mps-beside-own",
@@ -323,7 +323,10 @@ def test_traces_and_noises_lie_beside_their_scenario(tmp_path: Path) -> None:
         own_run(beside),
         solo_run(beside, beside.tenants[0]),
     ]
-    assert [run.noise for run in runs] == ["none", "cpu", "cpu"]
+    assert [(run.noise, run.compares_noise) for run in runs] == [
+        (None, True), ("cpu", True), ("cpu", True),
+    ]  # fmt: skip
+    assert not any(run.compares_noise for run in map(own_run, cases(read(MINIMAL))))
     assert len({run.key for run in runs}) == 3
 
 

@@ -65,7 +65,7 @@ class Session:
         decided: Decided | None,
     ) -> Stored:  # fmt: skip
         words = [run.name.removeprefix("mine").removeprefix("."), run.placement, run.scheduler]
-        words += [] if run.noise in (None, "none") else [f"beside {run.noise}"]
+        words += [] if run.noise is None else [f"beside {run.noise}"]
         self.measured.append((" ".join(filter(None, words)), share, number))
         self.peaks.append(peaks_per_s)
         status: Status = "failed" if self.failing in words else "ok"
@@ -86,9 +86,10 @@ class Session:
         ]  # fmt: skip
         machine = Machine(pressure_share={}, softirqs={}, interrupts={}, steal_s=None)
         applied = "applied" if self.felt else "not applied"
-        noise = None if run.noise is None else NoiseRound(
-            noise=run.noise, status="quiet" if run.noise == "none" else applied, reason="asleep",
-            started="", duration_s=1, autogroup_enabled=None, measured=None, remedy=None,
+        noise = None if not run.compares_noise else NoiseRound(
+            noise=run.noise or "none", status="quiet" if run.noise is None else applied,
+            reason="asleep", started="", duration_s=1, autogroup_enabled=None, measured=None,
+            remedy=None,
             measured_on_cpu_s=None, measured_run_delay_s=None, neighbours=[], machine=machine,
         )  # fmt: skip
         assert decided is None

@@ -24,7 +24,7 @@ from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.data.safe_files import write_text
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.open_loop import invalid_reason
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.engine.tenants.tenant_window import refuse_endless
@@ -142,9 +142,9 @@ def run(
     """Run a plan and check what is true of every record."""
     settings = {"duration_s": 0.8, "warmup_s": 0.1, "folder": str(folder), **changed}
     plan = Colocation("beside", tuple(tenants), **settings)
-    record = colocate(
-        plan, scheduler, quiet, folder, limits=limits, command="again", server=server_of_tests()
-    )
+    record = TenantSet(
+        scheduler, quiet, folder, limits=limits, command="again", server=server_of_tests()
+    ).once(plan)
     (path,) = folder.glob("*.json")
     assert read_colocation(path) == record
     assert record.id == plan.id
@@ -328,7 +328,9 @@ def test_a_mode_that_cannot_be_used_is_skipped_and_each_run_keeps_its_record(
 ) -> None:
     plan = Colocation("beside", (_STEADY, _GREEDY), scheduler="stream-priority")
     for number in (1, 2):
-        record = colocate(plan, open_scheduler("stream-priority"), quiet, tmp_path, run=number)
+        record = TenantSet(open_scheduler("stream-priority"), quiet, tmp_path).once(
+            plan, run=number
+        )
         assert record.status == "skipped"
         assert "needs an accelerator" in record.reason
     records = [read_colocation(path) for path in tmp_path.glob("*.json")]
@@ -343,7 +345,7 @@ folder = Path(sys.argv[1])
 tempfile.tempdir = str(folder)
 import psutil
 from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 
 def progress(stage, done, planned):
@@ -358,7 +360,7 @@ tenants = tuple(
     Tenant(name, workload="large_gemm_only", parameters={"mm_dim": 64}) for name in "ab"
 )
 plan = Colocation("beside", tenants, TenantPlacement.THREADS, duration_s=600.0, warmup_s=0.0)
-colocate(plan, open_scheduler("native"), progress, folder)
+TenantSet(open_scheduler("native"), progress, folder).once(plan)
 """
 
 

@@ -26,7 +26,7 @@ from pytest_hwqueue.data.records.tenants import (
 from pytest_hwqueue.data.records.timelines import read_kept
 from pytest_hwqueue.engine.causes.explain import Trace, rows_of
 from pytest_hwqueue.engine.tenants import DEVICE
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.device_use import TIME_SLICES, device_use, in_time_slices, used
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.simulated.profile import load_profile
@@ -159,10 +159,9 @@ def colocated(
     plan = Colocation(
         "mine", tenants, duration_s=2.0, warmup_s=0.0, device=device, scheduler=scheduler
     )
-    record = colocate(
-        plan, open_scheduler(scheduler), lambda *_: None, folder, limits=Limits(120, 60),
-        traced=True,
-    )  # fmt: skip
+    record = TenantSet(
+        open_scheduler(scheduler), lambda *_: None, folder, limits=Limits(120, 60), traced=True
+    ).once(plan)
     assert record.status == "ok", record.reason
     assert read_colocation(next(folder.glob("*.json"))) == record
     return record

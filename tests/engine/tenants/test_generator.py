@@ -161,7 +161,8 @@ def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(generator, "MOST_FAILURES_IN_A_ROW", 5)
     with pytest.raises(StoppedServing, match="5 requests failed in a row; the last: no") as stopped:
         load(raising(HwqError("no")), None, 1)
-    assert len(stopped.value.load.failed) == 5
+    seen = stopped.value.load
+    assert (len(seen.failed), len(seen.replies), seen.most_at_once) == (5, 5, 1)
 
 
 def test_a_late_generator_is_seen_and_a_window_that_has_begun_refused() -> None:

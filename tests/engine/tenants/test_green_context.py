@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 from pytest_hwqueue.data.errors import DeviceError, NotProven
 from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.compute_units import open_pool
 from pytest_hwqueue.parts.devices.kinds import open_device
@@ -51,7 +51,7 @@ def run(
         warmup_s=0.5,
     )  # fmt: skip
     limits = Limits(ready_s=120, finish_s=60)
-    return colocate(plan, open_scheduler(mode), lambda *_: None, folder, limits=limits)
+    return TenantSet(open_scheduler(mode), lambda *_: None, folder, limits=limits).once(plan)
 
 
 def tenants_of(record: ColocationRecord) -> dict[str, TenantResult]:

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from pytest_hwqueue.data.figures.of_requests import Served, percentile
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.answers.which.test_capacity_truth import window
 from tests.conftest import own_leases
@@ -66,7 +66,7 @@ def measured(
         "truth", (tenant,), duration_s=seconds, warmup_s=0.5, folder=str(folder), **plan_fields
     )
     mode = open_scheduler("native", SchedulerPaths())
-    record = colocate(plan, mode, lambda *_: None, folder)
+    record = TenantSet(mode, lambda *_: None, folder).once(plan)
     assert record.status == "ok", record.reason
     return served(record.tenants[0], plan.duration_ns)
 
@@ -113,7 +113,7 @@ def test_every_request_that_is_due_in_a_stall_counts_its_wait(tmp_path: Path) ->
             told.append(int(log.read_text().split()[1]))
             os.kill(told[0], signal.SIGUSR1)
 
-    record = colocate(plan, mode, stall_once, tmp_path)
+    record = TenantSet(mode, stall_once, tmp_path).once(plan)
     # A busy machine makes it late, and so only slower.
     assert record.status == "ok" or "generator was late" in record.reason, record.reason
     (tenant_result,) = record.tenants

@@ -18,7 +18,7 @@ from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord, RequestFailure
 from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.engine.tenants import looks
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.looks import Look, Looks, ShownTimes, planned_looks, shown_load
 from pytest_hwqueue.engine.tenants.open_loop import Load
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
@@ -170,10 +170,12 @@ def _run(
         **changed,
     }
     plan = Colocation("looked_at", tuple(tenants), **settings)
-    return colocate(
-        plan, open_scheduler("native", SchedulerPaths()), lambda *_: None, folder,
-        server=server_of_tests(), looks=looked,
-    )  # fmt: skip
+    return TenantSet(
+        open_scheduler("native", SchedulerPaths()),
+        lambda *_: None,
+        folder,
+        server=server_of_tests(),
+    ).once(plan, looks=looked)
 
 
 def test_requests_are_seen_in_order_of_arrival_whichever_slot_started_first() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.engine.tenants.tenant_window import open_work
 from pytest_hwqueue.parts.devices.host import HostDevice
@@ -114,10 +114,9 @@ def run(place: Path, folder: Path, *tenants: Tenant, **changed: Any) -> Colocati
     plan = Colocation("own", tenants, **{**settings, **changed})
     scheduler = Native(parse_scheduler("native"), SchedulerPaths())
     limits = Limits(ready_s=120, finish_s=60)
-    return colocate(
-        plan, scheduler, lambda *_: None, place, limits=limits, traced=traced,
-        server=server_of_tests(),
-    )  # fmt: skip
+    return TenantSet(
+        scheduler, lambda *_: None, place, limits=limits, traced=traced, server=server_of_tests()
+    ).once(plan)
 
 
 def require_measured(record: ColocationRecord) -> None:

@@ -16,7 +16,7 @@ from pytest_hwqueue.data.metrics.latency import CONFIDENCE
 from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, require_own_figures
 from pytest_hwqueue.engine.tenants import simulated_tenants as simulated
-from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.looks import Look, Looks
 from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
@@ -40,10 +40,13 @@ def run(
 ) -> ColocationRecord:
     settings: dict[str, Any] = {"duration_s": 1.0, "warmup_s": 0.1, **changed}
     plan = Colocation("apart", tenants, **settings)
-    record = colocate(
-        plan, open_scheduler("native", SchedulerPaths()), lambda *_: None, folder,
-        limits=Limits(120, 60), server=server_of_tests(), looks=looks,
-    )  # fmt: skip
+    record = TenantSet(
+        open_scheduler("native", SchedulerPaths()),
+        lambda *_: None,
+        folder,
+        limits=Limits(120, 60),
+        server=server_of_tests(),
+    ).once(plan, looks=looks)
     # A machine that is busy with other tests may make the generator late.
     assert record.status == "ok" or "generator was late" in record.reason, record.reason
     require_own_figures(record)
@@ -145,10 +148,10 @@ def test_a_traced_window_that_ends_before_a_tenant_starts_is_skipped(
 ) -> None:
     plan = Colocation("apart", (HIGH, LOW), duration_s=1.0, device="sim:h200")
     native = open_scheduler("native", SchedulerPaths())
-    whole = colocate(plan, native, lambda *_: None, tmp_path / "whole", traced=True)
+    whole = TenantSet(native, lambda *_: None, tmp_path / "whole", traced=True).once(plan)
     assert whole.status == "ok"
     monkeypatch.setattr(simulated, "_MOST_KERNELS", 100)
-    cut = colocate(plan, native, lambda *_: None, tmp_path / "cut", traced=True)
+    cut = TenantSet(native, lambda *_: None, tmp_path / "cut", traced=True).once(plan)
     assert cut.status == "skipped"
     assert "a trace holds no more: tenant low starts 0.5 s after the window begins" in cut.reason
     assert cut.reason.endswith(": give work of fewer kernels, or an earlier start")
@@ -317,7 +320,7 @@ def test_where_a_trace_holds_no_more_than_a_part_of_the_count_no_duration_helps(
     monkeypatch.setattr(simulated, "_MOST_KERNELS", 100)
     plan = Colocation("apart", (replace(TASK, requests=900),), duration_s=30.0, device="sim:h200")
     native = open_scheduler("native", SchedulerPaths())
-    record = colocate(plan, native, lambda *_: None, tmp_path, traced=True)
+    record = TenantSet(native, lambda *_: None, tmp_path, traced=True).once(plan)
     (note,) = [note for note in record.notes if "of 900 requests" in note]
     assert note.endswith(": give work of fewer kernels")
 
@@ -330,10 +333,13 @@ def test_who_comes_after_the_last_counted_request_makes_it_invalid(
         "apart", (replace(TASK, requests=3), replace(LOW, start_s=5.0)), device=device,
         duration_s=6.0, warmup_s=0.1,
     )  # fmt: skip
-    record = colocate(
-        plan, open_scheduler("native", SchedulerPaths()), lambda *_: None, tmp_path,
-        limits=Limits(120, 60), server=server_of_tests(),
-    )  # fmt: skip
+    record = TenantSet(
+        open_scheduler("native", SchedulerPaths()),
+        lambda *_: None,
+        tmp_path,
+        limits=Limits(120, 60),
+        server=server_of_tests(),
+    ).once(plan)
     assert record.status == "invalid"
     assert record.reason.startswith("all requests were served too soon: tenant low starts 5 s")
     assert record.reason.endswith(": give more requests, or an earlier start")

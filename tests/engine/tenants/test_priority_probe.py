@@ -18,7 +18,7 @@ from pytest_hwqueue.data.metrics.interference import PriorityEffect, priority_ef
 from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.cell.cell import Progress
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient, probe_priority
@@ -60,7 +60,9 @@ def run(
         "beside", tuple(tenants), TenantPlacement(placement), scheduler=scheduler.mode,
         device=device, duration_s=0.2, warmup_s=0.1,
     )  # fmt: skip
-    return colocate(plan, scheduler, progress, folder, limits=_LIMITS, server=server_of_tests())
+    return TenantSet(scheduler, progress, folder, limits=_LIMITS, server=server_of_tests()).once(
+        plan
+    )
 
 
 def effect_of(record: ColocationRecord) -> PriorityEffect:

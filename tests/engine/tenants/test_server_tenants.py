@@ -28,7 +28,7 @@ from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, read_colocation
 from pytest_hwqueue.engine.tenants import server_processes
-from pytest_hwqueue.engine.tenants.colocation import TenantSet, colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.open_loop import invalid_reason
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
 from pytest_hwqueue.parts.processes.services import free_port
@@ -105,10 +105,9 @@ def run(
     if not server.headers:
         assert TypeAdapter(Colocation).validate_python(to_jsonable_python(plan)) == plan
     mode = Watched() if scheduler is None else scheduler
-    record = colocate(
-        replace(plan, scheduler=mode.mode), mode, progress, folder, limits=_LIMITS,
-        server=server_of_tests(),
-    )  # fmt: skip
+    record = TenantSet(mode, progress, folder, limits=_LIMITS, server=server_of_tests()).once(
+        replace(plan, scheduler=mode.mode)
+    )
     (path,) = folder.glob("*.json")
     assert read_colocation(path) == record
     return record

@@ -36,7 +36,7 @@ from pytest_hwqueue.engine.causes.explain import (
 from pytest_hwqueue.engine.causes.perf_events import Tracing
 from pytest_hwqueue.engine.causes.tenant_tracer import Traces
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness, serve
 from pytest_hwqueue.engine.tenants.tenant_cells import delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
@@ -72,7 +72,7 @@ def simulated(
     plan = Colocation(
         "mine", tenants, TenantPlacement(placement), duration_s=2.0, warmup_s=0.0, device=device
     )
-    record = colocate(plan, open_scheduler(plan.scheduler), quiet, folder, traced=True)
+    record = TenantSet(open_scheduler(plan.scheduler), quiet, folder, traced=True).once(plan)
     assert record.status == "ok", record.reason
     assert record.traced
     return record
@@ -185,7 +185,7 @@ def traced_alone(folder: Path, device: SimulatedDevice, kernel_ns: int) -> tuple
 
         tracer.serve(request, whole)
     (log,) = logs
-    result = delivered("high", log, window.duration_ns, lateness=lateness(log))
+    result = delivered(_HIGH, log, window.duration_ns, lateness=lateness(log))
     (found,) = with_causes([result], take_traces(folder, ["high"]), begin_ns)
     assert list(folder.iterdir()) == []
     assert found.causes is not None
@@ -300,7 +300,9 @@ def test_processes_on_one_cpu_are_in_each_others_way(tmp_path: Path) -> None:
     # machine runs on the same hardware makes as much: half of 8 were then seen unexplained.
     greedy = Tenant("greedy", streams=4, workload="large_gemm_only", parameters={"mm_dim": 128})
     plan = Colocation("beside", (steady, greedy), duration_s=1.0, warmup_s=0.1)
-    record = colocate(plan, open_scheduler("native"), quiet, tmp_path, limits=_LIMITS, traced=True)
+    record = TenantSet(open_scheduler("native"), quiet, tmp_path, limits=_LIMITS, traced=True).once(
+        plan
+    )
     # However late the generator was: here that is no reason to refuse, but a cause.
     assert record.status == "ok", record.reason
     assert record.traced
@@ -354,7 +356,7 @@ def test_requests_behind_the_end_of_any_trace_are_left_out(tmp_path: Path) -> No
 def test_failed_requests_have_no_cause_and_hold_others_up() -> None:
     failed = [RequestFailure(index=0, reason="planted")]
     load = Load([0, 10, 20], [0, 50, 90], [50, 90, 95], failed=failed)
-    found = requests_of(delivered("high", load, 100), 1000)
+    found = requests_of(delivered(_HIGH, load, 100), 1000)
     seen = [(one.number, one.arrival_ns, one.ready_ns, one.started_ns) for one in found]
     assert seen == [(1, 1010, 1050, 1050), (2, 1020, 1090, 1090)]
 

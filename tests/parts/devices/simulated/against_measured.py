@@ -25,7 +25,7 @@ from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.file import Scenario, read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import cases
-from pytest_hwqueue.engine.tenants.colocation import colocate
+from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, opened_or_not
 
 from .calibration import printed
@@ -165,7 +165,7 @@ def simulate_plans(folders: Iterable[Path], scenario: Scenario, into: Path) -> N
                 plans[plan.id] = plan
     for plan in plans.values():
         mode = opened_or_not(plan.scheduler, SchedulerPaths())
-        colocate(plan, mode, lambda *_: None, into)
+        TenantSet(mode, lambda *_: None, into).once(plan)
 
 
 def _plans(scenario: Scenario, folder: Path) -> list[ColocationRecord]:
