@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 
-_INTERRUPTED = 2
+# As `options.of_commands` has it, which is imported later.
+_STATUS = 2
 
 
 def run() -> None:
@@ -19,7 +20,7 @@ def run() -> None:
         main(prog_name="hwq")
     except KeyboardInterrupt:
         print("hwq: interrupted", file=sys.stderr)
-        sys.exit(_INTERRUPTED)
+        sys.exit(_STATUS)
     finally:
         # `python -m` ends by SIGINT, whatever the status, once code made from text, as dataclasses
         # are, was interrupted, even if that was handled; it forgets that with the next such code.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.engine.scenarios.located_yaml import Problem
 
 
-INTERRUPTED = "interrupted before it was measured"
+INTERRUPTED_BEFORE = "interrupted before it was measured"
 """The reason in the record of a run that a person or a signal ended."""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +128,32 @@ def out_file(option: str, text: str) -> Callable[[click.decorators.FC], click.de
     """Return an option that names a file to write."""
     field = "json_file" if option == "json" else option
     return click.option(f"--{option}", field, metavar="FILE", type=OUT_FILE, help=text)
+
+
+@contextmanager
+def interruptible(then: str | None = None, *, by_signal: bool = False) -> Iterator[list[int]]:
+    """Let Ctrl-C, a request to terminate and a closed terminal stop what a command measures.
+
+    The yielded list then has the signal's number.
+
+    Args:
+        then: what can be done now, or nothing; the command says so and exits. None lets it go on
+            with what there is.
+        by_signal: it exits with the signal's status, as a shell has it, and not with 2.
+
+    """
+    from pytest_hwqueue.parts.processes.reaper import signals_interrupt
+
+    happened: list[int] = []
+    try:
+        with signals_interrupt():
+            yield happened
+    except KeyboardInterrupt as interrupt:
+        number = int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+        happened.append(number)
+        if then is not None:
+            click.echo(f"interrupted{then and f': {then}'}", err=True)
+            raise click.exceptions.Exit(128 + number if by_signal else INTERRUPTED) from None
 
 
 def say(text: str) -> None:

@@ -220,19 +220,6 @@ def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[s
     return wanted
 
 
-@contextmanager
-def interrupts() -> Iterator[list[bool]]:
-    """Stop measuring on Ctrl-C and SIGTERM; the yielded list is then no longer empty."""
-    from pytest_hwqueue.parts.processes.reaper import signals_interrupt
-
-    happened: list[bool] = []
-    try:
-        with signals_interrupt():
-            yield happened
-    except KeyboardInterrupt:
-        happened.append(True)
-
-
 def session_devices(settings: Settings) -> AbstractContextManager[None]:
     """Keep the device for the whole session, as `session_leases` says; waiting is announced."""
     from pytest_hwqueue.parts.devices.lease import session_leases

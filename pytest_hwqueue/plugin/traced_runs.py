@@ -22,7 +22,7 @@ FOLDER = "causes"
 """Within the session's folder: the records of these runs, and the logs of their workers."""
 
 _UNKNOWN = "causes of the slowest requests are not known: "
-_INTERRUPTED = "interrupted before they were found"
+_NOT_FOUND = "interrupted before they were found"
 # Each takes a process of its own, and what slows many tests down seldom has many causes.
 _MOST_EXPLAINED = 3
 _NOT_SOUGHT = (
@@ -49,7 +49,7 @@ def causes_of(
         Ctrl-C ended the runs: causes not found by then stay unknown.
 
     """
-    lines = dict.fromkeys(cells, _UNKNOWN + _INTERRUPTED)
+    lines = dict.fromkeys(cells, _UNKNOWN + _NOT_FOUND)
     items: list[pytest.Item] = []
     for nodeid in dict.fromkeys(cells.values()):
         if is_scenario(tests[nodeid]):

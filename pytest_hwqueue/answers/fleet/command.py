@@ -20,6 +20,7 @@ from pytest_hwqueue.options.of_commands import (
     OUT_FILE,
     OutFiles,
     combined,
+    interruptible,
     out_file,
     output,
     with_options,
@@ -152,15 +153,11 @@ def _session_options(repeats: int, given: Mapping[str, Any]) -> list[str]:
 @contextmanager
 def _measuring(then: str) -> Iterator[None]:
     """End the command, with what can be done then, if it is interrupted or a cluster is lost."""
-    from pytest_hwqueue.parts.processes.reaper import signals_interrupt
-
     try:
-        with signals_interrupt():
+        with interruptible(then):
             yield
-    except (KeyboardInterrupt, ConnectionError) as error:
-        # An interruption's argument is the number of the signal.
-        why = str(error) if isinstance(error, ConnectionError) else ""
-        click.echo(f"{why or 'interrupted'}: {then}", err=True)
+    except ConnectionError as error:
+        click.echo(f"{error}: {then}", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 

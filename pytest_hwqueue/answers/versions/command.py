@@ -15,9 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +32,7 @@ from pytest_hwqueue.options.of_commands import (
     comparison_status,
     gate_settings,
     given_options,
+    interruptible,
     say,
     settings_of,
     verdicts_text,
@@ -60,27 +59,13 @@ def _pairs(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
     )
 
 
-@contextmanager
-def _interruptible(more: str = "") -> Iterator[None]:
-    """Let a signal end the command with that signal's status."""
-    from pytest_hwqueue.parts.processes.reaper import signals_interrupt
-
-    try:
-        with signals_interrupt():
-            yield
-    except KeyboardInterrupt as interrupt:
-        click.echo(f"interrupted{more}", err=True)
-        status = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
-        raise click.exceptions.Exit(status) from None
-
-
 @with_options(without=_NOT_HERE)
 @click.command(cls=PassesOn)
 @click.argument("places", nargs=-1, metavar="[REF_OR_PATH REF_OR_PATH]")
 @click.option("--a", "variant_a", metavar="VARIANT", default="", help="how to measure side A")
 @click.option("--b", "variant_b", metavar="VARIANT", default="", help="how to measure side B")
 @_pairs("process runs of each side, unless a sixth, a third or two thirds of them decide a cell")
-@_interruptible()
+@interruptible("", by_signal=True)
 def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **given: Any) -> int:
     """Measure two versions or variants in turn: is the second worse?
 
@@ -182,7 +167,7 @@ _STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDE
 @click.argument("good")
 @click.argument("bad")
 @_pairs("process runs of each side in a comparison; twice as many where these do not decide")
-@_interruptible(": the same command continues")
+@interruptible("the same command continues", by_signal=True)
 def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
     """Find the commit between GOOD and BAD that made NAME slower.
 

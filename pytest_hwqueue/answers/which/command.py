@@ -20,6 +20,7 @@ from pytest_hwqueue.options import of_scenarios as common
 from pytest_hwqueue.options.of_commands import (
     INTERRUPTED,
     USAGE,
+    interruptible,
     output,
     say,
     with_options,
@@ -141,7 +142,7 @@ def _measured(scenario: Scenario, wanted: list[Case], asked: WhichOptions) -> in
         with WhichProgress() as progress, common.tenants_server(scenario, settings) as server:
             measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended, server)
             runs = WhichRuns(measurer)
-            with common.interrupts() as interrupted:
+            with interruptible() as interrupted:
                 runs.take_turns(
                     all_runs(wanted),
                     asked.rounds,
@@ -162,7 +163,7 @@ def _measured(scenario: Scenario, wanted: list[Case], asked: WhichOptions) -> in
             capacities=capacities,
         )  # fmt: skip
         if asked.causes and not stopped:
-            with WhichProgress() as progress, common.interrupts() as interrupted:
+            with WhichProgress() as progress, interruptible() as interrupted:
                 measurer = Measurer(scenario, settings, progress.run_is_at, progress.run_ended)
                 _print_causes(wanted, runs, measurer, progress)
             stopped = bool(interrupted)
@@ -408,7 +409,7 @@ def _searched(
             tenant, looks, measure_for, measurer.end_tenants,
             progress.window_begins, progress.rate_is_decided,
         )  # fmt: skip
-        with common.interrupts() as interrupted, measurer:
+        with interruptible() as interrupted, measurer:
             search.begin()
             progress.say(_time(search.found, looks, settings.device))
             search.search()

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.answers.which.file import Role
-from pytest_hwqueue.data.errors import INTERRUPTED, RecordError, files
+from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError, files
 from pytest_hwqueue.data.figures.of_requests import Session
 from pytest_hwqueue.data.records.files import TRACED
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
@@ -149,7 +149,7 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
             # not measured.
             if run is None or record.plan.noise is not None:
                 continue
-            if record.reason == INTERRUPTED:
+            if record.reason == INTERRUPTED_BEFORE:
                 continue
             _check_fits(run, record, path)
             if record.fingerprint is not None:

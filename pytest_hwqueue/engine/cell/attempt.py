@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_hwqueue.data.errors import (
-    INTERRUPTED,
+    INTERRUPTED_BEFORE,
     HwqError,
     InvalidMeasurement,
     OwnCodeFailed,
@@ -179,6 +179,6 @@ def attempt(run: Callable[[], None], *verbatim: type[Exception]) -> Attempt:
     except Exception as error:
         failure = describe_failure(error, *verbatim)
     except BaseException as error:
-        failure = Failure(INTERRUPTED, retire_process=True)
+        failure = Failure(INTERRUPTED_BEFORE, retire_process=True)
         interruption = error
     return Attempt(started, round(time.perf_counter() - begin, 3), failure, interruption)

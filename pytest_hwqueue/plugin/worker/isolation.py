@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_hwqueue.data.errors import INTERRUPTED, BadInput, NotProven, on_one_line
+from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, BadInput, NotProven, on_one_line
 from pytest_hwqueue.parts.processes.channel import ProcessEnded
 from pytest_hwqueue.parts.processes.launched import connect, launched_rank, tell_failure
 from pytest_hwqueue.parts.processes.measured_process import MeasuredProcess
@@ -106,7 +106,7 @@ class Isolation:
             self.close()
         except BaseException:
             # Ctrl-C above all: the worker is in a group of its own and must be ended from here.
-            self._drop_child(run, INTERRUPTED, failed_test=False)
+            self._drop_child(run, INTERRUPTED_BEFORE, failed_test=False)
             raise
         else:
             if run.scheduler_ended:

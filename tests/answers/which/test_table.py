@@ -20,7 +20,7 @@ from pytest_hwqueue.answers.which.runs import all_runs, entries, records_in
 from pytest_hwqueue.answers.which.words import effective, proof_line
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.document.terminal import print_document
-from pytest_hwqueue.data.errors import INTERRUPTED, RecordError
+from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError
 from pytest_hwqueue.data.figures.of_requests import Served, longest
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import priority_effect
@@ -514,7 +514,7 @@ def test_a_loss_and_a_ratio_that_tell_nothing_are_refused(file: Path) -> None:
 def test_a_window_that_was_interrupted_costs_its_case_nothing(file: Path, folder: Path) -> None:
     records = {path: read_colocation(path) for path in folder.iterdir()}
     (path,) = (p for p, each in records.items() if (each.scheduler, each.run) == ("mps", 2))
-    changed = {**json.loads(path.read_text()), "status": "failed", "reason": INTERRUPTED}
+    changed = {**json.loads(path.read_text()), "status": "failed", "reason": INTERRUPTED_BEFORE}
     path.write_text(json.dumps(changed))
     found, output = told(file, folder)
     assert case(found, "mps").window_s == WINDOW_S
