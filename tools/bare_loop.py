@@ -71,8 +71,14 @@ def main() -> None:
             turns = [(model, side) for model in given.models for side in ("loop", "tenant")]
             for model, side in turns if number % 2 == 0 else reversed(turns):
                 measure = _loop if side == "loop" else _tenant
-                rounds.setdefault((model, side), []).append(
-                    summarise_latency(measure(model, given, number))
+                summary = summarise_latency(measure(model, given, number))
+                rounds.setdefault((model, side), []).append(summary)
+                # All of it takes minutes: what was measured stands here if the rest is cut off.
+                print(
+                    f"round {number + 1} of {given.rounds}: {model}, {side}: n {summary.n:,}, "
+                    f"P50 {_middle([summary], 'p50')}, P99 {_middle([summary], 'p99')} ms",
+                    file=sys.stderr,
+                    flush=True,
                 )
     except HwqError as error:
         sys.exit(str(error))
