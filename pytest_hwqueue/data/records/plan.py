@@ -273,6 +273,10 @@ class Colocation:
         """Return the seed of a tenant's arrivals: its own, and the same under every scheduler."""
         return int.from_bytes(sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
 
+    def tenant(self, name: str) -> Tenant:
+        """Return the tenant of this name, which there must be."""
+        return next(each for each in self.tenants if each.name == name)
+
     @property
     def servers(self) -> dict[str, Server]:
         """The users' servers, by tenant."""

@@ -31,7 +31,7 @@ from pytest_hwqueue.data.records.tenants import (
 )
 from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
-from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
+from pytest_hwqueue.engine.tenants.tenant_window import demand_of
 
 # Each look has twice the time of the one before.
 _SHARES = tuple(Fraction(1, 2**power) for power in (4, 3, 2, 1, 0))
@@ -193,8 +193,9 @@ class Watch:
         self._left = list(early)
         self.ended_ns: int | None = None
         self._shown = shown
-        self._plans = {spec.name: WindowPlan(plan, spec.name) for spec in plan.tenants
-                       if early or plan.counted}  # fmt: skip
+        self._plan = plan
+        looked_at = plan.tenants if early or plan.counted else ()
+        self._demands = {each.name: demand_of(plan, each.name) for each in looked_at}
 
     def look(self, gone_ns: int) -> tuple[Look, list[TenantResult]] | None:
         """Return a look that is due and what it sees, so long after the window's beginning.
@@ -205,7 +206,7 @@ class Watch:
             return None
         look = self._left.pop(0)
         try:
-            return look, [self._result(name, look.window_ns) for name in self._plans]
+            return look, [self._result(name, look.window_ns) for name in self._demands]
         except OSError:
             self._left.clear()
             return None
@@ -217,7 +218,7 @@ class Watch:
 
     def _result(self, name: str, window_ns: int) -> TenantResult:
         load = self._within(name, shown_load(*self._shown[name]), window_ns)
-        return delivered(self._plans[name].tenant, load, window_ns)
+        return delivered(self._plan.tenant(name), load, window_ns)
 
     def counted(self, result: TenantResult) -> TenantResult:
         """Return what counts of a tenant's result: all, or what belongs to the ended window.
@@ -234,13 +235,13 @@ class Watch:
         served = Load(log.scheduled_ns, log.started_ns, log.finished_ns, failed=result.failures)
         load = self._within(result.name, served, window_ns)
         return delivered(
-            self._plans[result.name].tenant, load, window_ns,
+            self._plan.tenant(result.name), load, window_ns,
             WorkDone(result.work, items, unit),
             lateness=lateness(load), memory_bytes=result.memory_bytes, counters=result.counters,
         )  # fmt: skip
 
     def _within(self, name: str, load: Load, window_ns: int) -> Load:
         """Return what came of a tenant's requests within a window, as its plan has them."""
-        plan = self._plans[name]
-        load = replace(load, closed=plan.schedule is None, concurrency=plan.concurrency)
-        return load.until(window_ns, plan.due(window_ns))
+        demand, concurrency = self._demands[name], self._plan.tenant(name).concurrency
+        load = replace(load, closed=demand.schedule is None, concurrency=concurrency)
+        return load.until(window_ns, demand)

@@ -13,6 +13,7 @@ import gc
 import heapq
 import threading
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -41,22 +42,46 @@ MOST_FAILURES_IN_A_ROW = 10_000
 
 
 @dataclass(frozen=True)
-class ClosedLoop:
-    """How requests without a schedule follow each other.
+class Demand:
+    """When the requests of a window are asked for: as scheduled, or each after the one before.
 
     Attributes:
+        schedule: due times in ns from the window's start, ascending, within it; None for closed
+            loops, which the rest is about.
         first_ns: when the first ones start, in ns from the window's start.
         delay_ns: from a request's end until whoever served it starts the next.
         most: requests; None for as many as the window has time for.
 
     """
 
+    schedule: Sequence[int] | None = None
     first_ns: int = 0
     delay_ns: int = 0
     most: int | None = None
 
+    def within(self, window_ns: int) -> Demand:
+        """Return what is asked for in a window that may be shorter than planned."""
+        if self.schedule is None:
+            return self
+        return replace(self, schedule=self.schedule[: bisect_left(self.schedule, window_ns)])
 
-GREEDY = ClosedLoop()
+    def longest_ns(self, window_ns: int, requests: int, least_ns: int) -> int:
+        """Return the longest time to serve without exceeding a number of requests.
+
+        Args:
+            window_ns: the planned length.
+            requests: the greatest number, at least 1.
+            least_ns: the shortest time that a request takes.
+
+        """
+        if self.schedule is None:
+            return min(window_ns, self.first_ns + requests * least_ns)
+        if len(self.schedule) <= requests:
+            return window_ns
+        return max(1, self.schedule[requests])
+
+
+GREEDY = Demand()
 """Each request starts when the one before is done, until the window ends."""
 
 
@@ -66,17 +91,16 @@ class Arrivals:
     def __init__(
         self,
         device: Device,
-        schedule: list[int] | None,
+        demand: Demand,
         window: Window,
         ended: Event,
-        loop: ClosedLoop = GREEDY,
     ) -> None:
-        self.schedule = schedule
+        self.schedule = demand.schedule
         self.ended = ended
         self._device = device
         self._clock_ns = device.clock_ns
         self._window = window
-        self._loop = loop
+        self._demand = demand
         self._next = 0
         # Who holds it waits for the next request, and the others wait for it, without the clock.
         self._turn = threading.Lock()
@@ -90,9 +114,9 @@ class Arrivals:
             free_ns: when whoever asks had served the one before; 0 for none.
 
         """
-        if self._loop.delay_ns and free_ns:
+        if self._demand.delay_ns and free_ns:
             # Each for itself: others may be free before. None starts when the window is over.
-            self._wait_until(min(free_ns + self._loop.delay_ns, self._window.end_ns))
+            self._wait_until(min(free_ns + self._demand.delay_ns, self._window.end_ns))
         with self._turn:
             if self.ended.is_set() or not self._is_due():
                 return None
@@ -102,9 +126,9 @@ class Arrivals:
     def _is_due(self) -> bool:
         window, schedule = self._window, self.schedule
         if schedule is None:
-            if self._next == self._loop.most:
+            if self._next == self._demand.most:
                 return False
-            self._wait_until(window.begin_ns + self._loop.first_ns)
+            self._wait_until(window.begin_ns + self._demand.first_ns)
             return self._clock_ns() < window.end_ns
         if self._next == len(schedule):
             return False
@@ -290,14 +314,15 @@ class Load(RequestLog):
         """Requests that returned."""
         return len(self.scheduled_ns) - len(self.failed)
 
-    def until(self, window_ns: int, due: Sequence[int] | None) -> Load:
+    def until(self, window_ns: int, demand: Demand) -> Load:
         """Return what would have come of a shorter window, of whose grace all is here.
 
         Args:
             window_ns: its length.
-            due: what is scheduled within it; None for a closed loop.
+            demand: of the window as planned.
 
         """
+        due = demand.within(window_ns).schedule
         ends_ns = window_ns if due is None else Window(0, window_ns).over_ns
         late = (n for n, started_ns in enumerate(self.started_ns) if started_ns >= ends_ns)
         n = next(late, len(self.started_ns))
@@ -323,10 +348,9 @@ class StoppedServing(HwqError):
 def serve(
     device: Device,
     requests: Sequence[Callable[[], None]],
-    schedule: list[int] | None,
+    demand: Demand,
     window: Window,
     *,
-    loop: ClosedLoop = GREEDY,
     begin_thread: Callable[[], object] = lambda: None,
     ended: Event | None = None,
     shown: Sequence[Show] = (),
@@ -341,10 +365,8 @@ def serve(
         device: whose clock and sleep are used; on a simulated one they are virtual.
         requests: each enqueues one request and waits for its completion. A single one is called in
             this thread, several each in a thread of their own.
-        schedule: due times in ns from the window's start, ascending, within it; None for a closed
-            loop.
+        demand: when requests are asked for.
         window: when to measure.
-        loop: how requests follow each other without a schedule.
         begin_thread: called first in each thread that is started.
         ended: set to end the window early, from any thread: then no further request is taken.
         shown: one for each of ``requests``, if somebody looks on.
@@ -356,12 +378,13 @@ def serve(
             in a row.
 
     """
+    schedule = demand.schedule
     if schedule:
         if any(later < earlier for earlier, later in pairwise(schedule)):
             raise ValueError("a schedule must ascend")
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
-    arrivals = Arrivals(device, schedule, window, ended or Event(), loop)
+    arrivals = Arrivals(device, demand, window, ended or Event())
     slots = [
         Slot(device, request, arrivals, window, show)
         for request, show in zip_longest(requests, shown)
@@ -450,7 +473,7 @@ def _free_ns(finished_ns: Iterable[int], concurrency: int) -> Iterator[int]:
         heapq.heappushpop(latest, end_ns)
 
 
-def _joined(slots: Sequence[Slot], schedule: list[int] | None) -> Load:
+def _joined(slots: Sequence[Slot], schedule: Sequence[int] | None) -> Load:
     """Join what slots served, in order of arrival: the numbers run from 0 without a gap."""
     n = sum(len(slot.numbers) for slot in slots)
     started_ns, finished_ns = [0] * n, [0] * n
@@ -469,7 +492,7 @@ def _joined(slots: Sequence[Slot], schedule: list[int] | None) -> Load:
         failed = {at: failed[number] for at, number in enumerate(order) if number in failed}
     return Load(
         closed=schedule is None,
-        scheduled_ns=started_ns if schedule is None else schedule[:n],
+        scheduled_ns=started_ns if schedule is None else [*schedule[:n]],
         started_ns=started_ns,
         finished_ns=finished_ns,
         failed=[

@@ -26,9 +26,8 @@ from pytest_hwqueue.data.redaction import redacted, without_begun, without_known
 from pytest_hwqueue.engine.tenants.completion import CompletionReader, RequestFailed
 from pytest_hwqueue.engine.tenants.event_stream import EventTooLong
 from pytest_hwqueue.engine.tenants.open_loop import (
-    GREEDY,
     MOST_FAILURES_IN_A_ROW,
-    ClosedLoop,
+    Demand,
     Load,
     Reply,
     StoppedServing,
@@ -271,22 +270,14 @@ _SPIN_NS = 1_500_000
 Request = Callable[[], Awaitable[Reply | None]]
 
 
-async def generate(
-    request: Request,
-    schedule: Sequence[int] | None,
-    window: Window,
-    concurrency: int,
-    loop: ClosedLoop = GREEDY,
-) -> Load:
+async def generate(request: Request, demand: Demand, window: Window, concurrency: int) -> Load:
     """Send the requests of a window; return once each has its answer, or has failed.
 
     Args:
         request: sends one and waits for its answer; one that raises has failed.
-        schedule: due times in ns from the window's start, ascending; None for closed loops, as many
-            as ``concurrency``.
+        demand: when requests are asked for; closed loops are as many as ``concurrency``.
         window: when to measure, on the clock of `time.monotonic_ns`.
         concurrency: the greatest number in flight at once.
-        loop: how requests follow each other without a schedule.
 
     Raises:
         InvalidMeasurement: if the window began before everything was ready.
@@ -294,9 +285,10 @@ async def generate(
 
     """
     require_early(time.monotonic_ns(), window)
+    schedule = demand.schedule
     run = _Run(request, window, concurrency, closed=schedule is None)
     if schedule is None:
-        await asyncio.gather(*(run.keep_sending(loop) for _ in range(concurrency)))
+        await asyncio.gather(*(run.keep_sending(demand) for _ in range(concurrency)))
     else:
         await run.send_all(schedule)
     return run.load(schedule)
@@ -316,14 +308,14 @@ class _Run:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = self._most_at_once = self._failures_in_a_row = 0
 
-    async def keep_sending(self, loop: ClosedLoop) -> None:
+    async def keep_sending(self, demand: Demand) -> None:
         end_ns = self._window.end_ns
-        await _until(self._window.begin_ns + loop.first_ns)
-        while time.monotonic_ns() < end_ns and len(self._log.started_ns) != loop.most:
+        await _until(self._window.begin_ns + demand.first_ns)
+        while time.monotonic_ns() < end_ns and len(self._log.started_ns) != demand.most:
             await self._send(None)
             self._refuse_hopeless()
-            if loop.delay_ns:
-                await _until(min(time.monotonic_ns() + loop.delay_ns, end_ns))
+            if demand.delay_ns:
+                await _until(min(time.monotonic_ns() + demand.delay_ns, end_ns))
 
     async def send_all(self, schedule: Sequence[int]) -> None:
         window = self._window

@@ -12,12 +12,12 @@ from pytest_hwqueue.data.errors import HwqError, translated
 from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.data.redaction import redacted
-from pytest_hwqueue.engine.tenants.open_loop import Load, StoppedServing, Window, lateness
+from pytest_hwqueue.engine.tenants.open_loop import GREEDY, Load, StoppedServing, Window, lateness
 from pytest_hwqueue.engine.tenants.server_load import Client, allow_files, generate
 from pytest_hwqueue.engine.tenants.servers import secrets_of
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
-from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
+from pytest_hwqueue.engine.tenants.tenant_window import demand_of
 
 if TYPE_CHECKING:
     from pytest_hwqueue.engine.tenants.tenant import Link
@@ -53,22 +53,22 @@ async def _live(spec: Tenant, server: Server, url: str, link: Link) -> None:
 async def _serve(
     plan: Colocation, spec: Tenant, client: Client, server: Server, link: Link
 ) -> None:
-    window = WindowPlan(plan, spec.name)
+    demand = demand_of(plan, spec.name)
     with translated(HwqError, f"the first request to {redacted(client.url)} failed", HwqError):
         await client.first_request()
     begin_ns = time.monotonic_ns() + _AHEAD_NS
     warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
-    await generate(client.request, None, warm_up, spec.concurrency)
+    await generate(client.request, GREEDY, warm_up, spec.concurrency)
     # Off for good: windows are what this process lives for.
     gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.disable()
     common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
-    due = window.due(common.duration_ns)
+    within = demand.within(common.duration_ns)
     opened = client.opened
     try:
-        load = await generate(client.request, due, common, spec.concurrency, window.loop)
+        load = await generate(client.request, within, common, spec.concurrency)
     except StoppedServing as stopped:
         link.served = _served(spec, stopped.load, client, server, common, opened)
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -20,14 +19,13 @@ from pytest_hwqueue.engine.causes.traced_pass import VIRTUAL
 from pytest_hwqueue.engine.cell.attempt import RunEnded
 from pytest_hwqueue.engine.tenants.device_use import device_use
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
-from pytest_hwqueue.engine.tenants.open_loop import Load, Window
+from pytest_hwqueue.engine.tenants.open_loop import Demand, Load, Window
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
 from pytest_hwqueue.engine.tenants.tenant_window import (
-    loop_of,
+    demand_of,
     needs_gradients,
     open_work,
-    schedule_of,
 )
 from pytest_hwqueue.parts.devices.simulated.colocation import (
     ModelledTenant,
@@ -175,7 +173,7 @@ def _result(
         [started_ns for started_ns, _, _ in served],
         [finished_ns for _, _, finished_ns in served],
         closed=due is None,
-    ).until(window_ns, due and due[: bisect_left(due, window_ns)])
+    ).until(window_ns, Demand(due))
     return delivered(spec, load, window_ns, work.what)
 
 
@@ -274,20 +272,20 @@ def _tenant(
             f"tenant {spec.name}: {request.what.description} runs no operation of torch on the "
             "device, and nothing else of it is modelled; use a real device",
         )
-    loop = loop_of(plan, spec)
+    demand = demand_of(plan, spec.name)
     tenant = ModelledTenant(
         spec.name,
         request.kernels,
         host_ns=round(request.host_ns / len(operations_of(request.kernels))),
         synchronise_ns=device.profile.host.synchronise_ns.value,
-        arrivals_ns=schedule_of(plan, spec),
+        arrivals_ns=demand.schedule,
         priority=_priority(sharing, device, spec.priority),
         seed=plan.tenant_seed(spec.name),
         concurrency=spec.concurrency,
         partition=partition_of(sharing.groups, spec.name) if sharing.groups else None,
-        start_ns=loop.first_ns,
-        delay_ns=loop.delay_ns,
-        most=loop.most,
+        start_ns=demand.first_ns,
+        delay_ns=demand.delay_ns,
+        most=demand.most,
     )
     if sharing.preemption is not None:
         in_flight, batch, of_most_urgent = sharing.preemption

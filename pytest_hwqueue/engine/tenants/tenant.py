@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from pytest_hwqueue.data.records.tenants import TenantResult
     from pytest_hwqueue.engine.causes.tenant_tracer import TenantTracer, Traces
     from pytest_hwqueue.engine.tenants.looks import ShownTimes
-    from pytest_hwqueue.engine.tenants.open_loop import Load, Window
+    from pytest_hwqueue.engine.tenants.open_loop import Demand, Load, Window
     from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow, Ready, Start
-    from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
     from pytest_hwqueue.parts.schedulers.priority_probe import ProbeClient
 
 _SETTING_UP = threading.Lock()
@@ -290,7 +289,7 @@ class _Life:
         """Warm up, wait for the window, serve its requests, and tell the result."""
         from pytest_hwqueue.engine.tenants.looks import ShownTimes
         from pytest_hwqueue.engine.tenants.open_loop import StoppedServing
-        from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan, warm_up
+        from pytest_hwqueue.engine.tenants.tenant_window import demand_of, warm_up
 
         plan, requests = asked.plan, [work.request for work in self._works]
         times_ns = warm_up(plan, self._device, requests, self._begin_thread)
@@ -298,7 +297,7 @@ class _Life:
             self.link.enter("check")
             for work in self._works:
                 work.check()
-        window = WindowPlan(plan, self.spec.name)
+        demand = demand_of(plan, self.spec.name)
         longest_ns = plan.duration_ns
         tracer: TenantTracer | None = None
         if self.traces is not None:
@@ -306,7 +305,7 @@ class _Life:
                 self.spec.name, self._device, self._pool, gradients=self._gradients
             )
             most = tracer.most_requests(requests[0])
-            longest_ns = window.longest_ns(most, max(1, min(times_ns)))
+            longest_ns = demand.longest_ns(longest_ns, most, max(1, min(times_ns)))
         # Nobody looks at the last window any more.
         for each in self._shown:
             each.close()
@@ -325,10 +324,10 @@ class _Life:
         gc.disable()
         try:
             if tracer is None:
-                self._serve(window, ready, requests)
+                self._serve(demand, ready, requests)
             else:
                 # One at a time: several were refused.
-                tracer.serve(requests[0], lambda request: self._serve(window, ready, [request]))
+                tracer.serve(requests[0], lambda request: self._serve(demand, ready, [request]))
         except StoppedServing as stopped:
             self.link.served = self._result(stopped.load, None)
             raise
@@ -354,17 +353,17 @@ class _Life:
         with _SETTING_UP:
             return Ready(evidence, 0, fingerprint=self._device.fingerprint())
 
-    def _serve(
-        self, window: WindowPlan, ready: Ready, requests: Sequence[Callable[[], None]]
-    ) -> None:
+    def _serve(self, demand: Demand, ready: Ready, requests: Sequence[Callable[[], None]]) -> None:
+        from pytest_hwqueue.engine.tenants.open_loop import serve
         from pytest_hwqueue.parts.devices.cpu_counters import CpuCounting
 
         self._common = self.link.wait_for_window(ready)
         counting = CpuCounting(lambda: self._pool.launched)
         counting.opened()
-        self._load = window.serve(
-            self._device, requests, self._common, self._begin_thread, self.link.ended,
-            [each.show for each in self._shown],
+        within = demand.within(self._common.duration_ns)
+        self._load = serve(
+            self._device, requests, within, self._common, begin_thread=self._begin_thread,
+            ended=self.link.ended, shown=[each.show for each in self._shown],
         )  # fmt: skip
         counting.closed()
         self._counters = counting.counters(len(self._load.started_ns))

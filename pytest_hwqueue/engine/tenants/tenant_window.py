@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import BadInput, InvalidMeasurement, NotApplicable
 from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.engine.cell.program import slowed_request
 from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
-from pytest_hwqueue.engine.tenants.open_loop import ClosedLoop, Load, Show, Window, serve
+from pytest_hwqueue.engine.tenants.open_loop import Demand, Window
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone
 from pytest_hwqueue.parts.devices.kinds import resolve_size
 from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
@@ -77,70 +75,16 @@ def refuse_endless(plan: Colocation, times_ns: list[int]) -> None:
         )
 
 
-def schedule_of(plan: Colocation, spec: Tenant) -> list[int] | None:
-    """Return when a tenant's requests are due, in ns from the window's start; None: closed loop.
+def demand_of(plan: Colocation, name: str) -> Demand:
+    """Return when a tenant's requests are asked for in a window; its arrivals begin when it does.
 
-    Its arrivals begin when the tenant does.
+    They are of this window's plan: where tenants live on, their first had others.
     """
-    arrival = parse_arrival(spec.arrival, Path(plan.folder))
-    start_ns = spec.start_ns
-    due = schedule(arrival, plan.tenant_seed(spec.name), plan.duration_ns - start_ns)
-    return None if due is None else [start_ns + each for each in due[: spec.requests]]
-
-
-def loop_of(plan: Colocation, spec: Tenant) -> ClosedLoop:
-    """Return how a tenant's requests follow each other where none of them is scheduled."""
-    arrival = parse_arrival(spec.arrival, Path(plan.folder))
-    return ClosedLoop(spec.start_ns, round(arrival.delay_s * 1e9), spec.requests)
-
-
-class WindowPlan:
-    """A tenant's plan for the window: its arrivals, prepared beforehand."""
-
-    def __init__(self, plan: Colocation, name: str) -> None:
-        # Its arrivals in this window: where tenants live on, their first had others.
-        (spec,) = (tenant for tenant in plan.tenants if tenant.name == name)
-        self.schedule = schedule_of(plan, spec)
-        self.loop = loop_of(plan, spec)
-        self.tenant = spec
-        self.concurrency = spec.concurrency
-        self._duration_ns = plan.duration_ns
-
-    def due(self, duration_ns: int) -> list[int] | None:
-        """Return what is due within a window that may be shorter than planned."""
-        if self.schedule is None:
-            return None
-        return self.schedule[: bisect_left(self.schedule, duration_ns)]
-
-    def serve(
-        self,
-        device: Device,
-        requests: Sequence[Callable[[], None]],
-        window: Window,
-        begin_thread: Callable[[], object],
-        ended: Event,
-        shown: Sequence[Show] = (),
-    ) -> Load:
-        """Serve the window's requests, as `open_loop.serve`; it may be shorter than planned."""
-        due = self.due(window.duration_ns)
-        return serve(
-            device, requests, due, window, loop=self.loop, begin_thread=begin_thread,
-            ended=ended, shown=shown,
-        )  # fmt: skip
-
-    def longest_ns(self, requests: int, least_ns: int) -> int:
-        """Return the longest time to serve without exceeding a number of requests.
-
-        Args:
-            requests: the greatest number, at least 1.
-            least_ns: the shortest time that a request takes.
-
-        """
-        if self.schedule is None:
-            return min(self._duration_ns, self.tenant.start_ns + requests * least_ns)
-        if len(self.schedule) <= requests:
-            return self._duration_ns
-        return max(1, self.schedule[requests])
+    spec = plan.tenant(name)
+    arrival, start_ns = parse_arrival(spec.arrival, Path(plan.folder)), spec.start_ns
+    due = schedule(arrival, plan.tenant_seed(name), plan.duration_ns - start_ns)
+    scheduled = None if due is None else [start_ns + each for each in due[: spec.requests]]
+    return Demand(scheduled, start_ns, round(arrival.delay_s * 1e9), spec.requests)
 
 
 Enqueue = Callable[[Sequence[Stream]], None]

@@ -13,7 +13,7 @@ from pytest_hwqueue.data.metrics.attribution import Request, attribute
 from pytest_hwqueue.data.records.tracing import Level, Refusal
 from pytest_hwqueue.engine.causes import traced_pass as traced_pass_module
 from pytest_hwqueue.engine.causes.perf_events import RING_BYTES, PerfTracer, Tracing
-from pytest_hwqueue.engine.tenants.open_loop import Window, serve
+from pytest_hwqueue.engine.tenants.open_loop import Demand, Window, serve
 from pytest_hwqueue.parts.devices.cpu_counters import RunDelays
 from pytest_hwqueue.parts.devices.host import HostDevice
 from pytest_hwqueue.parts.devices.protocol import Stream
@@ -111,7 +111,8 @@ def test_a_late_generator_on_a_simulated_device_is_found() -> None:
             pool.synchronize()
 
         begin_ns = device.clock_ns() + 1_000_000
-        log = serve(device, [request], schedule, Window(begin_ns, begin_ns + 600_000_000))
+        window = Window(begin_ns, begin_ns + 600_000_000)
+        log = serve(device, [request], Demand(schedule), window)
     times = zip(
         log.scheduled_ns, [0, *log.finished_ns[:-1]], log.started_ns, log.finished_ns, strict=True
     )

@@ -7,6 +7,7 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, cycle, repeat
 from threading import Event
@@ -24,7 +25,7 @@ from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.engine.tenants import open_loop
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
-    ClosedLoop,
+    Demand,
     Load,
     StoppedServing,
     Window,
@@ -68,7 +69,7 @@ def serve_fake(
     steps: Iterable[int | BaseException],
     duration_ns: int = 10 * SECOND,
     device: FakeDevice | None = None,
-    loop: ClosedLoop = GREEDY,
+    loop: Demand = GREEDY,
 ) -> Load:
     """Serve requests that take the times given, or raise at once."""
     device = FakeDevice() if device is None else device
@@ -81,7 +82,7 @@ def serve_fake(
         device.now_ns += step
 
     window = Window(BEGIN, BEGIN + duration_ns)
-    return serve(cast(Device, device), [request], schedule, window, loop=loop)
+    return serve(cast(Device, device), [request], replace(loop, schedule=schedule), window)
 
 
 def latencies_ns(log: Load) -> list[int]:
@@ -218,7 +219,7 @@ def test_a_closed_loop_starts_the_next_when_the_last_is_done(
 def test_a_closed_loop_may_begin_later_wait_and_count(
     service: list[int], first_ns: int, delay_ns: int, most: int | None
 ) -> None:
-    loop = ClosedLoop(first_ns, delay_ns, most)
+    loop = Demand(None, first_ns, delay_ns, most)
     log = serve_fake(None, [*service, 9 * SECOND], SECOND, loop=loop)
     free_ns = first_ns
     expected: list[tuple[int, int]] = []
@@ -372,7 +373,7 @@ def serve_at_once(
     device = HostDevice()
     begin_ns = device.clock_ns() + 300 * MS
     window = Window(begin_ns, begin_ns + duration_ms * MS)
-    return serve(device, requests, schedule, window), begin_ns
+    return serve(device, requests, Demand(schedule), window), begin_ns
 
 
 @pytest.mark.parametrize("schedule", [None, [*range(0, 100 * MS, MS)]])
@@ -458,7 +459,7 @@ def test_what_a_log_says_until_then_is_what_a_shorter_window_would_have_logged(
     steps.append(99 * MS)
     due = None if schedule is None else [at for at in schedule if at < shorter_ns]
     shorter = serve_fake(due, cycle(steps), shorter_ns)
-    assert serve_fake(schedule, cycle(steps)).until(shorter_ns, due) == shorter
+    assert serve_fake(schedule, cycle(steps)).until(shorter_ns, Demand(schedule)) == shorter
 
 
 def test_a_window_that_is_ended_takes_no_further_request() -> None:
@@ -471,6 +472,6 @@ def test_a_window_that_is_ended_takes_no_further_request() -> None:
 
     schedule = [index * 10 * MS for index in range(1000)]
     window = Window(BEGIN, BEGIN + 10 * SECOND)
-    log = serve(cast(Device, device), [request], schedule, window, ended=ended)
+    log = serve(cast(Device, device), [request], Demand(schedule), window, ended=ended)
     assert log.completed == 301
-    assert log.until(SECOND, schedule[:100]) == serve_fake(schedule[:100], repeat(MS), SECOND)
+    assert log.until(SECOND, Demand(schedule)) == serve_fake(schedule[:100], repeat(MS), SECOND)

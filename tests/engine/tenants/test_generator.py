@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement
 from pytest_hwqueue.engine.tenants import server_load as generator
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
-    ClosedLoop,
+    Demand,
     Load,
     Reply,
     StoppedServing,
@@ -29,13 +30,15 @@ def load(
     schedule: list[int] | None,
     concurrency: int,
     window_ms: int = 200,
-    loop: ClosedLoop = GREEDY,
+    loop: Demand = GREEDY,
 ) -> Load:
     for ahead_ms in (20, 200, 2000):
         begin_ns = time.monotonic_ns() + ahead_ms * MS
         window = Window(begin_ns, begin_ns + window_ms * MS)
         try:
-            return asyncio.run(generate(request, schedule, window, concurrency, loop))
+            return asyncio.run(
+                generate(request, replace(loop, schedule=schedule), window, concurrency)
+            )
         except InvalidMeasurement as error:
             # A machine that is busy elsewhere may not be ready in 20 ms.
             if "after the window had" not in str(error):
@@ -108,13 +111,13 @@ def test_a_closed_loop_keeps_so_many_in_flight_until_the_window_ends() -> None:
     assert max(found.started_ns) < 100 * MS
     assert found.unserved == 0
     assert lateness(found) is None
-    later = load(taking(0.01), None, 3, window_ms=100, loop=ClosedLoop(first_ns=60 * MS))
+    later = load(taking(0.01), None, 3, window_ms=100, loop=Demand(first_ns=60 * MS))
     assert len(later.started_ns) > 3
     assert 60 * MS <= min(later.started_ns) <= max(later.started_ns) < 100 * MS
 
 
 def test_a_closed_loop_waits_between_requests_and_counts_them() -> None:
-    log = load(taking(0.001), None, 1, window_ms=5000, loop=ClosedLoop(0, 5 * MS, 4))
+    log = load(taking(0.001), None, 1, window_ms=5000, loop=Demand(None, 0, 5 * MS, 4))
     assert log.completed == 4
     gaps = [b - a for a, b in zip(log.finished_ns, log.started_ns[1:], strict=False)]
     assert min(gaps) >= 5 * MS
@@ -174,4 +177,4 @@ def test_a_late_generator_is_seen_and_a_window_that_has_begun_refused() -> None:
     assert late.p50_us >= 5_000
     window = Window(time.monotonic_ns() - MS, time.monotonic_ns() + MS)
     with pytest.raises(InvalidMeasurement, match="after the window had"):
-        asyncio.run(generate(taking(0.0), [0], window, 1))
+        asyncio.run(generate(taking(0.0), Demand([0]), window, 1))

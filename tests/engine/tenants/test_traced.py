@@ -37,10 +37,10 @@ from pytest_hwqueue.engine.causes.perf_events import Tracing
 from pytest_hwqueue.engine.causes.tenant_tracer import Traces
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
-from pytest_hwqueue.engine.tenants.open_loop import Load, Window, lateness, serve
+from pytest_hwqueue.engine.tenants.open_loop import GREEDY, Demand, Load, Window, lateness, serve
 from pytest_hwqueue.engine.tenants.tenant_cells import delivered
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits
-from pytest_hwqueue.engine.tenants.tenant_window import WindowPlan
+from pytest_hwqueue.engine.tenants.tenant_window import demand_of
 from pytest_hwqueue.parts.devices.host import HostDevice
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.devices.simulated.noise import NoiseModel
@@ -181,7 +181,7 @@ def traced_alone(folder: Path, device: SimulatedDevice, kernel_ns: int) -> tuple
         window = Window(begin_ns, begin_ns + 10_000 * MS)
 
         def whole(noted: Callable[[], None]) -> None:
-            logs.append(serve(device, [noted], schedule, window))
+            logs.append(serve(device, [noted], Demand(schedule), window))
 
         tracer.serve(request, whole)
     (log,) = logs
@@ -233,7 +233,7 @@ def traced_on_host(folder: Path) -> Trace:
             # beside other tests: 60 ms were seen.
             with garbage_collection_held():
                 begun.append(device.clock_ns() + 500 * MS)
-                serve(device, [noted], None, Window(begun[0], begun[0] + 300 * MS))
+                serve(device, [noted], GREEDY, Window(begun[0], begun[0] + 300 * MS))
 
         tracer.serve(request, whole)
         (trace,) = take_traces(folder, ["high"]).values()
@@ -328,8 +328,8 @@ def test_a_window_is_as_long_as_the_trace_can_hold(
     arrival: str, most: int, request_ms: int, longest_ms: int
 ) -> None:
     spec = Tenant("high", model="resnet18", arrival=arrival)
-    plan = WindowPlan(Colocation("mine", (spec,), duration_s=10.0), spec.name)
-    assert plan.longest_ns(most, request_ms * MS) == longest_ms * MS
+    demand = demand_of(Colocation("mine", (spec,), duration_s=10.0), spec.name)
+    assert demand.longest_ns(10_000 * MS, most, request_ms * MS) == longest_ms * MS
 
 
 def trace_of(name: str, full_ns: int | None = None) -> Trace:
