@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,63 @@ def test_modules_import_each_other_in_no_loop_late_imports_counted(layer: str) -
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+# Each is two facts, or waits to become one: nothing new joins them.
+ALIKE = {
+    "Colocation PlannedRun", "ColocationRecord FoundOfTenants", "DeviceWork Kernel",
+    "DeviceWork _Bar", "Dispatch Hardware", "Found Run", "FoundOfCell RunRecord", "Gpu GpuVerdict",
+    "LoopResult Samples", "PlannedRun Scenario", "ProcessRun StoredRun", "Server ServerFields",
+    "StoredRun TagFigures", "Tenant TenantChange", "Tenant TenantFields",
+}  # fmt: skip
+# Likewise, with more than six parameters: what belongs together is a type.
+LONG = {
+    "Hwq.measure_streams", "InterleavedJudging.__init__", "Measurer.window", "Option.__init__",
+    "CapacitySearch.__init__", "FsdpLane.__init__", "ScenarioSession.measure", "_function", "colocation", "graph", "history",
+    "measure_cell", "open_models", "prepared", "priority_effect", "quantile_estimate",
+    "rates_chart", "run_service", "run_tenants", "serve", "survival_chart", "traced_pass",
+}  # fmt: skip
+
+
+def _definitions() -> Iterator[tuple[Path, str, ast.AST]]:
+    """Yield each class and function of the package, with where it is and its name in its class."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        owners: dict[ast.AST, str] = {}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                owners |= dict.fromkeys(node.body, f"{node.name}.")
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path, owners.get(node, "") + node.name, node
+
+
+def test_no_two_types_declare_five_fields_alike_and_half_of_the_smaller() -> None:
+    fields: dict[str, set[str]] = {}
+    for _, name, node in _definitions():
+        if isinstance(node, ast.ClassDef):
+            fields[name] = {
+                each.target.id
+                for each in node.body
+                if isinstance(each, ast.AnnAssign)
+                and isinstance(each.target, ast.Name)
+                and "ClassVar" not in ast.unparse(each.annotation)
+            }
+    alike = {
+        " ".join(sorted((one, other)))
+        for one, other in combinations(fields, 2)
+        if len(both := fields[one] & fields[other]) >= 5
+        and 2 * len(both) >= min(len(fields[one]), len(fields[other]))
+    }
+    assert alike == ALIKE
+
+
+def test_a_function_has_six_parameters_at_most() -> None:
+    found = set()
+    for _, name, node in _definitions():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if sum(each.arg not in ("self", "cls") for each in given) > 6:
+                found.add(name)
+    assert found == LONG
 
 
 def test_no_class_name_stands_twice() -> None:
