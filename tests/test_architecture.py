@@ -94,10 +94,11 @@ ALIKE = {
 }  # fmt: skip
 # Likewise, with more than six parameters: what belongs together is a type.
 LONG = {
-    "Hwq.measure_streams", "InterleavedJudging.__init__", "Measurer.window", "Option.__init__",
-    "CapacitySearch.__init__", "FsdpLane.__init__", "ScenarioSession.measure", "_function", "colocation", "graph", "history",
-    "measure_cell", "open_models", "prepared", "priority_effect", "quantile_estimate",
-    "rates_chart", "run_service", "run_tenants", "serve", "survival_chart", "traced_pass",
+    "CapacitySearch.__init__", "FsdpLane.__init__", "Hwq.measure_streams",
+    "InterleavedJudging.__init__", "Measurer.window", "Option.__init__",
+    "ScenarioSession.measure", "_function", "colocation", "graph", "history", "measure_cell",
+    "open_models", "prepared", "priority_effect", "quantile_estimate", "rates_chart",
+    "run_service", "run_tenants", "serve", "survival_chart", "traced_pass",
 }  # fmt: skip
 
 
