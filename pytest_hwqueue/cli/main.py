@@ -157,11 +157,19 @@ def _docstring(function: Callable[..., Any]) -> str | None:
     return ast.get_docstring(found) if isinstance(found, ast.FunctionDef) else None
 
 
+def _of_others() -> tuple[dict[str, EntryPoint], str]:
+    """Return other packages' commands by name, and why there are none if one cannot be used."""
+    try:
+        return _ALL.added, ""
+    except BadInput as error:
+        return {}, str(error)
+
+
 class _Commands(click.Group):
     """Gives wrong usage pytest's exit status: click's own, 2, is pytest's "interrupted"."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted((*COMMANDS, *_ALL.added))
+        return sorted((*COMMANDS, *_of_others()[0]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command, with its help also where ``python -OO`` has dropped docstrings.
@@ -198,7 +206,8 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List each command with its line; of other packages', which are not imported, whose."""
         lines = {name: each.line for name, each in COMMANDS.items()}
-        lines |= {name: f"from {package(point)}" for name, point in _ALL.added.items()}
+        added, unusable = _of_others()
+        lines |= {name: f"from {package(point)}" for name, point in added.items()}
         leading = [name for name, each in COMMANDS.items() if each.leads]
         more = [name for name in self.list_commands(ctx) if name not in leading]
         room = formatter.width - 6 - max(map(len, lines))
@@ -210,6 +219,9 @@ class _Commands(click.Group):
                         for name in names
                     ]
                 )
+        if unusable:
+            formatter.write_paragraph()
+            formatter.write_text(f"No command of another package can be used: {unusable}.")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

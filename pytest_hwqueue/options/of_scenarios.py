@@ -183,7 +183,7 @@ def selected(
 
 def _wanted_cases(scenario: Scenario, asked: ScenarioOptions, always: Sequence[str]) -> list[Case]:
     """Return the cases that --variant and --schedulers select; exit if there are none."""
-    from pytest_hwqueue.data.records.plan import TenantPlacement
+    from pytest_hwqueue.data.records.placement import TenantPlacement
     from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases
     from pytest_hwqueue.parts.schedulers.syntax import parse_entry, split_entries
 

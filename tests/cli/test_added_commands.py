@@ -100,8 +100,14 @@ def test_a_name_that_is_taken_is_refused_and_ours_still_run(
     install: Callable[..., Hwq], name: str
 ) -> None:
     hwq = install(f"{name} = other_package:outcome")
-    refused = hwq("--help")
+    listed = hwq("--help")
+    assert listed.returncode == 0
+    assert "  which " in listed.stdout
+    said = f"entry point {name} = other_package:outcome"
+    words = " ".join(listed.stdout.split())
+    assert f"No command of another package can be used: other-package 1.0: {said}" in words
+    refused = hwq("outcom")
     assert refused.returncode == 4
-    assert f"entry point {name} = other_package:outcome" in refused.stderr
+    assert said in refused.stderr
     assert "takes a name that is built in" in refused.stderr
     assert hwq("list").returncode == 0

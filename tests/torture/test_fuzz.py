@@ -192,7 +192,7 @@ def test_answers_of_servers(event: Any, end: bytes, more: bytes) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"[" * 100_000, b'{"choices": [{"text": "' + b"x" * 1_000_000 + b'"}]}', b"9" * 10_000],
+    [b"[" * 100_000, b"x" * 1_000_000, b"9" * 10_000],
     ids=["nested", "a line of a megabyte", "a number of 10,000 digits"],
 )
 def test_answers_of_great_size(data: bytes) -> None:

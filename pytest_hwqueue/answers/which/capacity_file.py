@@ -23,7 +23,7 @@ from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, latency_bound_ns
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, own_run

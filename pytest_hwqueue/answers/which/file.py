@@ -13,7 +13,7 @@ from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.interference import EffectVerdict
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.run import Repeatable, Status
 from pytest_hwqueue.data.records.tenants import ColocationRecord, ServerOrigin

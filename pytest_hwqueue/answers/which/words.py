@@ -17,7 +17,7 @@ from pytest_hwqueue.answers.which.file import (
 from pytest_hwqueue.data.document.servers import failures
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.numbers import counted, duration, grouped, in_unit, listed
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.tenants import NOT_OURS
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, parse_goal
 

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_hwqueue.data.document.drawing import Spec, colour
 from pytest_hwqueue.data.metrics.numbers import TimeUnit, counted
 from pytest_hwqueue.data.metrics.scaling import Scaling
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 
 _POINTS = 240
 _QUANTILES = (1, 0.5, 0.1, 0.05, 0.01, 0.001, 0.0001)

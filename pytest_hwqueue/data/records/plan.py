@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +14,7 @@ from pydantic import ConfigDict, Field
 from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.noise_names import noise_id
+from pytest_hwqueue.data.records.placement import TenantPlacement
 
 ServerProtocol = Literal["http", "openai"]
 
@@ -23,16 +23,6 @@ FEWER_KERNELS = "give work of fewer kernels"
 
 # Names stand in goals (`high.latency_p99_ms`) and in file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-
-
-class TenantPlacement(str, Enum):
-    """Where tenants run: in a process each, or in threads of one."""
-
-    PROCESSES = "processes"
-    THREADS = "threads"
-
-    # Python's own would show the member's name.
-    __str__ = str.__str__
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,32 @@ def content_of(path: Path, data: bytes, model: type[Model], what: str) -> Model:
                 f"{path} is {what}, but of version {theirs}, and this version of pytest-hwqueue "
                 f"reads version {ours} alone; measure again"
             ) from error
+        if other := _other_kind(data, model):
+            raise RecordError(f"{path} is not {what}: it is {other}") from error
         raise RecordError(f"{path} is not {what}: {complaint(error)}") from error
+
+
+# Each by a field that no file of another kind has.
+_KINDS = {
+    "cell_id": "a cell's record",
+    "plan": "a co-location's record, which `hwq which --from` and `hwq report` read",
+}
+
+
+def _other_kind(data: bytes, model: type[BaseModel]) -> str:
+    """Return what kind of record a file is, if it is of another than the model; else nothing."""
+    content = _table(data)
+    own = model.known_by if issubclass(model, SealedData) else ""
+    found = [kind for field, kind in _KINDS.items() if field in content and field != own]
+    return found[0] if found and own not in content else ""
+
+
+def _table(data: bytes) -> dict[str, Any]:
+    """Return a file's JSON object; empty if it is none, or nested too deep."""
+    content = None
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(data)
+    return content if isinstance(content, dict) else {}
 
 
 def _other_version(data: bytes, model: type[BaseModel]) -> tuple[object, object] | None:
@@ -127,12 +152,7 @@ def _other_version(data: bytes, model: type[BaseModel]) -> tuple[object, object]
 
     Sealed records count their versions; other files name theirs behind their kind.
     """
-    content = None
-    # What is no JSON, or nested too deep, is of no version.
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(data)
-    if not isinstance(content, dict):
-        return None
+    content = _table(data)
     if "schema_" in model.model_fields:
         kind, _, ours = model.model_fields["schema_"].default.rpartition("/")
         its_kind, _, theirs = str(content.get("schema")).rpartition("/")

@@ -15,7 +15,8 @@ from pytest_hwqueue.data.metrics.estimate import PlainData
 from pytest_hwqueue.data.metrics.numbers import counted
 from pytest_hwqueue.data.records.counters import CpuCounters
 from pytest_hwqueue.data.records.noise import Causes
-from pytest_hwqueue.data.records.plan import Colocation, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.run import Run
 from pytest_hwqueue.data.records.sealed import read_sealed, sealed
@@ -256,7 +257,7 @@ class ColocationRecord(Run):
 
     known_by: ClassVar[str] = "plan"
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     id: str
     plan: Colocation = Field(description="the whole plan")
     device: str = Field(description="label of the device, such as cuda or cuda:1")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput, nearest
 from pytest_hwqueue.data.noise_names import noise_id
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.engine.scenarios.fields import read_seconds
 from pytest_hwqueue.engine.scenarios.goals import (
     OF_TOKENS,

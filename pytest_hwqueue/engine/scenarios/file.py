@@ -24,7 +24,8 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from pytest_hwqueue.data.errors import BadScenario, nearest
-from pytest_hwqueue.data.records.plan import Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.engine.scenarios.checks import check_names
 from pytest_hwqueue.engine.scenarios.fields import (
     ArrivalText,

@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_hwqueue.data.noise_names import noise_file, noise_id
-from pytest_hwqueue.data.records.plan import (
-    Colocation,
-    Tenant,
-    TenantPlacement,
-    starts_too_late,
-)
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant, starts_too_late
 from pytest_hwqueue.engine.scenarios.deciding import PlannedWindow, planned_window
 from pytest_hwqueue.engine.scenarios.file import Scenario, Variant
 from pytest_hwqueue.engine.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal, latency_bound_ns

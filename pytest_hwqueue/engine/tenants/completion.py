@@ -6,7 +6,6 @@ What counts as a token, as a failure, and as the end, is said in docs/servers.md
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -165,7 +164,7 @@ class CompletionReader:
     def _look_at_stray(self) -> None:
         """Refuse an answer with a body in it, of which the standard would pass over each line."""
         line = self._events.stray.strip()
-        if not line.startswith((b"{", b"[", b"<")):
+        if not line:
             return
         try:
             said = json.loads(line)
@@ -181,10 +180,11 @@ class CompletionReader:
         )
 
     def _shown(self, data: bytes) -> str:
-        return without_known(repr(data), self._secrets)[:_SHOWN]
+        return repr(without_known(data.decode(errors="replace"), self._secrets)[:_SHOWN])
 
     def _text(self, error: object) -> str:
-        return shortened(without_known(str(error), self._secrets))
+        text = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+        return shortened(" ".join(without_known(text, self._secrets).split()))
 
 
 def _is_json(data: bytes) -> bool:
@@ -240,17 +240,19 @@ def _added(choice: Mapping[str, Any], thought: bool, answer: bool) -> tuple[bool
     return thought, answer
 
 
+# Parts of a content are two or three deep.
+_MOST_LEVELS = 6
 _OF_PARTS = ("text", "thinking", "refusal", "function", "custom", "name", "arguments", "input")
 
 
-def _is_generated(value: object) -> bool:
+def _is_generated(value: object, levels: int = _MOST_LEVELS) -> bool:
     """Whether a field has something of a model's: text, parts with text, a name, an input."""
     if isinstance(value, str):
         return bool(value)
     if isinstance(value, list):
-        return any(_is_generated(each) for each in value)
+        return levels > 0 and any(_is_generated(each, levels - 1) for each in value)
     if isinstance(value, dict):
-        return any(_is_generated(value.get(key)) for key in _OF_PARTS)
+        return levels > 0 and any(_is_generated(value.get(key), levels - 1) for key in _OF_PARTS)
     return False
 
 
@@ -258,6 +260,6 @@ def _whole(value: object) -> int | None:
     """Return a count of tokens, also one written as a float; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not math.isfinite(value) or value != int(value) or not 0 <= value <= _MOST_TOKENS:
+    if not 0 <= value <= _MOST_TOKENS or value != int(value):
         return None
     return int(value)

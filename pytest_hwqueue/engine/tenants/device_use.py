@@ -17,7 +17,7 @@ from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
 from pytest_hwqueue.data.metrics.timeline import length, union, within
 from pytest_hwqueue.data.records.kinds import capabilities_of
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, DeviceUse, TenantResult, TenantUse
 from pytest_hwqueue.engine.causes.explain import Trace, in_turns, requests_of
 from pytest_hwqueue.engine.tenants import DEVICE

@@ -17,6 +17,8 @@ MOST_BYTES = 16 * 2**20
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MARK = b"\xef\xbb\xbf"
+# JSON and HTML; other lines that are no field the standard passes over.
+_BODIES = (b"{", b"[", b"<")
 
 
 class ServerSentEvent(NamedTuple):
@@ -42,7 +44,7 @@ class EventStream:
     """Cuts bytes into events.
 
     Attributes:
-        stray: the first line that is no field and no comment, without its end: an error that was
+        stray: the first line that is the beginning of a body and no field: an error that was
             written into the stream, or an answer that is no stream of events. Empty if there is
             none.
 
@@ -113,6 +115,6 @@ class EventStream:
             self._at_ns = now_ns
         elif name == b"event":
             self._type = value.decode(errors="replace")
-        elif name not in (b"", b"id", b"retry") and not self.stray:
+        elif line.lstrip().startswith(_BODIES) and not self.stray:
             self.stray = line
         return None

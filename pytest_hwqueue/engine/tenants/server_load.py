@@ -218,7 +218,7 @@ def _can_ask(body: bytes | str | None) -> bool:
     """Whether a request may be asked to have tokens counted, and does not say so itself."""
     try:
         fields = json.loads(body or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and "stream_options" not in fields
 

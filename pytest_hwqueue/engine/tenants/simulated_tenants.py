@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError, OwnCodeFailed, translated
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
-from pytest_hwqueue.data.records.plan import FEWER_KERNELS, Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import FEWER_KERNELS, Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import RequestLog, TenantResult
 from pytest_hwqueue.data.records.tracing import Refusal
 from pytest_hwqueue.engine.causes.explain import Trace, kept_causes, rows_of

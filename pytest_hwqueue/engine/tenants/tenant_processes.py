@@ -12,12 +12,8 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
-from pytest_hwqueue.data.records.plan import (
-    FEWER_KERNELS,
-    LONGER_WINDOW,
-    Colocation,
-    TenantPlacement,
-)
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import FEWER_KERNELS, LONGER_WINDOW, Colocation
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
 from pytest_hwqueue.engine.cell.attempt import Found, RunEnded

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.metrics.numbers import counted
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.schedulers import mps_daemons
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, refuse_interceptors

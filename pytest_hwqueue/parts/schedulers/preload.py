@@ -13,7 +13,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pytest_hwqueue.data.errors import BadInput, NotProven, translated, within
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes.guardian import Stop
 from pytest_hwqueue.parts.processes.services import (

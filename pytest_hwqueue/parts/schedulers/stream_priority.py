@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pytest_hwqueue.data.errors import NotProven
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, TenantRequest, shared_by_mps

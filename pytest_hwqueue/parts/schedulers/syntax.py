@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from pytest_hwqueue.data.errors import BadInput, DeviceError, NotProven, refused_as, within
 from pytest_hwqueue.data.records.kinds import capabilities_of
-from pytest_hwqueue.data.records.plan import Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.parts.schedulers.declaration import (
     BUILT_IN,
     SchedulerDeclaration,
@@ -29,6 +29,7 @@ from pytest_hwqueue.parts.schedulers.declaration import (
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, gather, with_groups
 
 if TYPE_CHECKING:
+    from pytest_hwqueue.data.records.plan import Tenant
     from pytest_hwqueue.data.records.proof import Proof
     from pytest_hwqueue.parts.devices.compute_units import Partition
     from pytest_hwqueue.parts.devices.protocol import Device, StreamPool

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes.services import ServiceFailed, prepended
 from pytest_hwqueue.parts.schedulers import inside_evidence

@@ -20,7 +20,7 @@ from pytest_hwqueue.data.document.charts import (
 from pytest_hwqueue.data.document.drawing import Spec, stacked_svg
 from pytest_hwqueue.data.metrics.numbers import TimeUnit
 from pytest_hwqueue.data.metrics.scaling import Scaling, ScalingPoint, scaling
-from pytest_hwqueue.data.records.plan import TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
 
 SVG = "{http://www.w3.org/2000/svg}"
 MS = 1_000_000

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.data.errors import RecordError
-from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     read_colocation,

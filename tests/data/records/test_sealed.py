@@ -175,6 +175,16 @@ def test_figures_that_contradict_their_requests_are_refused(
         read_colocation(path)
 
 
+def test_a_record_of_the_other_kind_is_called_so(tmp_path: Path) -> None:
+    cell, together = tmp_path / "cell.json", tmp_path / "two.json"
+    cell.write_text(RECORD.model_dump_json())
+    together.write_text(COLOCATION.model_dump_json())
+    with pytest.raises(RecordError, match="is not a co-location's record: it is a cell's record"):
+        read_colocation(cell)
+    with pytest.raises(RecordError, match="is not a record: it is a co-location's record, which"):
+        read_record(together)
+
+
 @pytest.mark.parametrize("version", [1, 4])
 @pytest.mark.parametrize(
     ("kind", "field", "what"),

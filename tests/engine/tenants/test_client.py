@@ -125,7 +125,7 @@ def test_connections_are_kept_limited_and_counted() -> None:
         (_OPENAI, [stream("x" * 600_000)], "not an event of a completion"),
         (_OPENAI, [stream("[DONE]")], "the answer has no token"),
         (_OPENAI, [_OK], "the answer has no token"),
-        (_OPENAI, [stream("{nonsense")], "not an event of a completion: b'{nonsense'"),
+        (_OPENAI, [stream("{nonsense")], "not an event of a completion: '{nonsense'"),
         (_OPENAI, [stream([1, 2])], "not an event of a completion"),
         (_OPENAI, [stream({"error": {"message": "no memory"}})], "no memory"),
     ],

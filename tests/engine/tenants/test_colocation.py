@@ -346,7 +346,8 @@ tempfile.tempdir = str(folder)
 import psutil
 from pytest_hwqueue.parts.schedulers.syntax import open_scheduler
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
+from pytest_hwqueue.data.records.placement import TenantPlacement
 
 def progress(stage, done, planned):
     if stage == "measure" and not (folder / "pids").exists():

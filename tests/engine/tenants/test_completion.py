@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_hwqueue.data.redaction import REDACTED, known_forms
 from pytest_hwqueue.engine.tenants.completion import CompletionReader, RequestFailed
 from pytest_hwqueue.engine.tenants.open_loop import Reply
 
@@ -77,7 +78,7 @@ def every(ms: float, *texts: str) -> list[Part]:
                      3, 5, 2.5, id="a count that is null at first"),
         pytest.param([*every(5, A, A), (0, STOP), (0, usage(completion_tokens="many")), (0, DONE)],
                      2, 5, 5, id="a count that is none"),
-        pytest.param([*every(5, A, A), (0, STOP), (0, usage(completion_tokens=10**12))], 2, 5, 5,
+        pytest.param([*every(5, A, A), (0, STOP), (0, usage(completion_tokens=10**400))], 2, 5, 5,
                      id="a count that cannot be"),
         pytest.param([(50, A), (5, A), (0, STOP), (0, usage(
             completion_tokens=42, completion_tokens_details={"reasoning_tokens": 40}))], 2, 50, 5,
@@ -129,6 +130,10 @@ def test_the_answer_has_a_first_token_of_its_own_where_reasoning_precedes_it() -
                      "an error in the stream", "backend gone", id="a body in the stream"),
         pytest.param([(5, A), (5, '{"error": {"message": "backend gone"}}')],
                      "an error in the stream", "backend gone", id="a last line in the stream"),
+        pytest.param([(5, A + "foo: bar\n\n"), (5, '{"error": "boom"}\n\n'), (0, DONE)],
+                     "an error in the stream", "boom", id="an error behind an unknown field"),
+        pytest.param([(5, A), (5, event({"error": {"message": "two\nlines"}}))],
+                     "an error behind the expected status", "two\\nlines", id="lines in an error"),
         pytest.param([(5, A), (5, "<html>502</html>\n"), (0, DONE)],
                      "the answer has what is no event", "<html>", id="a proxy's page"),
         pytest.param([(5, '{"object": "chat.completion", "choices": []}')],
@@ -161,3 +166,27 @@ def test_what_is_a_failure_and_of_which_kind(parts: list[Part], kind: str, said:
         read(parts)
     assert failed.value.kind.startswith(kind)
     assert said in str(failed.value)
+
+
+def test_content_that_is_nested_is_read_as_far_as_parts_go() -> None:
+    for levels, tokens in ((3, 2), (900, 1)):
+        nested: object = "a"
+        for _ in range(levels):
+            nested = [nested]
+        assert read([*every(5, A, chunk(content=nested)), (0, STOP)]).tokens == tokens
+
+
+@pytest.mark.parametrize("secret", ['s3"cr\\et-long-value', "pässwörtlang", 'it\'s "both" quotes'])
+@pytest.mark.parametrize(
+    "way", ["<html>{}</html>\n", 'data: {{"error": {}}}\n\n', "event: error\ndata: {}\n\n",
+            "data: {}\n\n"],
+)  # fmt: skip
+def test_what_repeats_a_secret_is_not_shown(secret: str, way: str) -> None:
+    for said in (secret, json.dumps(secret), json.dumps(secret, ensure_ascii=False)):
+        text = way.format(json.dumps(said) if "error" in way and "{{" in way else said)
+        reader = CompletionReader(known_forms([secret]))
+        with pytest.raises(RequestFailed) as failed:
+            reader.feed(text.encode(), 0)
+        shown = str(failed.value)
+        assert REDACTED in shown
+        assert secret[:4] not in shown

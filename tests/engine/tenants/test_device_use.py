@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,

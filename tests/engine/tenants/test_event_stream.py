@@ -74,7 +74,7 @@ def test_an_event_has_the_time_of_its_last_data_line() -> None:
     ("text", "stray"),
     [
         (b"data: a\n\n", b""), (b": {\n\n", b""), (b"{\"error\": 1}\n", b'{"error": 1}'),
-        (b"data: a\n\nhm\nho\n", b"hm"),
+        (b"data: a\n\nhm\nfoo: bar\n<html>\n{\n", b"<html>"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_field_is_kept(text: bytes, stray: bytes) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.errors import DeviceError, NotProven
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.tenants.colocation import TenantSet

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.figures.of_requests import Served
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord, RequestFailure
 from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
 from pytest_hwqueue.engine.tenants import looks

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pytest_hwqueue.data.errors import BadInput
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.tenant_processes import Limits

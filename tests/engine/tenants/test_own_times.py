@@ -13,7 +13,8 @@ from pytest_hwqueue.data.errors import BadInput, RecordError
 from pytest_hwqueue.data.figures.of_requests import throughput
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE
-from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import ColocationRecord, TenantResult, require_own_figures
 from pytest_hwqueue.engine.tenants import simulated_tenants as simulated
 from pytest_hwqueue.engine.tenants.colocation import TenantSet

@@ -15,7 +15,8 @@ from pydantic_core import to_jsonable_python
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.metrics.interference import PriorityEffect, priority_effect
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.cell.cell import Progress
 from pytest_hwqueue.engine.tenants.colocation import TenantSet

@@ -15,7 +15,8 @@ import yaml
 from pytest_hwqueue.data.errors import RecordError
 from pytest_hwqueue.data.metrics.attribution import UNEXPLAINED
 from pytest_hwqueue.data.records.noise import Causes, TailCauses
-from pytest_hwqueue.data.records.plan import Colocation, Tenant, TenantPlacement
+from pytest_hwqueue.data.records.placement import TenantPlacement
+from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import (
     ColocationRecord,
     RequestFailure,
