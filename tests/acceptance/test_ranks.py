@@ -60,7 +60,7 @@ def test_ranks(hwq, how, monkeypatch, request):
 
     monkeypatch.setattr(GradientAccumulation, "iterate", iterate)
     # A cell for each test.
-    blocks = 2 + ["fine", "killed", "memory", "hung"].index(how)
+    blocks = 2 + ["fine", "killed", "memory", "hung", "again"].index(how)
     assert hwq.run(blocks=blocks).ranks.world_size == 2
     if how == "fine":
         request.config.add_cleanup(meet)
