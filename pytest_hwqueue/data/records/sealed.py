@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -113,13 +113,14 @@ def content_of(path: Path, data: bytes, model: type[Model], what: str) -> Model:
     try:
         return model.model_validate_json(data)
     except ValueError as error:
-        if versions := _other_version(data, model):
+        content = _table(data)
+        if versions := _other_version(content, model):
             theirs, ours = versions
             raise RecordError(
                 f"{path} is {what}, but of version {theirs}, and this version of pytest-hwqueue "
                 f"reads version {ours} alone; measure again"
             ) from error
-        if other := _other_kind(data, model):
+        if other := _other_kind(content, model):
             raise RecordError(f"{path} is not {what}: it is {other}") from error
         raise RecordError(f"{path} is not {what}: {complaint(error)}") from error
 
@@ -131,9 +132,8 @@ _KINDS = {
 }
 
 
-def _other_kind(data: bytes, model: type[BaseModel]) -> str:
+def _other_kind(content: Mapping[str, Any], model: type[BaseModel]) -> str:
     """Return what kind of record a file is, if it is of another than the model; else nothing."""
-    content = _table(data)
     own = model.known_by if issubclass(model, SealedData) else ""
     found = [kind for field, kind in _KINDS.items() if field in content and field != own]
     return found[0] if found and own not in content else ""
@@ -147,12 +147,13 @@ def _table(data: bytes) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _other_version(data: bytes, model: type[BaseModel]) -> tuple[object, object] | None:
+def _other_version(
+    content: Mapping[str, Any], model: type[BaseModel]
+) -> tuple[object, object] | None:
     """Return the version of a file of the model's kind, and the model's; None unless they differ.
 
     Sealed records count their versions; other files name theirs behind their kind.
     """
-    content = _table(data)
     if "schema_" in model.model_fields:
         kind, _, ours = model.model_fields["schema_"].default.rpartition("/")
         its_kind, _, theirs = str(content.get("schema")).rpartition("/")

@@ -237,7 +237,7 @@ def _synchronised(
             result.stopped = plan.stop.time_cap
             break
         if stopping.simulated_too_long() and done < plan.iterations:
-            result.stopped = stopping.wall_cap(done, plan.iterations)
+            result.stopped = plan.stop.wall_cap(done, plan.iterations)
             break
         if finished >= next_pause:
             pause(done)
@@ -285,7 +285,7 @@ def _pipelined(
     streams[0].record(origin)
     while done < planned:
         if done and stopping.simulated_too_long():
-            result.stopped = stopping.wall_cap(done, planned)
+            result.stopped = plan.stop.wall_cap(done, planned)
             break
         began = clock_ns()
         enqueue(streams)

@@ -33,6 +33,14 @@ class StopRule:
         """Says that a loop ended because the device's time was up."""
         return f"time cap of {self.time_ns / 1e9:.3g} s"
 
+    def wall_cap(self, done: int, planned: int) -> str:
+        """Return that a loop ended because simulating took too long."""
+        return (
+            f"wall-time cap of {self.wall_ns / 1e9:.3g} s, after {done} of {planned} "
+            "iterations, which take this machine so long to simulate: raise --hwq-max-time, or "
+            "measure less"
+        )
+
     def fitting(self, turn_ns: int) -> int:
         """Return how many turns of that length there are, at least one."""
         return max(1, min(self.turns, self.time_ns // max(1, turn_ns)))
@@ -52,7 +60,6 @@ class Stopping:
 
     def __init__(self, rule: StopRule, device: Device) -> None:
         """Start the clocks of a rule, the device's and, if it is simulated, that of the wall."""
-        self.rule = rule
         self._deadline_ns = device.clock_ns() + rule.time_ns
         self._wall_deadline_ns: int | None = None
         if device.capabilities.virtual_time:
@@ -65,11 +72,3 @@ class Stopping:
     def simulated_too_long(self) -> bool:
         """Whether simulating takes too long; never so on a real device."""
         return self._wall_deadline_ns is not None and time.monotonic_ns() >= self._wall_deadline_ns
-
-    def wall_cap(self, done: int, planned: int) -> str:
-        """Return that a loop ended because simulating took too long."""
-        return (
-            f"wall-time cap of {self.rule.wall_ns / 1e9:.3g} s, after {done} of {planned} "
-            "iterations, which take this machine so long to simulate: raise --hwq-max-time, or "
-            "measure less"
-        )

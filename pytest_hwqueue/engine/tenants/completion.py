@@ -79,7 +79,8 @@ class CompletionReader:
 
         """
         for event in self._events.end(now_ns):
-            if event.data.strip() == DONE or _is_json(event.data):
+            # One that was cut off may have all that it says.
+            if event.data.strip() == DONE or _parsed(event.data) is not None:
                 self._take(event)
         self._look_at_stray()
         for reason in self._reasons:
@@ -114,10 +115,7 @@ class CompletionReader:
         if event.type == "error":
             kind = "an error event"
             raise RequestFailed(f"{kind}: {self._shown(data)}", kind)
-        try:
-            said = json.loads(data.decode())
-        except (ValueError, RecursionError):
-            said = None
+        said = _parsed(data)
         if not isinstance(said, dict):
             if event.type != "message":
                 return
@@ -166,10 +164,7 @@ class CompletionReader:
         line = self._events.stray.strip()
         if not line:
             return
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError):
-            said = None
+        said = _parsed(line)
         if isinstance(said, dict) and (error := _error_in(said)):
             kind = "an error in the stream"
             raise RequestFailed(f"{kind}: {self._text(error)}", kind)
@@ -187,13 +182,13 @@ class CompletionReader:
         return shortened(" ".join(without_known(text, self._secrets).split()))
 
 
-def _is_json(data: bytes) -> bool:
-    """Whether an event that was cut off has all that it says."""
+def _parsed(data: bytes) -> object:
+    """Return what JSON says; None for what is none, or is nested too deep to be read."""
     try:
-        json.loads(data)
+        # Of bytes json would first find out the encoding, which here is always UTF-8.
+        return json.loads(data.decode())
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
 
 
 def _tables(value: object) -> Iterator[dict[str, Any]]:

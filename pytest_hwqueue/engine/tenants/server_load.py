@@ -69,9 +69,7 @@ def allow_files(connections: int) -> None:
     """
     have, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _OTHER_FILES
-    if resource.RLIM_INFINITY in (have, most) and have == resource.RLIM_INFINITY:
-        return
-    if have >= needed:
+    if have == resource.RLIM_INFINITY or have >= needed:
         return
     if most != resource.RLIM_INFINITY and most < needed:
         raise HwqError(
@@ -107,7 +105,8 @@ class Client:
         self._sent_to = expand_url(url)
         self._headers = {name: expand(value) for name, value in spec.headers.items()}
         self._body = None if spec.body is None else spec.body.encode()
-        self._asks_for_usage = spec.protocol == "openai" and _can_ask(spec.body)
+        # Of the first request, which finds out whether the server takes it.
+        self._asking_body = _with_usage(spec.body) if spec.protocol == "openai" else None
         self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
 
     async def __aenter__(self) -> Client:
@@ -153,7 +152,7 @@ class Client:
                 return await self._read(response, self._secrets)
         except asyncio.TimeoutError:
             raise RequestFailed(f"no whole answer within {spec.timeout_s:g} s") from None
-        except Exception as error:  # also a bare ValueError: aiohttp's of a line that is too long
+        except Exception as error:  # whatever aiohttp raises, the request was not answered
             raise _failure(error, self._secrets) from None
 
     async def first_request(self) -> None:
@@ -163,9 +162,9 @@ class Client:
             HwqError: as `request` does.
 
         """
-        if self._asks_for_usage:
-            self._asks_for_usage = False
-            plain, self._body = self._body, _with_usage(self._body)
+        asking, self._asking_body = self._asking_body, None
+        if asking is not None:
+            plain, self._body = self._body, asking
             try:
                 await self.request()
                 return
@@ -214,17 +213,15 @@ class Client:
 _USAGE = {"include_usage": True}
 
 
-def _can_ask(body: bytes | str | None) -> bool:
-    """Whether a request may be asked to have tokens counted, and does not say so itself."""
+def _with_usage(body: str | None) -> bytes | None:
+    """Return a request that asks for a count of tokens; None if it cannot, or says so itself."""
     try:
         fields = json.loads(body or "")
     except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and "stream_options" not in fields
-
-
-def _with_usage(body: bytes | None) -> bytes:
-    return json.dumps({**json.loads(body or b"{}"), "stream_options": _USAGE}).encode()
+        return None
+    if not isinstance(fields, dict) or "stream_options" in fields:
+        return None
+    return json.dumps({**fields, "stream_options": _USAGE}).encode()
 
 
 async def _start_of(response: aiohttp.ClientResponse, secrets: Collection[str]) -> str:

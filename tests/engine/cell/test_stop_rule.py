@@ -43,8 +43,9 @@ def test_only_what_is_simulated_has_a_wall_to_reach(
     monkeypatch.setattr(stop_rule, "time", SimpleNamespace(monotonic_ns=lambda: next(wall_ns)))
     capabilities = SimpleNamespace(virtual_time=virtual)
     device = cast(Device, SimpleNamespace(clock_ns=lambda: 1000, capabilities=capabilities))
-    stopping = StopRule(5, 50, 70).begin(device)
+    rule = StopRule(5, 50, 70)
+    stopping = rule.begin(device)
     assert [stopping.time_is_up(at) for at in (1049, 1050)] == [False, True]
     assert [stopping.simulated_too_long() for _ in range(2)] == [False, virtual]
-    assert stopping.rule.time_cap == "time cap of 5e-08 s"
-    assert "wall-time cap of 7e-08 s, after 2 of 5 iterations" in stopping.wall_cap(2, 5)
+    assert rule.time_cap == "time cap of 5e-08 s"
+    assert "wall-time cap of 7e-08 s, after 2 of 5 iterations" in rule.wall_cap(2, 5)
