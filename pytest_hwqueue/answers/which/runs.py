@@ -189,15 +189,19 @@ def records_in(folder: Path) -> list[tuple[Path, ColocationRecord]]:
         raise RecordError(f"{folder} is no folder of records")
     found = []
     for path in folder.glob("*.json"):
-        with files("read", path):
-            content = path.read_bytes()
-        if _is_colocation(content):
+        try:
             found.append((path, read_colocation(path)))
+        except RecordError:
+            # Few are others' files: only those, and damaged records, are looked at again.
+            if _is_colocation(path):
+                raise
     return sorted(found, key=lambda pair: pair[1].started)
 
 
-def _is_colocation(content: bytes) -> bool:
+def _is_colocation(path: Path) -> bool:
     """Tell a co-location's record from a cell's, a session file and a table, by its fields."""
+    with files("read", path):
+        content = path.read_bytes()
     try:
         fields = json.loads(content)
     except ValueError:

@@ -568,6 +568,21 @@ def test_from_a_folder_without_records_is_refused(file: Path, tmp_path: Path) ->
         assert reason in result.stderr
 
 
+def test_a_record_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "session.json").write_text('{"records": []}')
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        read.append(path.name)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    records = [path.name for path, _ in records_in(folder)]
+    assert records
+    assert sorted(read) == sorted([*records, "session.json", "session.json"])
+
+
 def test_other_files_of_a_folder_are_no_records_and_damaged_ones_are_named(folder: Path) -> None:
     paths = [path for path, _ in records_in(folder)]
     assert paths
