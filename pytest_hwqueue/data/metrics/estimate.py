@@ -43,8 +43,9 @@ class PlainData(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def model_post_init(self, _: Any, /) -> None:
-        """Forget which fields were given: nobody asks, and it is half of a record's memory."""
-        object.__setattr__(self, "__pydantic_fields_set__", _NOT_KEPT)
+        """Forget which fields were given: nobody asks, and it is a third of a record's memory."""
+        # Emptied, the sets would still take 15 kB of the 127 kB of a cell's record.
+        self.__pydantic_fields_set__ = _NOT_KEPT
 
     def model_dump_json(self, *, indent: int | None = None, **how: Any) -> str:
         """Return the data as JSON; see `errors.in_utf8`."""
