@@ -554,3 +554,15 @@ def test_typed_configuration_is_read_as_the_ini_file_is(
         path.write_text(f"[{table}]\nhwq_streams = {value}\n")
         with pytest.raises((BadOption, pytest.UsageError), match=re.escape(told)):
             read_settings(pytester.parseconfig(), {})
+
+
+def test_texts_name_options_that_there_are() -> None:
+    """`hwq` spells them its own way wherever it shows a text: a wrong name would be wrong twice."""
+    named = re.compile(r"--hwq-([a-z]+(?:-[a-z]+)*)")
+    found = set()
+    for path in sorted(Path(options.__file__).parents[1].rglob("*.py")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found |= {(path.name, each) for each in named.findall(line)}
+    assert len(found) > 100
+    # An example's name, and the common beginning of what says how verdicts end.
+    assert {each for each in found if each[1] not in {*BY_NAME, "x", "on"}} == set()
