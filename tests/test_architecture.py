@@ -95,8 +95,8 @@ ALIKE = {
 # Likewise, with more than six parameters: what belongs together is a type.
 LONG = {
     "CapacitySearch.__init__", "FsdpLane.__init__", "Hwq.measure_streams",
-    "InterleavedJudging.__init__", "Measurer.window", "Option.__init__",
-    "ScenarioSession.measure", "_function", "colocation", "graph", "history", "measure_cell",
+    "InterleavedJudging.__init__", "Option.__init__",
+    "_function", "graph", "history", "measure_cell",
     "open_models", "prepared", "priority_effect", "quantile_estimate", "rates_chart",
     "run_service", "run_tenants", "serve", "survival_chart", "traced_pass",
 }  # fmt: skip

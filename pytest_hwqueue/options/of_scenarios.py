@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_hwqueue.engine.scenarios.file import Scenario
-    from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
+    from pytest_hwqueue.engine.scenarios.measurer import RunSettings
     from pytest_hwqueue.engine.scenarios.planned_runs import Case
     from pytest_hwqueue.options.options import Settings
     from pytest_hwqueue.parts.processes.starting import ForkServer
@@ -114,7 +114,7 @@ class ScenarioOptions:
         return cls(file=file, settings=settings_of(plugins), files=OutFiles.of(given), **own)
 
 
-def unopened_modes(wanted: Sequence[Case], settings: WhichSettings) -> list[str]:
+def unopened_modes(wanted: Sequence[Case], settings: RunSettings) -> list[str]:
     """Return why modes cannot be opened; refuse a scenario of which no case can be measured."""
     from pytest_hwqueue.parts.schedulers.syntax import unopened
 
@@ -134,11 +134,11 @@ def refuse_late_starts(wanted: Sequence[Case], window_s: float) -> None:
 
 
 @contextmanager
-def tenants_server(scenario: Scenario, settings: WhichSettings) -> Iterator[ForkServer | None]:
+def tenants_server(scenario: Scenario, settings: RunSettings) -> Iterator[ForkServer | None]:
     """Run what forks the scenario's tenants during the ``with`` block, if anything does."""
     from pytest_hwqueue.engine.scenarios.measurer import scenario_server
 
-    server = scenario_server(scenario, settings.device)
+    server = scenario_server(scenario, settings.plan.device)
     try:
         yield server
     finally:
@@ -227,9 +227,9 @@ def session_devices(settings: Settings) -> AbstractContextManager[None]:
     return session_leases(say, settings.lease_timeout)
 
 
-def which_settings(
+def run_settings(
     scenario: Scenario, asked: ScenarioOptions, folder: str, duration: str | None = None
-) -> WhichSettings:
+) -> RunSettings:
     """Return how runs are measured.
 
     Args:
@@ -240,9 +240,13 @@ def which_settings(
 
     """
     from pytest_hwqueue.data.redaction import redacted_command
-    from pytest_hwqueue.engine.scenarios.measurer import WhichSettings
+    from pytest_hwqueue.engine.scenarios.measurer import RunSettings
     from pytest_hwqueue.engine.scenarios.own_functions import check_functions
-    from pytest_hwqueue.engine.scenarios.planned_runs import missing_weights, unset_variable
+    from pytest_hwqueue.engine.scenarios.planned_runs import (
+        SessionPlan,
+        missing_weights,
+        unset_variable,
+    )
     from pytest_hwqueue.engine.tenants.servers import missing_client
     from pytest_hwqueue.parts.devices.kinds import only_device, resolve_size
     from pytest_hwqueue.parts.processes.git import provenance_of
@@ -269,16 +273,19 @@ def which_settings(
         raise HwqError(unset)
     with refused_as("--commit", settings.commit):
         provenance = provenance_of(file.absolute().parent, settings.commit)
-    return WhichSettings(
-        device=device.label,
-        size=settings.size,
+    return RunSettings(
+        plan=SessionPlan(
+            device.label,
+            settings.size,
+            file.absolute().parent,
+            scenario.warmup,
+            settings.seed,
+            weights,
+        ),
         duration_s=duration_s,
-        seed=settings.seed,
         timeout_s=settings.timeout,
         scheduler_paths=settings.scheduler_paths(Path()),
         folder=here / settings.dir / folder,
-        scenario_folder=file.absolute().parent,
-        weights=weights,
         command=redacted_command(["hwq", *sys.argv[1:]], scenario.secrets()),
         provenance=provenance,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,12 @@ from pytest_hwqueue.engine.scenarios.planned_runs import Case, cases, own_run, r
 from pytest_hwqueue.engine.scenarios.runs import ScenarioRuns
 from pytest_hwqueue.parts.processes.launched import launched_rank
 from pytest_hwqueue.plugin.keys import REFUSED, SCENARIO, SETTINGS, session_secrets
-from pytest_hwqueue.plugin.scenario_session import CAUSES, GOAL, scenario_session
+from pytest_hwqueue.plugin.scenario_session import (
+    CAUSES,
+    GOAL,
+    ScenarioMeasurer,
+    scenario_session,
+)
 from pytest_hwqueue.plugin.session import RecordSink, attach_records
 
 if TYPE_CHECKING:
@@ -44,12 +48,12 @@ class ScenarioFile(pytest.File):
         except BadScenario as error:
             raise self.CollectError(str(error)) from None
         session_secrets(self.config).update(scenario.secrets())
-        session = scenario_session(self.config)
-        folder = self.path.parent
-        self._runs = runs = ScenarioRuns(partial(session.measure, scenario, folder))
-        trace = partial(session.trace, scenario, folder)
+        measurer = ScenarioMeasurer(scenario_session(self.config), scenario, self.path.parent)
+        self._runs = runs = ScenarioRuns(measurer.measure)
         for case in cases(scenario):
-            yield ScenarioItem.from_parent(self, name=case.id, case=case, runs=runs, trace=trace)
+            yield ScenarioItem.from_parent(
+                self, name=case.id, case=case, runs=runs, trace=measurer.trace
+            )
 
     def teardown(self) -> None:
         """Forget the records, which are on disk: no test of this file follows."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -12,7 +13,7 @@ import pytest
 
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.engine.scenarios.own_functions import check_functions
-from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, SessionPlan, cases
 from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
 from pytest_hwqueue.engine.tenants import TENANTS
 from pytest_hwqueue.parts.devices.kinds import only_device
@@ -49,6 +50,42 @@ def scenario_session(config: pytest.Config) -> ScenarioSession:
     return session
 
 
+@dataclass(frozen=True)
+class ScenarioMeasurer:
+    """Measures the runs of one scenario for a session's tests.
+
+    Attributes:
+        session: whose settings and records these are.
+        scenario: of the file.
+        folder: to which its paths are relative.
+
+    """
+
+    session: ScenarioSession
+    scenario: Scenario
+    folder: Path
+
+    def measure(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
+        decided: Decided | None,
+    ) -> Stored:  # fmt: skip
+        """Measure one run; the arguments are those of `scenarios.runs.Measure`."""
+        with self.session.measuring(self.scenario, self.folder) as measurer:
+            record, path = measurer(run, peaks_per_s, share, number, decided)
+        if record.noise is not None:
+            from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
+
+            self.session.add_under_noise(tenant_records(record, "", {}))
+        return record, path
+
+    def trace(
+        self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, traced_in: str
+    ) -> Stored:
+        """Run tenants traced, as `scenarios.traced.Trace`, with separate records."""
+        with self.session.measuring(self.scenario, self.folder) as measurer:
+            return measurer.trace(run, peaks_per_s, self.session.at_most(duration_s), traced_in)
+
+
 class ScenarioSession:
     """Selects scenario tests, measures for them, keeps their records, lists their goals."""
 
@@ -60,44 +97,12 @@ class ScenarioSession:
         # Of scenarios with noises, each tenant's of each round.
         self._under_noise: list[RunRecord] = []
 
-    def measure(
-        self, scenario: Scenario, folder: Path, run: PlannedRun, peaks_per_s: Mapping[str, float],
-        share: float, number: int, decided: Decided | None,
-    ) -> Stored:  # fmt: skip
-        """Measure one run, as `scenarios.runs.Measure`, of a scenario whose file is in ``folder``.
-
-        Args:
-            scenario: of the file.
-            folder: to which its paths are relative.
-            run: the run.
-            peaks_per_s: requests that tenants with a share of it serve at most, by tenant.
-            share: of the scenario's duration.
-            number: of the round, from 1.
-            decided: ends the window early; None measures it to its end.
-
-        """
-        with self._measurer(scenario, folder) as measurer:
-            record, path = measurer(run, peaks_per_s, share, number, decided)
-        if record.noise is not None:
-            from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
-
-            self._under_noise += tenant_records(record, "", {})
-        return record, path
-
-    def trace(
-        self, scenario: Scenario, folder: Path, run: PlannedRun, peaks_per_s: Mapping[str, float],
-        duration_s: float, traced_in: str,
-    ) -> Stored:  # fmt: skip
-        """Run a scenario's tenants traced, as `scenarios.traced.Trace`, with separate records."""
-        with self._measurer(scenario, folder) as measurer:
-            return measurer.trace(run, peaks_per_s, self._at_most(duration_s), traced_in)
-
     @contextmanager
-    def _measurer(self, scenario: Scenario, folder: Path) -> Iterator[Measurer]:
+    def measuring(self, scenario: Scenario, folder: Path) -> Iterator[Measurer]:
         """Return what measures with this session's settings, and shows how far it is."""
         from pytest_hwqueue.engine.scenarios.measurer import (
             Measurer,
-            WhichSettings,
+            RunSettings,
             scenario_server,
         )
         from pytest_hwqueue.plugin.noise import noise_places
@@ -110,16 +115,15 @@ class ScenarioSession:
         progress = Progress(config)
         measurer = Measurer(
             scenario,
-            WhichSettings(
-                device=device.label,
-                size=settings.size,
+            RunSettings(
+                plan=SessionPlan(
+                    device.label, settings.size, folder, scenario.warmup, settings.seed,
+                    checks.weights_folder(config),
+                ),
                 duration_s=checks.scenario_seconds(config, scenario),
-                seed=settings.seed,
                 timeout_s=settings.timeout,
                 scheduler_paths=settings.scheduler_paths(config.invocation_params.dir),
                 folder=self._folder(),
-                scenario_folder=folder,
-                weights=checks.weights_folder(config),
                 command=command_line(config),
                 provenance=provenance(config),
                 faults=settings.fault,
@@ -128,13 +132,18 @@ class ScenarioSession:
             lambda stage, done, planned: progress.update(measurer.running, stage, done, planned),
             lambda record: None,
             self._tenant_server,
-        )
+        )  # fmt: skip
         try:
             yield measurer
         finally:
             progress.clear()
 
-    def _at_most(self, duration_s: float) -> float:
+    def add_under_noise(self, records: Iterable[RunRecord]) -> None:
+        """Keep tenants' records of a round under noise, for the lines that say what it costs."""
+        self._under_noise += records
+
+    def at_most(self, duration_s: float) -> float:
+        """Return how long a traced window may be of those that would be so long."""
         if is_given(self._config, "max-time"):
             return min(duration_s, self._settings.max_time)
         return duration_s

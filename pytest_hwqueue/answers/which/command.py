@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_hwqueue.answers.which.runs import WhichRuns
     from pytest_hwqueue.answers.which.search import CaseSearch, RateLooks
     from pytest_hwqueue.engine.scenarios.file import Scenario
-    from pytest_hwqueue.engine.scenarios.measurer import Measurer, WhichSettings
+    from pytest_hwqueue.engine.scenarios.measurer import Measurer, RunSettings
     from pytest_hwqueue.engine.scenarios.planned_runs import Case
     from pytest_hwqueue.options.progress import WhichProgress
 
@@ -130,7 +130,7 @@ def _measured(scenario: Scenario, wanted: list[Case], asked: WhichOptions) -> in
 
     plan = _planned_in_which(wanted) if asked.capacity else None
     folder = f"which-{session_name(now())}"
-    settings = common.which_settings(scenario, asked, folder, asked.duration)
+    settings = common.run_settings(scenario, asked, folder, asked.duration)
     common.refuse_late_starts(wanted, settings.duration_s / asked.rounds)
     bad = common.unopened_modes(wanted, settings)
     make_session_folder(settings.folder)
@@ -295,7 +295,7 @@ def capacity(file: Path, **given: Any) -> int:
         asked, "capacity is searched in the quiet; leave the field out",
         "the same command draws where the records are and vl-convert-python is",
     )  # fmt: skip
-    settings = common.which_settings(scenario, asked, f"capacity-{scenario.name}-{how.tenant}")
+    settings = common.run_settings(scenario, asked, f"capacity-{scenario.name}-{how.tenant}")
     looks, grids = _planned(wanted, how)
     time_s = common.seconds("--time", how.time)
     with common.session_devices(asked.settings):
@@ -376,7 +376,7 @@ def _planned(
 
 def _searched(
     scenario: Scenario, tenant: str, grids: list[tuple[Case, RateGrid]], looks: RateLooks,
-    time_s: float, settings: WhichSettings,
+    time_s: float, settings: RunSettings,
 ) -> tuple[CapacityFile, bool, list[str]]:  # fmt: skip
     """Search, or continue; return the result, whether it was interrupted, and bad schedulers."""
     from pytest_hwqueue.answers.which.budget import SearchBudget
@@ -411,9 +411,9 @@ def _searched(
         )  # fmt: skip
         with interruptible() as interrupted, measurer:
             search.begin()
-            progress.say(_time(search.found, looks, settings.device))
+            progress.say(_time(search.found, looks, settings.plan.device))
             search.search()
-    found = result(search, seed=settings.seed, complete=not interrupted)
+    found = result(search, seed=settings.plan.seed, complete=not interrupted)
     for reason in bad:
         say(f"requested but not measured: {reason}")
     return found, bool(interrupted), bad

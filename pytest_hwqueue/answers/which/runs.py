@@ -22,6 +22,7 @@ from pytest_hwqueue.engine.scenarios.goals import NATIVE
 from pytest_hwqueue.engine.scenarios.planned_runs import (
     Case,
     PlannedRun,
+    SessionPlan,
     colocation,
     native_run,
     own_run,
@@ -226,12 +227,8 @@ _OF_FILE = (
 
 def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
     """Raise RecordError unless the tenants are those of the scenario file as it is now."""
-    expected = for_records(
-        colocation(
-            run, {}, duration_s=1.0, warmup_s=0.0, seed=0, device=record.device, size="auto",
-            folder=Path(),
-        )
-    ).tenants  # fmt: skip
+    session = SessionPlan(record.device, "auto", Path())
+    expected = for_records(colocation(run, session, record.plan.duration_s)).tenants
     for each, measured in zip(expected, record.plan.tenants, strict=False):
         now, then = to_jsonable_python(each), to_jsonable_python(measured)
         for name in _OF_FILE:

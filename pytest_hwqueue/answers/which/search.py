@@ -296,9 +296,7 @@ class ResumingMeasurer:
         # Where the goals have changed since, a window that ended early may decide nothing.
         if kept and (kept[0].duration_s >= plan.duration_s or (decided and decided(*kept))):
             return kept
-        record, path = self._measurer.window(
-            run, peaks_per_s, window_s, number, self._looks, decided
-        )
+        record, path = self._measurer.window(run, plan, number, self._looks, decided)
         self._kept.keep(record, path)
         return record, path
 

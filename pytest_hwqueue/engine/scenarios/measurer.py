@@ -14,7 +14,7 @@ from pytest_hwqueue.data.records.plan import Colocation
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.file import Scenario
-from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, colocation
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, SessionPlan, colocation
 from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.colocation_run import Progress as RunProgress
@@ -30,19 +30,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WhichSettings:
+class RunSettings:
     """How runs are measured.
 
     Attributes:
-        device: label of the device.
-        size: of workloads: `full`, `small`, `tiny` or `auto`.
+        plan: what their windows have in common.
         duration_s: of each case, all rounds together.
-        seed: of the first round; each further one has the next.
         timeout_s: for tenants to warm up, and to end.
         scheduler_paths: where the user has what modes need.
         folder: receives the records.
-        scenario_folder: where traces of arrivals are.
-        weights: folder with those of every model; None for seeded ones.
         command: repeats this.
         provenance: of the tree that the scenario file is in.
         faults: planted in the scenario's first tenant.
@@ -50,15 +46,11 @@ class WhichSettings:
 
     """
 
-    device: str
-    size: str
+    plan: SessionPlan
     duration_s: float
-    seed: int
     timeout_s: float
     scheduler_paths: SchedulerPaths
     folder: Path
-    scenario_folder: Path
-    weights: Path | None
     command: str
     provenance: Provenance
     faults: tuple[str, ...] = ()
@@ -90,7 +82,7 @@ class Measurer:
     def __init__(
         self,
         scenario: Scenario,
-        settings: WhichSettings,
+        settings: RunSettings,
         progress: RunProgress,
         ended: Callable[[ColocationRecord], None],
         server: ForkServer | None = None,
@@ -139,57 +131,46 @@ class Measurer:
         """Measure a run; the arguments are those of `scenarios.runs.Measure`."""
         duration_s = share * self._settings.duration_s
         planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
-        return self.window(run, peaks_per_s, duration_s, number, planned, decided)
+        plan = self.plan(run, peaks_per_s, duration_s, number)
+        return self.window(run, plan, number, planned, decided)
 
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, folder: str
     ) -> Stored:
         """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
-        return self.window(run, peaks_per_s, duration_s, 1, (), None, traced_in=folder)
+        plan = self.plan(run, peaks_per_s, duration_s, 1)
+        return self.window(run, plan, 1, (), None, traced_in=folder)
 
     def plan(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, number: int
     ) -> Colocation:
         """Return what a window of a run measures; ``number`` is that of its round, from 1."""
         settings = self._settings
-        plan = colocation(
-            run,
-            peaks_per_s,
-            duration_s=duration_s,
-            warmup_s=self._scenario.warmup,
-            # Rounds see other arrivals, and what is compared within a round sees the same.
-            seed=settings.seed + number - 1,
-            device=settings.device,
-            size=settings.size,
-            folder=settings.scenario_folder,
-            weights=settings.weights,
-        )
+        plan = colocation(run, settings.plan, duration_s, number, peaks_per_s)
         first = self._scenario.tenants[0].name
         tenants = (
             replace(each, faults=settings.faults) if each.name == first else each
             for each in plan.tenants
         )
-        seed = settings.seed if self._lives_on else None
+        seed = settings.plan.seed if self._lives_on else None
         return replace(plan, tenants=tuple(tenants), work_seed=seed)
 
     def window(
-        self,
-        run: PlannedRun,
-        peaks_per_s: Mapping[str, float],
-        duration_s: float,
-        number: int,
-        planned: Sequence[Look],
-        decided: Decided | None,
-        *,
-        traced_in: str = "",
-    ) -> Stored:
-        """Measure a run in a window of so many seconds, looked at as planned until it is decided.
+        self, run: PlannedRun, plan: Colocation, number: int, planned: Sequence[Look],
+        decided: Decided | None, *, traced_in: str = "",
+    ) -> Stored:  # fmt: skip
+        """Measure a window of a run, looked at as planned until it is decided.
 
-        Without ``decided`` it is measured to its end; with ``traced_in`` it is traced, and the
-        record is in that folder.
+        Args:
+            run: the run.
+            plan: of the window, from `plan`.
+            number: of its round, from 1.
+            planned: looks at it.
+            decided: whether one ends it; None measures it to its end.
+            traced_in: folder for the record of a traced window; empty for one that is not.
+
         """
         settings = self._settings
-        plan = self.plan(run, peaks_per_s, duration_s, number)
         folder = settings.folder / traced_in
         self.running = plan.id
         path = record_path(folder, plan.id)

@@ -216,22 +216,40 @@ def peak_runs(run: PlannedRun) -> dict[str, PlannedRun]:
     }
 
 
+@dataclass(frozen=True)
+class SessionPlan:
+    """What the windows of a session have in common.
+
+    Attributes:
+        device: its label.
+        size: of workloads: `full`, `small`, `tiny` or `auto`.
+        folder: of the scenario file, where its traces are.
+        warmup_s: how long each tenant runs before a window.
+        seed: of the first round; each further one has the next.
+        weights: folder with those of every model; None for seeded ones.
+
+    """
+
+    device: str
+    size: str
+    folder: Path
+    warmup_s: float = 0.0
+    seed: int = 0
+    weights: Path | None = None
+
+
 def colocation(
-    run: PlannedRun, peaks_per_s: Mapping[str, float], *, duration_s: float, warmup_s: float,
-    seed: int, device: str, size: str, folder: Path, weights: Path | None = None,
+    run: PlannedRun, session: SessionPlan, duration_s: float, number: int = 1,
+    peaks_per_s: Mapping[str, float] | None = None,
 ) -> Colocation:  # fmt: skip
     """Return the plan of a window of a run.
 
     Args:
         run: the run.
-        peaks_per_s: requests per second that tenants with a share of it serve at most, by tenant.
+        session: that the window is of.
         duration_s: length of the window.
-        warmup_s: how long each tenant runs before it.
-        seed: of weights, inputs and arrivals.
-        device: its label.
-        size: of workloads: `full`, `small`, `tiny` or `auto`.
-        folder: of the scenario file, where its traces are.
-        weights: folder with those of every model; None for seeded ones.
+        number: of its round, from 1.
+        peaks_per_s: requests per second that tenants with a share of it serve at most, by tenant.
 
     """
     return Colocation(
@@ -239,18 +257,19 @@ def colocation(
         tenants=tuple(
             replace(
                 tenant,
-                size=size,
-                arrival=at_peak(tenant.arrival, peaks_per_s.get(tenant.name, 0.0)),
-                weights=_weights(tenant, weights),
+                size=session.size,
+                arrival=at_peak(tenant.arrival, (peaks_per_s or {}).get(tenant.name, 0.0)),
+                weights=_weights(tenant, session.weights),
                 deadline_ms=None,
             )
             for tenant in run.tenants
         ),
         placement=run.placement,
         duration_s=duration_s,
-        warmup_s=warmup_s,
-        seed=seed,
-        device=device,
+        warmup_s=session.warmup_s,
+        # Rounds see other arrivals, and what is compared within a round sees the same.
+        seed=session.seed + number - 1,
+        device=session.device,
         scheduler=run.scheduler,
         goals=tuple(map(str, run.goals)),
         asked_ms={
@@ -258,8 +277,8 @@ def colocation(
             for tenant in run.tenants
             if (within_ns := within_of(run, tenant.name, run.goals)) is not None
         },
-        folder=str(folder),
-        noise=None if run.noise is None else noise_file(run.noise, folder),
+        folder=str(session.folder),
+        noise=None if run.noise is None else noise_file(run.noise, session.folder),
     )
 
 

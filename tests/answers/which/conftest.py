@@ -23,7 +23,7 @@ from pytest_hwqueue.data.records.tenants import (
     write_colocation,
 )
 from pytest_hwqueue.engine.scenarios.file import Scenario, read_scenario
-from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases, colocation
+from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, SessionPlan, cases, colocation
 from pytest_hwqueue.engine.tenants.open_loop import Load
 from pytest_hwqueue.engine.tenants.servers import for_records
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
@@ -114,10 +114,7 @@ def served(
 
 def record(run: PlannedRun, number: int = 1, **changed: Any) -> ColocationRecord:
     latency_ms, per_s = TRUTH[run.name, run.placement, run.scheduler]
-    plan = colocation(
-        run, {}, duration_s=WINDOW_S, warmup_s=1, seed=number - 1, device="cuda", size="full",
-        folder=Path(),
-    )  # fmt: skip
+    plan = colocation(run, SessionPlan("cuda", "full", Path(), 1.0), WINDOW_S, number)
     tenants = [
         served(tenant.name, *((latency_ms, 0) if tenant.name == "high" else (0, per_s)))
         for tenant in run.tenants

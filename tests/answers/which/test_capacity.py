@@ -176,7 +176,7 @@ def with_invalid_windows(
 
     def measured(self: Measurer, run: PlannedRun, *given: Any) -> Any:
         record, path = window(self, run, *given)
-        place = (run.key, run.tenants[0].arrival, given[2])
+        place = (run.key, run.tenants[0].arrival, given[1])
         if invalid(run, times[place]):
             record = record.model_copy(update={"status": "invalid", "reason": "1.04 ms late"})
         times[place] += 1

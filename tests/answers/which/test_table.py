@@ -568,6 +568,16 @@ def test_from_a_folder_without_records_is_refused(file: Path, tmp_path: Path) ->
         assert reason in result.stderr
 
 
+def test_records_of_a_tenant_that_starts_late_are_read(tmp_path: Path) -> None:
+    """Later than any length of a window that is not the record's own."""
+    file = tmp_path / "mix.hwq.yaml"
+    low = "  - {name: low, model: resnet18, start: 5s}\n"
+    high = "  - {name: high, model: resnet18}\n"
+    file.write_text(f"name: mix\nduration: 9s\nschedulers: [native]\ntenants:\n{high}{low}")
+    found, _ = told_of(file, {})
+    assert [case.status for case in found.cases] == ["ok"] * 3
+
+
 def test_a_record_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "session.json").write_text('{"records": []}')
     read: list[str] = []

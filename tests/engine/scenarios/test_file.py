@@ -21,6 +21,7 @@ from pytest_hwqueue.engine.scenarios.file import (
     read_scenario,
 )
 from pytest_hwqueue.engine.scenarios.planned_runs import (
+    SessionPlan,
     cases,
     colocation,
     late_start,
@@ -185,12 +186,9 @@ def test_a_tenant_starts_later_than_others_and_alone_with_the_window() -> None:
     high, low_tenant = case.tenants
     assert (high.start_s, low_tenant.start_s) == (0.0, 1.5)
     plans = [
-        colocation(
-            run, {}, duration_s=3.0, warmup_s=0.0, seed=0, device="cpu", size="tiny",
-            folder=Path(),
-        )
+        colocation(run, SessionPlan("cpu", "tiny", Path()), 3.0)
         for run in (own_run(case), solo_run(case, low_tenant))
-    ]  # fmt: skip
+    ]
     assert [tenant.start_s for plan in plans for tenant in plan.tenants] == [0.0, 1.5, 0.0]
     # Compared runs share it.
     assert native_run(case).key == own_run(case).key

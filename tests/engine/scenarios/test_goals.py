@@ -34,7 +34,7 @@ from pytest_hwqueue.engine.scenarios.goals import (
     latency_bound_ns,
     parse_goal,
 )
-from pytest_hwqueue.engine.scenarios.planned_runs import cases, colocation, own_run
+from pytest_hwqueue.engine.scenarios.planned_runs import SessionPlan, cases, colocation, own_run
 from pytest_hwqueue.engine.tenants import DEVICE
 
 names = st.from_regex("[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
@@ -401,8 +401,6 @@ tenants:
   - {name: free, model: resnet18}
 goals: [strict.p99 < 12 ms, strict.p99 < 9 ms, strict.p50 < 2 ms, given.p99 < 5 ms]
 """
-    plan = colocation(
-        own_run(cases(parse_scenario(text, Path("mine.hwq.yaml")))[0]), {}, duration_s=1,
-        warmup_s=1, seed=0, device="cpu", size="tiny", folder=Path(),
-    )  # fmt: skip
+    run = own_run(cases(parse_scenario(text, Path("mine.hwq.yaml")))[0])
+    plan = colocation(run, SessionPlan("cpu", "tiny", Path()), 1.0)
     assert plan.asked_ms == {"strict": 9.0, "given": 30.0}

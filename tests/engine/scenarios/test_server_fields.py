@@ -7,17 +7,14 @@ from pathlib import Path
 
 from pytest_hwqueue.data.records.plan import Server
 from pytest_hwqueue.engine.scenarios.file import parse_scenario
-from pytest_hwqueue.engine.scenarios.planned_runs import cases, colocation, own_run
+from pytest_hwqueue.engine.scenarios.planned_runs import SessionPlan, cases, colocation, own_run
 from pytest_hwqueue.engine.tenants.servers import ready_url
 
 
 def spec(server: str, more: str = "") -> Server:
     text = f"name: mine\nduration: 3s\ntenants:\n  - {{name: s, server: {server}}}\n{more}"
     scenario = parse_scenario(text, Path("mine.hwq.yaml"))
-    plan = colocation(
-        own_run(cases(scenario)[0]), {}, duration_s=1, warmup_s=1, seed=0, device="cpu",
-        size="tiny", folder=Path(),
-    )  # fmt: skip
+    plan = colocation(own_run(cases(scenario)[0]), SessionPlan("cpu", "tiny", Path()), 1.0)
     found = plan.tenants[0].server
     assert found is not None
     return found
