@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,9 @@ from pytest_hwqueue.engine.tenants.tenant_window import (
     open_work,
 )
 from pytest_hwqueue.parts.devices.simulated.colocation import (
+    ModelledLook,
     ModelledTenant,
+    SharedDevice,
     operations_of,
     run_tenants,
 )
@@ -75,92 +77,143 @@ def simulate(
         BadInput: if a tenant's arrival is not valid.
 
     """
+    model = _model(plan)
+    if traced:
+        model = _short_enough(model)
+        found.duration_s = model.duration_ns / 1e9
+    ran: list[DeviceWork] | None = [] if traced else None
+    served, window_ns = _run(model, ran, looks, decided)
+    done_ns = model.all_served_ns(served)
+    of_all = model.results(served, model.duration_ns)
+    found.counted(plan, done_ns, {one.name: one for one in of_all})
+    found.tenants = model.results(served, window_ns if done_ns is None else done_ns)
+    notes = _notes(model)
+    if ran is not None:
+        notes += _explain(model, found, ran)
+    found.fingerprint = model.device.fingerprint()
+    found.notes = [*notes, *found.notes]
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The model of a plan.
+
+    Attributes:
+        plan: who runs, and how.
+        device: that they share.
+        sharing: as the scheduler lets them.
+        tenants: those of the plan, in its order.
+        requests: what one request of each is.
+        duration_ns: of the window; less than the plan's where a trace would hold too much.
+
+    """
+
+    plan: Colocation
+    device: SimulatedDevice
+    sharing: SimulatedSharing
+    tenants: Sequence[ModelledTenant]
+    requests: Sequence[_Request]
+    duration_ns: int
+
+    @property
+    def turns(self) -> bool:
+        """Whether tenants have the device in time slices."""
+        return not self.sharing.together and self.plan.placement != TenantPlacement.THREADS
+
+    def results(self, served: Sequence[RequestLog], window_ns: int) -> list[TenantResult]:
+        """Return what a window of a length has of each tenant."""
+        each = zip(self.plan.tenants, self.tenants, self.requests, served, strict=True)
+        return [_result(*one, window_ns) for one in each]
+
+    def all_served_ns(self, served: Sequence[RequestLog]) -> int | None:
+        """Return when all counted requests were served; None if none count, or some were not."""
+        results = self.results(served, self.duration_ns)
+        return served_all_ns(self.plan, {one.name: one for one in results})
+
+
+def _model(plan: Colocation) -> _Model:
+    """Return the model of a plan; RunEnded if its scheduler or a tenant of it has none."""
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
     sharing = _sharing(plan)
     _refuse_groups(plan, sharing, device)
-    modelled, works = [], []
+    tenants, requests = [], []
     for spec, request in zip(plan.tenants, tenant_requests(plan.tenants), strict=True):
         # The mode's settings are for those who are to give way, as in XSched's own mode.
-        tenant, work = _tenant(plan, spec, device, sharing, request.most_urgent)
-        modelled.append(tenant)
-        works.append(work)
-    ran: list[DeviceWork] | None = None
-    duration_ns = plan.duration_ns
-    round_trip_ns = device.profile.sharing.preemption_round_trip_ns.value
-    if traced:
-        ran = []
-        modelled, duration_ns = _short_enough(modelled, duration_ns)
-        if reason := plan.too_short(duration_ns / 1e9, FEWER_KERNELS):
-            raise _not_modelled(f"a trace holds no more: {reason}")
-        found.duration_s = duration_ns / 1e9
-    together = sharing.together or plan.placement == TenantPlacement.THREADS
-    window_ns = duration_ns
+        tenant, one = _tenant(plan, spec, device, sharing, request.most_urgent)
+        tenants.append(tenant)
+        requests.append(one)
+    return _Model(plan, device, sharing, tenants, requests, plan.duration_ns)
 
-    def seen(served: Sequence[RequestLog], window_ns: int) -> list[TenantResult]:
-        each = zip(plan.tenants, modelled, works, served, strict=True)
-        return [_result(*one, window_ns) for one in each]
 
-    def all_served_ns(served: Sequence[RequestLog]) -> int | None:
-        return served_all_ns(plan, {one.name: one for one in seen(served, duration_ns)})
+def _run(
+    model: _Model, ran: list[DeviceWork] | None, looks: Sequence[Look], decided: Decided
+) -> tuple[list[RequestLog], int]:
+    """Run a model; return what each tenant completed, and the length of the window."""
+    plan, profile = model.plan, model.device.profile
+    window_ns = model.duration_ns
 
-    # What is counted is mostly served long before the end.
-    counts_ns = [duration_ns >> halvings for halvings in _COUNTS] if plan.counted else []
+    def all_by(time_ns: int, served: Sequence[RequestLog]) -> bool:
+        done_ns = model.all_served_ns(served)
+        return done_ns is not None and Window(0, done_ns).over_ns <= time_ns
 
-    def ended(number: int, served: Sequence[RequestLog]) -> bool:
+    def decides(look: Look, served: Sequence[RequestLog]) -> bool:
         nonlocal window_ns
-        if plan.counted:
-            done_ns = all_served_ns(served)
-            return done_ns is not None and Window(0, done_ns).over_ns <= counts_ns[number]
-        look = looks[number]
-        if not decided(look, seen(served, look.window_ns)):
+        if not decided(look, model.results(served, look.window_ns)):
             return False
         window_ns = look.window_ns
         return True
 
-    results = run_tenants(
-        device.profile.hardware(),
-        modelled,
-        duration_ns,
-        "together" if together else "time-slices",
-        None if sharing.preemption is None else round_trip_ns,
-        grace_ns=Window(0, duration_ns).grace_ns,
-        ran=ran,
-        host=device.profile.request_host(),
+    if plan.counted:
+        # What is counted is mostly served long before the end.
+        times_ns = [model.duration_ns >> halvings for halvings in _COUNTS]
+        at = [ModelledLook(time_ns, partial(all_by, time_ns)) for time_ns in times_ns]
+    else:
+        at = [
+            ModelledLook(Window(0, look.window_ns).over_ns, partial(decides, look))
+            for look in looks
+        ]
+    preempts = model.sharing.preemption is not None
+    shared = SharedDevice(
+        profile.hardware(),
+        "time-slices" if model.turns else "together",
+        profile.sharing.preemption_round_trip_ns.value if preempts else None,
+        profile.request_host(),
         threads=plan.placement == TenantPlacement.THREADS,
-        looks_ns=counts_ns or [Window(0, look.window_ns).over_ns for look in looks],
-        ended=ended,
     )
-    done_ns = all_served_ns(results)
-    found.counted(plan, done_ns, {one.name: one for one in seen(results, duration_ns)})
-    window_ns = window_ns if done_ns is None else done_ns
-    tenants = seen(results, window_ns)
-    notes = [
-        f"simulated: {device.name}; the scheduler is part of the model, so nothing is proven",
+    grace_ns = Window(0, model.duration_ns).grace_ns
+    served = run_tenants(shared, model.tenants, model.duration_ns, grace_ns, ran=ran, looks=at)
+    return served, window_ns
+
+
+def _notes(model: _Model) -> list[str]:
+    """Say what a model's figures are not."""
+    return [
+        f"simulated: {model.device.name}; the scheduler is part of the model, so nothing is proven",
         "simulated: no values exist, so results were not checked",
+        *(
+            f"simulated: of tenant {spec.name} the operations of torch are modelled, as its first "
+            "request has them; what else its function does takes no time"
+            for spec in model.plan.tenants
+            if spec.function is not None
+        ),
     ]
-    notes += [
-        f"simulated: of tenant {spec.name} the operations of torch are modelled, as its first "
-        "request has them; what else its function does takes no time"
-        for spec in plan.tenants
-        if spec.function is not None
-    ]
-    if ran is not None:
-        short = []
-        if duration_ns < plan.duration_ns:
-            short.append(
-                f"traced for at most {duration_ns / 1e9:.2g} s, not {plan.duration_s:.2g} s: the "
-                "tenants run too many kernels for a trace"
-            )
-        traces = {one.name: _trace(one.name, ran) for one in tenants}
-        found.device_use = device_use(
-            tenants, traces, 0, round(found.duration_s * 1e9), not together
+
+
+def _explain(model: _Model, found: FoundOfTenants, ran: Sequence[DeviceWork]) -> list[str]:
+    """Add the device's use and the causes to a traced window; say what a trace did not hold."""
+    short = []
+    if model.duration_ns < model.plan.duration_ns:
+        short.append(
+            f"traced for at most {model.duration_ns / 1e9:.2g} s, not {model.plan.duration_s:.2g} "
+            "s: the tenants run too many kernels for a trace"
         )
-        tenants = kept_causes(
-            found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=not together
-        )
-        notes += short
-    found.tenants, found.fingerprint = tenants, device.fingerprint()
-    found.notes = [*notes, *found.notes]
+    tenants = found.tenants
+    traces = {one.name: _trace(one.name, ran) for one in tenants}
+    found.device_use = device_use(tenants, traces, 0, round(found.duration_s * 1e9), model.turns)
+    found.tenants = kept_causes(
+        found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=model.turns
+    )
+    return short
 
 
 def _result(
@@ -178,12 +231,16 @@ def _result(
     return delivered(spec, load, window_ns, work.what)
 
 
-def _short_enough(
-    tenants: Sequence[ModelledTenant], duration_ns: int
-) -> tuple[list[ModelledTenant], int]:
-    """Return the tenants, and a window short enough for their kernels to fit into a trace."""
+def _short_enough(model: _Model) -> _Model:
+    """Return a model with a window short enough for its tenants' kernels to fit into a trace.
+
+    Raises:
+        RunEnded: if a tenant would not have begun by then.
+
+    """
+    duration_ns = model.duration_ns
     kernels = 0.0
-    for one in tenants:
+    for one in model.tenants:
         # A closed loop is no faster than its host, nor than its kernels one after the other.
         alone_ns = max(
             len(operations_of(one.kernels)) * one.host_ns,
@@ -195,15 +252,18 @@ def _short_enough(
         if one.most is not None:
             requests = min(requests, one.most)
         kernels += requests * len(one.kernels)
-    if kernels <= _MOST_KERNELS:
-        return list(tenants), duration_ns
-    duration_ns = round(duration_ns * _MOST_KERNELS / kernels)
-    return [
-        one
-        if one.arrivals_ns is None
-        else replace(one, arrivals_ns=[due for due in one.arrivals_ns if due < duration_ns])
-        for one in tenants
-    ], duration_ns
+    if kernels > _MOST_KERNELS:
+        duration_ns = round(duration_ns * _MOST_KERNELS / kernels)
+        tenants = [
+            one
+            if one.arrivals_ns is None
+            else replace(one, arrivals_ns=[due for due in one.arrivals_ns if due < duration_ns])
+            for one in model.tenants
+        ]
+        model = replace(model, tenants=tenants, duration_ns=duration_ns)
+    if reason := model.plan.too_short(duration_ns / 1e9, FEWER_KERNELS):
+        raise _not_modelled(f"a trace holds no more: {reason}")
+    return model
 
 
 def _trace(tenant: str, ran: Sequence[DeviceWork]) -> Trace:

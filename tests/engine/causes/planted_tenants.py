@@ -8,7 +8,11 @@ from typing import Literal
 
 from pytest_hwqueue.data.metrics.attribution import Cause, DeviceWork, Request, RequestCause
 from pytest_hwqueue.engine.causes.explain import Others, Trace, explain
-from pytest_hwqueue.parts.devices.simulated.colocation import ModelledTenant, run_tenants
+from pytest_hwqueue.parts.devices.simulated.colocation import (
+    ModelledTenant,
+    SharedDevice,
+    run_tenants,
+)
 from pytest_hwqueue.parts.devices.simulated.costs import KernelWork
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 
@@ -39,7 +43,8 @@ def _served(
     """
     device = SimulatedDevice("h200")
     ran: list[DeviceWork] = []
-    results = run_tenants(device.profile.hardware(), tenants, duration_ns, sharing, ran=ran)
+    shared = SharedDevice(device.profile.hardware(), sharing)
+    results = run_tenants(shared, tenants, duration_ns, ran=ran)
     times = results[0]
     requests, free_ns = [], 0
     each = zip(times.scheduled_ns, times.started_ns, times.finished_ns, strict=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pytest_hwqueue.data.metrics.attribution import DeviceWork
 from pytest_hwqueue.data.records.tenants import RequestLog
@@ -258,49 +258,63 @@ class ModelledTenant:
     most: int | None = None
 
 
+class ModelledLook(NamedTuple):
+    """A look at what tenants have completed at a time, which may end the run."""
+
+    at_ns: int
+    ends: Callable[[Sequence[RequestLog]], bool]
+
+
+@dataclass(frozen=True)
+class SharedDevice:
+    """A device that tenants share, and how they do.
+
+    Attributes:
+        hardware: the device.
+        placement: how tenants share it.
+        round_trip_ns: puts a preemptive scheduler in charge, and says how long it needs to notice
+            that a command has ended; None for none.
+        host: how the hosts of all tenants behave.
+        threads: all tenants are threads of one process; otherwise each has one of its own.
+
+    """
+
+    hardware: Hardware
+    placement: Placement = "together"
+    round_trip_ns: int | None = None
+    host: RequestHost = field(default_factory=RequestHost)
+    threads: bool = False
+
+
 def run_tenants(
-    hardware: Hardware,
-    tenants: Sequence[ModelledTenant],
-    duration_ns: int,
-    placement: Placement,
-    round_trip_ns: int | None = None,
-    grace_ns: int | None = None,
-    ran: list[DeviceWork] | None = None,
-    host: RequestHost | None = None,
-    *,
-    threads: bool = False,
-    looks_ns: Sequence[int] = (),
-    ended: Callable[[int, Sequence[RequestLog]], bool] = lambda number, seen: False,
-) -> list[RequestLog]:
+    device: SharedDevice, tenants: Sequence[ModelledTenant], duration_ns: int,
+    grace_ns: int | None = None, *, ran: list[DeviceWork] | None = None,
+    looks: Sequence[ModelledLook] = (),
+) -> list[RequestLog]:  # fmt: skip
     """Run tenants together and return what each completed, in order of ends.
 
     Args:
-        hardware: the device.
+        device: that they share.
         tenants: who runs; each request on one stream.
         duration_ns: for how much virtual time.
-        placement: how tenants share the device.
-        round_trip_ns: puts a preemptive scheduler in charge, and says how long it needs to notice
-            that a command has ended; None for none.
         grace_ns: how long after the end a request that was due before it may still start; what
             has started then is completed. None to stop at the end, whatever runs.
         ran: takes every kernel and copy when it has ended; each tenant has its one stream 0 (no
             concurrency), and its requests are numbered from 0.
-        host: how the hosts of all of them behave.
-        threads: all tenants are threads of one process; otherwise each has one of its own.
-        looks_ns: when to look at what has been completed so far.
-        ended: whether a look ends it; told its number, from 0, and what has been completed.
+        looks: at what has been completed so far, in their order.
 
     """
-    engine = Engine(hardware)
+    engine = Engine(device.hardware)
     if ran is not None:
         engine.observer = _noting(tenants, ran)
-    scheduler = None if round_trip_ns is None else PreemptiveScheduler(engine, round_trip_ns)
+    preempts_ns = device.round_trip_ns
+    scheduler = None if preempts_ns is None else PreemptiveScheduler(engine, preempts_ns)
     results = [RequestLog([], [], []) for _ in tenants]
-    process = Process(engine, host or RequestHost())
+    process = Process(engine, device.host)
     for index, tenant in enumerate(tenants):
-        if index and not threads:
-            process = Process(engine, host or RequestHost())
-        context = index if placement == "time-slices" else 0
+        if index and not device.threads:
+            process = Process(engine, device.host)
+        context = index if device.placement == "time-slices" else 0
         numbers = count()
         operations = operations_of(tenant.kernels)
         for slot in range(tenant.concurrency):
@@ -317,9 +331,9 @@ def run_tenants(
                 duration_ns, duration_ns + (grace_ns or 0),
             )  # fmt: skip
             engine.at(tenant.start_ns, loop.begin)
-    for number, look_ns in enumerate(looks_ns):
-        engine.run(look_ns)
-        if ended(number, results):
+    for look in looks:
+        engine.run(look.at_ns)
+        if look.ends(results):
             return results
     engine.run(duration_ns if grace_ns is None else None)
     return results

@@ -15,7 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_hwqueue.parts.devices.simulated.colocation import ModelledTenant, run_tenants
+from pytest_hwqueue.parts.devices.simulated.colocation import (
+    ModelledTenant,
+    SharedDevice,
+    run_tenants,
+)
 from pytest_hwqueue.parts.devices.simulated.costs import KernelWork
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.devices.simulated.pool import SimulatedPool
@@ -110,7 +114,8 @@ def _thread_rate(profile: Profile, threads: int) -> float:
         for index in range(threads)
     ]
     host = RequestHost(handover_ns=profile.host.lock_handover_ns.value)
-    found = run_tenants(profile.hardware(), tenants, _NS_PER_S, "together", host=host, threads=True)
+    shared = SharedDevice(profile.hardware(), host=host, threads=True)
+    found = run_tenants(shared, tenants, _NS_PER_S)
     return _LAUNCHES * sum(len(times.finished_ns) for times in found)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.parts.devices.simulated.colocation import (
     ModelledTenant,
+    SharedDevice,
     operations_of,
     run_tenants,
 )
@@ -21,16 +22,16 @@ from pytest_hwqueue.parts.devices.simulated.profile import Hardware, RequestHost
 
 SHORT = KernelWork(10)
 WITHIN = KernelWork(10, within=True)
+PLAIN = RequestHost()
 RESTS = RequestHost(cold_factor=3, cold_after_ns=5000)
 
 
 def run(
-    *tenants: ModelledTenant, host: RequestHost | None = None, threads: bool = False
+    *tenants: ModelledTenant, host: RequestHost = PLAIN, threads: bool = False
 ) -> list[list[int]]:
     """Latency of each tenant's requests, from their scheduled arrival, within 1 ms."""
-    found = run_tenants(
-        Hardware(slots=64), tenants, 1_000_000, "together", grace_ns=0, host=host, threads=threads
-    )
+    shared = SharedDevice(Hardware(slots=64), host=host, threads=threads)
+    found = run_tenants(shared, tenants, 1_000_000, grace_ns=0)
     both = (zip(times.scheduled_ns, times.finished_ns, strict=True) for times in found)
     return [[finished - scheduled for scheduled, finished in each] for each in both]
 
@@ -92,7 +93,7 @@ def served(concurrency: int, due_ns: list[int] | None = None) -> list[tuple[int,
         "a", (KernelWork(1000),), host_ns=0, synchronise_ns=0, arrivals_ns=due_ns,
         concurrency=concurrency,
     )  # fmt: skip
-    (times,) = run_tenants(Hardware(slots=64), [one], 1_000_000, "together", grace_ns=0)
+    (times,) = run_tenants(SharedDevice(Hardware(slots=64)), [one], 1_000_000, grace_ns=0)
     return sorted(zip(times.scheduled_ns, times.started_ns, times.finished_ns, strict=True))
 
 
