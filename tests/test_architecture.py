@@ -98,7 +98,7 @@ LONG = {
     "InterleavedJudging.__init__", "Option.__init__",
     "_function", "graph", "history", "measure_cell",
     "open_models", "prepared", "priority_effect", "quantile_estimate", "rates_chart",
-    "run_service", "serve", "survival_chart", "traced_pass",
+    "run_service", "survival_chart",
 }  # fmt: skip
 
 

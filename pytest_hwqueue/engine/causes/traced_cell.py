@@ -33,19 +33,20 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
         measured = found.samples
         took_ns = sum(measured.host_ns or measured.pace_ns) if measured else 0
         plan = replace(plan, limit_ns=max(_LEAST_LIMIT_NS, took_ns))
+    if request.workload.gradients and not cell.device.capabilities.host:
+        plan = replace(plan, all_threads=True)
     cell.stage("causes", 0, plan.requests)
     try:
         with cell.telemetry() as log:
+
+            def pause(done: int) -> None:
+                log.poll(done, force=True)
+                cell.progress("causes", done, plan.requests)
+
             passed = traced_pass(
-                cell.device,
-                cell.pool,
-                program,
-                plan,
-                log,
-                lambda done: cell.progress("causes", done, plan.requests),
-                all_threads=request.workload.gradients and not cell.device.capabilities.host,
-                rank_sync=request.plan.rank_sync,
+                cell.device, cell.pool, program, plan, pause, request.plan.rank_sync
             )
+            passed.telemetry = log.finish()
         found.causes, attribution = causes_of_pass(cell.device, passed, found.kept)
         if request.plan.rank_sync.ranks.rank == 0:
             # The record of several ranks has rank 0's causes, and the notes of all.

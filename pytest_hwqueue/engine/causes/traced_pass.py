@@ -34,7 +34,6 @@ from pytest_hwqueue.engine.cell.program import Program
 from pytest_hwqueue.parts.devices.cpu_counters import RunDelays
 from pytest_hwqueue.parts.devices.host import HostStream
 from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
-from pytest_hwqueue.parts.devices.telemetry import TelemetryLog
 
 MOST_REQUESTS = 1000
 """So many, where nothing else is said, show the tail above P99 by ten requests."""
@@ -68,6 +67,8 @@ class TracePlan:
         limit_ns: of real time, after which none begins whatever is missing.
         folder: where its picture goes; None writes none.
         csv: whether its events are also written as CSV, next to the trace.
+        all_threads: trace every thread of this process, as where some launch work that is not this
+            one: backward passes.
 
     """
 
@@ -76,6 +77,7 @@ class TracePlan:
     folder: Path | None = None
     csv: bool = False
     limit_ns: float = math.inf
+    all_threads: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,7 @@ def traced_pass(
     pool: StreamPool,
     program: Program,
     plan: TracePlan,
-    log: TelemetryLog,
-    progress: Callable[[int], None],
-    *,
-    all_threads: bool = False,
+    pause: Callable[[int], None],
     rank_sync: RankSynchronisation = ONE_RANK,
 ) -> TracedPass:
     """Run requests until there are enough, or the time is over; several processes as rank 0 does.
@@ -151,10 +150,7 @@ def traced_pass(
         pool: idle streams.
         program: one iteration.
         plan: how many.
-        log: of telemetry, read between chunks.
-        progress: receives the number of requests done.
-        all_threads: trace every thread of this process, as where some launch work that is not this
-            one: backward passes.
+        pause: called before the first request and after each chunk, with the number done.
         rank_sync: of the processes that do the same.
 
     Raises:
@@ -164,12 +160,12 @@ def traced_pass(
     pool.tags = None
     with ExitStack() as stack:
         stack.enter_context(garbage_collection_held())
-        passed = open_pass(device, pool, stack, all_threads=all_threads)
+        passed = open_pass(device, pool, stack, all_threads=plan.all_threads)
         perf = passed.tracing.perf
         if perf is not None:
             perf.start()
         stack.enter_context(noted_host_work(passed, device.clock_ns))
-        log.poll(0, force=True)
+        pause(0)
         begin_ns = time.monotonic_ns()
         size = min(_FIRST_CHUNK, plan.requests)
         while True:
@@ -177,15 +173,13 @@ def traced_pass(
             if perf is not None:
                 perf.drain()
             done = len(passed.requests)
-            log.poll(done, force=True)
-            progress(done)
+            pause(done)
             if rank_sync.agreed(_enough(done, time.monotonic_ns() - begin_ns, plan)):
                 break
             wanted = _next_size(passed.chunks[-1], size, took_ns)
             size = rank_sync.agreed(min(wanted, plan.requests - done))
         if perf is not None:
             passed.trace = perf.stop()
-    passed.telemetry = log.finish()
     return passed
 
 
@@ -203,7 +197,7 @@ def open_pass(
         device: the streams' own.
         pool: whose streams are traced if they are threads.
         stack: closes it.
-        all_threads: as for `traced_pass`.
+        all_threads: as in a `TracePlan`.
         sharing: how many are traced on this machine at once: what a user may lock is shared.
 
     """

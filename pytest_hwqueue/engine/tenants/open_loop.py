@@ -147,6 +147,19 @@ class Arrivals:
 Show = Callable[[int, int, int, bool], None]
 
 
+class Onlooker(NamedTuple):
+    """Who looks at a window while it is served.
+
+    Attributes:
+        ended: set to end the window early, from any thread: then no further request is taken.
+        shown: the times of requests, one for each that is served at once; empty to see none.
+
+    """
+
+    ended: Event
+    shown: Sequence[Show] = ()
+
+
 class Slot:
     """Serves one request at a time and logs its times, in ns from the window's start.
 
@@ -352,8 +365,7 @@ def serve(
     window: Window,
     *,
     begin_thread: Callable[[], object] = lambda: None,
-    ended: Event | None = None,
-    shown: Sequence[Show] = (),
+    onlooker: Onlooker | None = None,
 ) -> Load:
     """Serve the requests of a window in order, as many at once as there are ``requests``.
 
@@ -368,8 +380,7 @@ def serve(
         demand: when requests are asked for.
         window: when to measure.
         begin_thread: called first in each thread that is started.
-        ended: set to end the window early, from any thread: then no further request is taken.
-        shown: one for each of ``requests``, if somebody looks on.
+        onlooker: who looks at the window meanwhile, if anybody does.
 
     Raises:
         ValueError: if the schedule does not ascend or leaves the window.
@@ -384,10 +395,11 @@ def serve(
             raise ValueError("a schedule must ascend")
         if schedule[0] < 0 or schedule[-1] >= window.duration_ns:
             raise ValueError(f"a schedule must be within its window of {window.duration_ns} ns")
-    arrivals = Arrivals(device, demand, window, ended or Event())
+    onlooker = onlooker or Onlooker(Event())
+    arrivals = Arrivals(device, demand, window, onlooker.ended)
     slots = [
         Slot(device, request, arrivals, window, show)
-        for request, show in zip_longest(requests, shown)
+        for request, show in zip_longest(requests, onlooker.shown)
     ]
     with garbage_collection_held() if gc.isenabled() else nullcontext():
         require_early(device.clock_ns(), window)

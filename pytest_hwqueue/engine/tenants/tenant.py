@@ -354,7 +354,7 @@ class _Life:
             return Ready(evidence, 0, fingerprint=self._device.fingerprint())
 
     def _serve(self, demand: Demand, ready: Ready, requests: Sequence[Callable[[], None]]) -> None:
-        from pytest_hwqueue.engine.tenants.open_loop import serve
+        from pytest_hwqueue.engine.tenants.open_loop import Onlooker, serve
         from pytest_hwqueue.parts.devices.cpu_counters import CpuCounting
 
         self._common = self.link.wait_for_window(ready)
@@ -363,7 +363,7 @@ class _Life:
         within = demand.within(self._common.duration_ns)
         self._load = serve(
             self._device, requests, within, self._common, begin_thread=self._begin_thread,
-            ended=self.link.ended, shown=[each.show for each in self._shown],
+            onlooker=Onlooker(self.link.ended, [each.show for each in self._shown]),
         )  # fmt: skip
         counting.closed()
         self._counters = counting.counters(len(self._load.started_ns))

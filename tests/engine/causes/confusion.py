@@ -160,10 +160,9 @@ def _traced(kind: Kind, plant: Plant | Outside, plants: int) -> tuple[TracedPass
     log = TelemetryLog(Unavailable("not asked for"), clock_ns=device.clock_ns)
     with device.open_streams(2) as pool:
         usual()
-        passed = traced_pass(
-            device, pool, eager(device, enqueue, False),
-            plan, log, lambda done: None,
-        )  # fmt: skip
+        program = eager(device, enqueue, False)
+        passed = traced_pass(device, pool, program, plan, lambda done: None)
+        passed.telemetry = log.finish()
     return passed, plant.end() if isinstance(plant, Outside) else spans
 
 

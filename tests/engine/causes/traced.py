@@ -71,7 +71,8 @@ def trace(
             each(pool.streams)
             pool.synchronize()
         program = eager(device, enqueue, False)
-        passed = traced_pass(device, pool, program, plan, log, lambda done: None)
+        passed = traced_pass(device, pool, program, plan, lambda done: None)
+        passed.telemetry = log.finish()
         causes, attribution = causes_of_pass(device, passed)
     return Traced(passed, causes, attribution, times)
 

@@ -27,6 +27,7 @@ from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
     Demand,
     Load,
+    Onlooker,
     StoppedServing,
     Window,
     invalid_reason,
@@ -472,6 +473,7 @@ def test_a_window_that_is_ended_takes_no_further_request() -> None:
 
     schedule = [index * 10 * MS for index in range(1000)]
     window = Window(BEGIN, BEGIN + 10 * SECOND)
-    log = serve(cast(Device, device), [request], Demand(schedule), window, ended=ended)
+    onlooker = Onlooker(ended)
+    log = serve(cast(Device, device), [request], Demand(schedule), window, onlooker=onlooker)
     assert log.completed == 301
     assert log.until(SECOND, Demand(schedule)) == serve_fake(schedule[:100], repeat(MS), SECOND)
