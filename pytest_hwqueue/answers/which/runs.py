@@ -6,7 +6,7 @@ They are measured, or read from stored records.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,9 @@ from pydantic_core import to_jsonable_python
 from pytest_hwqueue.answers.which.file import Role
 from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError, files
 from pytest_hwqueue.data.figures.of_requests import Session
+from pytest_hwqueue.data.records.conditions import is_of_mode
 from pytest_hwqueue.data.records.files import TRACED
+from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.goals import NATIVE
 from pytest_hwqueue.engine.scenarios.planned_runs import (
@@ -140,7 +142,7 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
     """
     runs = WhichRuns(_refuse_to_measure)
     planned = _by_place(wanted)
-    first: tuple[Path, ColocationRecord] | None = None
+    same_device = SameDevice()
     for folder in folders:
         taken = 0
         traced = records_in(folder / TRACED) if (folder / TRACED).is_dir() else []
@@ -153,9 +155,7 @@ def read_runs(wanted: Sequence[Case], folders: Iterable[Path]) -> WhichRuns:
             if record.reason == INTERRUPTED_BEFORE:
                 continue
             _check_fits(run, record, path)
-            if record.fingerprint is not None:
-                first = first or (path, record)
-                check_device(*first, record, path)
+            same_device.check(record, path)
             if record.traced:
                 runs.add_traced(run, record, path)
                 continue
@@ -241,15 +241,40 @@ def _check_fits(run: PlannedRun, record: ColocationRecord, path: Path) -> None:
         raise RecordError(f"{path}: was measured with other tenants than the scenario file has")
 
 
-def check_device(
-    first_path: Path, first: ColocationRecord, record: ColocationRecord, path: Path
-) -> None:
-    """Raise RecordError unless both records, with fingerprints, are of one kind of device."""
+class SameDevice:
+    """What records of one table must have in common.
+
+    Two modes differ in what they do to tenants' processes: an MPS client's variables, the
+    multiprocessors of its partition, a preloaded library. So records of one mode are compared in
+    all conditions, those of two in the conditions that no process can change.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[TenantPlacement, str], tuple[Path, ColocationRecord]] = {}
+
+    def check(self, record: ColocationRecord, path: Path) -> None:
+        """Raise RecordError if the record differs from an earlier one; one without conditions fits.
+
+        Runs that failed before any tenant was there have no conditions.
+        """
+        if record.fingerprint is None:
+            return
+        mode = record.placement, record.scheduler
+        of_mode = self._first.setdefault(mode, (path, record))
+        _check_alike(*of_mode, record, path)
+        of_all = next(iter(self._first.values()))
+        _check_alike(*of_all, record, path, ignored=is_of_mode)
+
+
+def _check_alike(
+    first_path: Path, first: ColocationRecord, record: ColocationRecord, path: Path,
+    ignored: Callable[[str], bool] = lambda _: False,
+) -> None:  # fmt: skip
     assert first.fingerprint is not None
     assert record.fingerprint is not None
     a, b = first.fingerprint.hard, record.fingerprint.hard
     for name in sorted(a.keys() | b.keys()):
-        if a.get(name) != b.get(name):
+        if a.get(name) != b.get(name) and not ignored(name):
             raise RecordError(
                 f"{first_path} and {path} cannot stand in one table: {name} was {a.get(name)!r} "
                 f"and {b.get(name)!r}"

@@ -38,7 +38,7 @@ from pytest_hwqueue.answers.which.rates import (
     first_index,
     next_index,
 )
-from pytest_hwqueue.answers.which.runs import WhichRuns, check_device, records_in
+from pytest_hwqueue.answers.which.runs import SameDevice, WhichRuns, records_in
 from pytest_hwqueue.data.errors import BadOption
 from pytest_hwqueue.data.metrics.latency import CONFIDENCE, minimum_samples
 from pytest_hwqueue.data.records.plan import Colocation, Tenant
@@ -254,13 +254,11 @@ class KeptWindows:
         """
         self.folder = folder
         self._windows: dict[_Key, tuple[ColocationRecord, Path]] = {}
-        first: tuple[Path, ColocationRecord] | None = None
+        same_device = SameDevice()
         for path, record in records_in(folder) if folder.is_dir() else ():
             if record.status != "ok" or record.traced:
                 continue
-            if record.fingerprint is not None:
-                first = first or (path, record)
-                check_device(*first, record, path)
+            same_device.check(record, path)
             self._windows[_key(record.plan, record.run)] = (record, path)
 
     def __len__(self) -> int:

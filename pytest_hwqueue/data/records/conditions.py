@@ -69,3 +69,11 @@ def fields_of_variable(name: str) -> tuple[str, ...]:
 def is_of_process(field: str) -> bool:
     """Whether two processes that use one device may differ in a field."""
     return field in _OF_PROCESS or field.startswith("environment.")
+
+
+def is_of_mode(field: str) -> bool:
+    """Whether tenants of two modes may differ in a field, since a mode sets up their processes.
+
+    A partition of MPS and a green context leave a process some of the multiprocessors.
+    """
+    return field == "multiprocessor_count" or is_of_process(field)

@@ -24,7 +24,7 @@ from pytest_hwqueue.data.errors import INTERRUPTED_BEFORE, RecordError
 from pytest_hwqueue.data.figures.of_requests import Served, longest
 from pytest_hwqueue.data.metrics.estimate import Estimate
 from pytest_hwqueue.data.metrics.interference import priority_effect
-from pytest_hwqueue.data.records.fingerprint import Fingerprint
+from pytest_hwqueue.data.records.fingerprint import Fingerprint, Value
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import (
     TenantResult,
@@ -41,6 +41,7 @@ from tests.answers.which.conftest import (
     SCENARIO,
     WINDOW_S,
     XSCHED,
+    Place,
     all_records,
     case,
     hwq,
@@ -555,6 +556,49 @@ def test_records_that_do_not_belong_together_are_refused(
     result = hwq(file, "--from", tmp_path / "records")
     assert result.exit_code == 4
     assert re.search(message, result.stderr)
+
+
+# What an H200 told of tenants natively and under two modes of MPS.
+OF_MODES: dict[Place, dict[str, Value]] = {
+    NATIVE: {"mps_client": False, "multiprocessor_count": 132},
+    MPS: {"mps_client": True, "multiprocessor_count": "high: 132; low: 104"},
+    MPS_PRIORITY: {"mps_client": True, "environment.CUDA_MPS_CLIENT_PRIORITY": "high: 0; low: 1"},
+}
+
+
+def conditions_of(place: Place, **changed: Value) -> Fingerprint:
+    own: dict[str, Value] = {"device_name": "NVIDIA H200", "fp32_product": "fp32"}
+    return Fingerprint({**own, **OF_MODES.get(place, OF_MODES[NATIVE]), **changed}, {})
+
+
+def test_what_a_mode_sets_up_is_no_other_device(file: Path, tmp_path: Path) -> None:
+    records = all_records(read_scenario(file))
+    told_by = {
+        place: record.model_copy(update={"fingerprint": conditions_of(place)})
+        for place, record in records.items()
+    }
+    store(tmp_path / "records", *told_by.values())
+    found, _ = told(file, tmp_path / "records")
+    assert [each.status for each in found.cases] == ["ok"] * len(records)
+
+
+@pytest.mark.parametrize(
+    ("place", "changed"),
+    [
+        (MPS, {"device_name": "NVIDIA L4"}),
+        # Both natively: a user's setting, and no mode's.
+        (NATIVE, {"fp32_product": "tf32"}),
+    ],
+)
+def test_another_device_or_setting_is_told_from_what_a_mode_sets_up(
+    file: Path, tmp_path: Path, place: Place, changed: dict[str, Value]
+) -> None:
+    for each, measured in all_records(read_scenario(file)).items():
+        own = conditions_of(each, **(changed if each == place else {}))
+        store(tmp_path / "records", measured.model_copy(update={"fingerprint": own}))
+    result = hwq(file, "--from", tmp_path / "records")
+    assert result.exit_code == 4
+    assert f"cannot stand in one table: {next(iter(changed))} was" in result.stderr
 
 
 def test_from_a_folder_without_records_is_refused(file: Path, tmp_path: Path) -> None:
