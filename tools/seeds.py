@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_hwqueue.answers.which.file import WhichCase, WhichFile, WhichTenant
+from pytest_hwqueue.answers.which.file import NOT_MEASURED, WhichCase, WhichFile, WhichTenant
 from pytest_hwqueue.answers.which.runs import entries, read_runs
 from pytest_hwqueue.answers.which.table import table
 from pytest_hwqueue.data.document.document import markdown_table, plain
@@ -27,16 +27,28 @@ from pytest_hwqueue.engine.scenarios.goals import GoalResult, parse_goal
 from pytest_hwqueue.engine.scenarios.planned_runs import cases
 
 _SCENARIOS, _RECORDS = Path("benchmarks/scenarios"), Path("baselines/nvidia-h200/co-location")
-_HIGH_LOAD, _STANDARD_LOAD = "high_load", "standard_load"
 _LATENCIES = ("mean", "p50", "p95", "p99", "max")
+
+
+class Stored(NamedTuple):
+    """A session with stored records: its scenario, their folder in ``_RECORDS``, its windows."""
+
+    scenario: str
+    folder: str
+    windows: str
+
+
+_TARGETS = Stored("high_load_targets", "high_load_targets", "180 s")
+# What the session above leaves out: other modes.
+_OTHER_MODES = Stored("high_load", "high_load", "2 × 30 s")
+_STANDARD_LOAD = Stored("standard_load", "standard_load-60s", "60 s")
 
 
 class Load(NamedTuple):
     """A published row: the urgent tenant's latencies in ms, and the other's images per second."""
 
-    scenario: str
+    sessions: tuple[Stored, ...]
     alone: bool
-    window: str
     requests: int | None
     rate_per_s: float | None
     latency_ms: dict[str, float]
@@ -44,10 +56,10 @@ class Load(NamedTuple):
 
 
 LOADS = {
-    "alone": Load(_HIGH_LOAD, True, "", None, None, {"p99": 2.71}, None),
-    "standard load": Load(_STANDARD_LOAD, False, "60 s", None, None, {"p99": 2.65}, 1331.7),
+    "alone": Load((_TARGETS,), True, None, None, {"p99": 2.71}, None),
+    "standard load": Load((_STANDARD_LOAD,), False, None, None, {"p99": 2.65}, 1331.7),
     "high load": Load(
-        _HIGH_LOAD, False, "180 s", 3596, 19.98,
+        (_TARGETS, _OTHER_MODES), False, 3596, 19.98,
         {"mean": 8.14, "p50": 7.55, "p95": 15.23, "p99": 19.62, "max": 23.97}, 2015.7,
     ),
 }  # fmt: skip
@@ -57,42 +69,46 @@ RATIOS = (
 )  # fmt: skip
 
 # Of three BERT tasks: the means in ms.
-BERT_MS = {"alone": (6.37,), "at_once": (12.34, 13.63, 13.63), "in_order": (6.40, 6.39)}
+_BERT = Stored("bert_study", "bert_study", "60 s")
+BERT_MS = {
+    "alone": (6.37,), "one after the other": (6.40, 6.39), "at_once": (12.34, 13.63, 13.63),
+    "in_order": (),
+}  # fmt: skip
 
 
-def measured(scenario: str, folder: str, *, called: str = "") -> WhichFile:
-    """Return the table of stored records of a scenario.
-
-    Args:
-        scenario: its name in the suite.
-        folder: of the records.
-        called: the name that the records have, if another scenario's are judged by its goals.
-
-    """
-    found = read_scenario(_SCENARIOS / f"{scenario}.hwq.yaml")
-    wanted = cases(found.model_copy(update={"name": called}) if called else found)
-    return table(entries(wanted), read_runs(wanted, [_RECORDS / folder]))
+def measured(session: Stored, *, judged_by: str | None = None) -> WhichFile:
+    """Return the table of a session's records, by its own scenario's goals or another's."""
+    found = read_scenario(_SCENARIOS / f"{judged_by or session.scenario}.hwq.yaml")
+    wanted = cases(found.model_copy(update={"name": session.scenario}))
+    return table(entries(wanted), read_runs(wanted, [_RECORDS / session.folder]))
 
 
 def loads() -> Iterator[str]:
     """Yield the published rows, and those of the records below each."""
-    head = ["load", "where", "n", "rate/s", *(f"{_label(name)}, ms" for name in _LATENCIES),
-            "images/s of low"]  # fmt: skip
+    latencies = (f"{_label(name)}, ms" for name in _LATENCIES)
+    head = ["load", "where", "windows", "n", "rate/s", *latencies, "images/s of low"]
     rows = []
     for name, load in LOADS.items():
         told = [_number(load.latency_ms.get(each)) for each in _LATENCIES]
         counts = [_number(load.requests), _number(load.rate_per_s)]
-        rows.append([name, "published, MI308X", *counts, *told, _number(load.images_per_s)])
-        found = measured(load.scenario, load.scenario)
-        for case in found.cases:
-            solo = case.id == "solo high"
-            if solo == load.alone and case.id != "solo low":
+        rows.append([name, "published, MI308X", "", *counts, *told, _number(load.images_per_s)])
+        seen: set[str] = set()
+        for session in load.sessions:
+            for case in measured(session).cases:
+                solo = case.id == "solo high"
+                if solo != load.alone or case.id in ("solo low", *seen) or _is_missing(case):
+                    continue
+                seen.add(case.id)
                 mode = "alone" if solo else case.id
-                rows.append([name, f"H200, `{mode}`", *_figures(case, found)])
+                rows.append([name, f"H200, `{mode}`", session.windows, *_figures(case)])
     yield markdown_table(head, rows)
 
 
-def _figures(case: WhichCase, found: WhichFile) -> list[str]:
+def _is_missing(case: WhichCase) -> bool:
+    return case.status == NOT_MEASURED
+
+
+def _figures(case: WhichCase) -> list[str]:
     if case.status != "ok":
         return [f"{case.status}: {plain(case.reason)}", *[""] * (len(_LATENCIES) + 2)]
     high = case.tenant("high")
@@ -114,11 +130,10 @@ def _latency(tenant: WhichTenant, name: str) -> Estimate:
 
 def ratios() -> Iterator[str]:
     """Yield the ratios of P99 that were asked for; of two sessions they have no interval."""
-    tables = {name: measured(load.scenario, load.scenario) for name, load in LOADS.items()}
     p99 = {}
     for name, load in LOADS.items():
         wanted = "solo high" if load.alone else "native"
-        (case,) = (each for each in tables[name].cases if each.id == wanted)
+        (case,) = (each for each in measured(load.sessions[0]).cases if each.id == wanted)
         p99[name] = case.tenant("high").p99_ms.value
     rows = []
     for a, b, published in RATIOS:
@@ -130,17 +145,16 @@ def ratios() -> Iterator[str]:
 
 def targets() -> Iterator[str]:
     """Yield the verdict on each target under each scheduler, on the records of the high load."""
-    found = measured("high_load_targets", _HIGH_LOAD, called=_HIGH_LOAD)
-    wanted = [case for case in found.cases if case.role == "case"]
-    goals = list(dict.fromkeys(goal.goal for case in wanted for goal in case.goals))
+    columns: dict[str, list[GoalResult]] = {}
+    for session in LOADS["high load"].sessions:
+        for case in measured(session, judged_by="high_load_targets").cases:
+            if case.role == "case" and not _is_missing(case):
+                columns.setdefault(case.id, case.goals)
     rows = []
-    for goal in goals:
-        verdicts = []
-        for case in wanted:
-            results = [each for each in case.goals if each.goal == goal]
-            verdicts.append(_verdict(results[0]) if results else "—")
-        rows.append([plain(goal), *verdicts])
-    yield markdown_table(["target", *(f"`{case.id}`" for case in wanted)], rows)
+    for goal in dict.fromkeys(each.goal for goals in columns.values() for each in goals):
+        results = ([each for each in goals if each.goal == goal] for goals in columns.values())
+        rows.append([plain(goal), *(_verdict(each[0]) if each else "—" for each in results)])
+    yield markdown_table(["target", *(f"`{name}`" for name in columns)], rows)
 
 
 def _verdict(result: GoalResult) -> str:
@@ -152,11 +166,15 @@ def _verdict(result: GoalResult) -> str:
 
 def bert() -> Iterator[str]:
     """Yield the mean of each task, published and measured."""
+    found = measured(_BERT).cases
+    alone = [case.tenants[0] for case in found if case.id.startswith("at_once-solo ")]
     rows = []
     for variant, published in BERT_MS.items():
-        rows.append([variant, "published, MI308X", *map(_number, published)])
-        folder = "bert_in_order" if variant == "in_order" else "bert_at_once"
-        for case in measured("bert_multi_priority", folder).cases:
+        if published:
+            rows.append([variant, "published, MI308X", *map(_number, published)])
+        if variant == "one after the other":
+            rows.append([variant, "H200", *(_value(each.mean_ms) for each in alone)])
+        for case in found:
             if case.variant == variant and case.role == "case" and case.status == "ok":
                 mode = case.id.removeprefix(f"{variant}-")
                 means = (_value(each.mean_ms) for each in case.tenants)
