@@ -70,6 +70,9 @@ class Tool:
     reader: str
 
 
+# What nsys records, before it makes its report of it.
+_RAW = ".qdstrm"
+
 # Options: `nsys profile --help` (Nsight Systems 2024 and later). rocprofv3 could not be tried; its
 # own parsers, of ROCm 6.2 and of the newest source, take these. Its documentation since 10 calls
 # pftrace written directly deprecated, for features that are not asked for here; rocpd, from which
@@ -141,6 +144,12 @@ def trace(name: str, tool: str, csv: bool, **given: Any) -> int:
         click.echo(f"events: {path}")
     if not traces:
         click.echo(f"no trace was written to {folder}; the output above says why", err=True)
+        for path in _written(folder, f"*{_RAW}", began):
+            click.echo(
+                f"{path} was: what nsys recorded; the QdstrmImporter of a whole Nsight Systems "
+                "makes a .nsys-rep of it, and the copy of nsys in Nsight Compute has none",
+                err=True,
+            )
     return status
 
 

@@ -78,3 +78,20 @@ def test_the_files_are_named(
     monkeypatch.setattr(suite, "run_pytest", launched)
     none = hwq("profile", "moe", "--profile-dir", str(tmp_path / "none"))
     assert "no trace was written" in none.output
+
+
+def test_a_recording_without_a_report_is_named(
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the nsys in Nsight Compute's folder leaves it on an H200."""
+    (tmp_path / "nsys").write_text("#!/bin/sh\n")
+    (tmp_path / "nsys").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def writes(command: list[str], environment: dict[str, str]) -> int:
+        (tmp_path / "moe-s8.qdstrm").write_bytes(b"")
+        return launched(command, environment)
+
+    monkeypatch.setattr(suite, "run_pytest", writes)
+    said = trace("moe", "--tool", "nsys", "--device", "cpu", "--profile-dir", str(tmp_path)).output
+    assert f"{tmp_path / 'moe-s8.qdstrm'} was: what nsys recorded" in said
