@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -21,7 +22,7 @@ Reader = Callable[[str], str]
 class SchedulerParameter(NamedTuple):
     """A parameter of a scheduler mode, written ``NAME=VALUE`` after the mode's colon.
 
-    Create one with `whole`, `choice` or `share`, or give `read` for other values.
+    Create one with `whole`, `choice`, `share` or `text`, or give `read` for other values.
 
     Attributes:
         name: as users write it.
@@ -73,6 +74,17 @@ class SchedulerParameter(NamedTuple):
 
         return cls(name, read, default)
 
+    @classmethod
+    def text(cls, name: str, *, default: str) -> SchedulerParameter:
+        """Create a parameter that takes any text in one line."""
+
+        def read(text: str) -> str:
+            if not text.isprintable():
+                raise BadInput("give text of one line, without control characters")
+            return text
+
+        return cls(name, read, default)
+
 
 class Preemption(NamedTuple):
     """A preemptive scheduler in front of a simulated device; it holds back less urgent tenants.
@@ -121,7 +133,7 @@ class SchedulerDeclaration(NamedTuple):
         help: what it does, in a few words.
         implementation: its `Scheduler` class, as ``module:Class``; loaded when the mode is opened.
         parameters: what it takes after its colon, in the order of its ids.
-        per_tenant: a parameter named after a tenant.
+        named: a parameter whose name is the user's: a tenant's, or a variable's.
         argument: for modes that take one text instead of parameters: its placeholder, and what it
             is, such as ``("NAME", "the name of a description")``.
         check: raises BadInput for parameters that exclude each other.
@@ -141,7 +153,7 @@ class SchedulerDeclaration(NamedTuple):
     help: str
     implementation: str
     parameters: tuple[SchedulerParameter, ...] = ()
-    per_tenant: SchedulerParameter | None = None
+    named: SchedulerParameter | None = None
     argument: tuple[str, str] | None = None
     check: Callable[[Mapping[str, str]], None] | None = None
     needs_environment: bool = True
@@ -159,8 +171,8 @@ class SchedulerDeclaration(NamedTuple):
         if self.argument is not None:
             return f"{self.name}:{self.argument[0]}"
         parts = [f"{each.name}={each.default}" for each in self.parameters]
-        if self.per_tenant is not None:
-            parts.append(f"{self.per_tenant.name}={self.per_tenant.default},...")
+        if self.named is not None:
+            parts.append(f"{self.named.name}={self.named.default},...")
         return f"{self.name}[:{','.join(parts)}]" if parts else self.name
 
     def serves(self, device_kind: str) -> bool:
@@ -243,6 +255,31 @@ def simulated(parameters: Mapping[str, str]) -> SimulatedSharing | None:
     return SimulatedSharing(priorities="all", preemption=preemption)
 
 
+# Variables that another option or mode sets, and would set again or miss.
+_SET_ELSEWHERE = {
+    "LD_PRELOAD": "the mode preload:NAME",
+    "LD_LIBRARY_PATH": "the mode preload:NAME",
+    "CUDA_VISIBLE_DEVICES": "--hwq-device",
+    "HIP_VISIBLE_DEVICES": "--hwq-device",
+    "ROCR_VISIBLE_DEVICES": "--hwq-device",
+}
+_FAMILIES_SET_ELSEWHERE = {
+    "CUDA_MPS_": "the modes mps, mps-priority and mps-partition",
+    "XSCHED_": "the mode xsched",
+    "HWQ_": "an option",
+}
+
+
+def check_variables(parameters: Mapping[str, str]) -> None:
+    """Raise BadInput for what is no name of a variable, and for variables of other modes."""
+    for name in parameters:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise BadInput(f"env: {name!r} is no name of an environment variable")
+        families = (by for begins, by in _FAMILIES_SET_ELSEWHERE.items() if name.startswith(begins))
+        if by := _SET_ELSEWHERE.get(name) or next(families, None):
+            raise BadInput(f"env: {name} is set by {by}: use that")
+
+
 _PACKAGE = "pytest_hwqueue.parts.schedulers"
 _MOST_COMMANDS = 100_000
 _MOST_MULTIPROCESSORS = 1024
@@ -284,18 +321,27 @@ BUILT_IN = (
     _MPS._replace(
         name="mps-partition",
         help="MPS; each tenant is limited to its share of the multiprocessors",
-        per_tenant=SchedulerParameter.share("TENANT", default="80%"),
+        named=SchedulerParameter.share("TENANT", default="80%"),
         simulated=None,
     ),
     SchedulerDeclaration(
         "green-context",
         "each named tenant has multiprocessors of its own; the others share what is left",
         f"{_PACKAGE}.green_context:GreenContext",
-        per_tenant=SchedulerParameter.whole("TENANT", 1, _MOST_MULTIPROCESSORS, default=32),
+        named=SchedulerParameter.whole("TENANT", 1, _MOST_MULTIPROCESSORS, default=32),
         needs_environment=False,
         requires=lambda can: can.partitions,
         elsewhere="{mode} needs a GPU of NVIDIA or AMD; {device} cannot be split",
         simulated=lambda given: SimulatedSharing(groups={n: int(c) for n, c in given.items()}),
+    ),
+    SchedulerDeclaration(
+        "env",
+        "native, in processes that are started with these variables",
+        f"{_PACKAGE}.environment:Environment",
+        named=SchedulerParameter.text("NAME", default="VALUE"),
+        check=check_variables,
+        requires=lambda can: can.tenant_processes,
+        elsewhere="{mode}: a simulated device runs no process that could have variables",
     ),
     SchedulerDeclaration(
         "xsched",

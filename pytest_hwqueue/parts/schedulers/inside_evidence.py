@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import DeviceError, NotProven, translated
-from pytest_hwqueue.parts.devices.conditions import loaded_files, mps_client
+from pytest_hwqueue.parts.devices.conditions import loaded_files, module_loading, mps_client
 from pytest_hwqueue.parts.processes.services import service_environment
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class InsideEvidence:
         ran_on: of each stream, the numbers of those that it ran on.
         mps_client: whether an MPS server shares the process's CUDA contexts; None on other devices,
             and where the driver does not tell.
+        module_loading: whether CUDA loads modules ``lazy`` or ``eager``; None likewise.
 
     """
 
@@ -59,6 +60,7 @@ class InsideEvidence:
     group_sizes: list[int] = field(default_factory=list)
     ran_on: list[list[int]] = field(default_factory=list)
     mps_client: bool | None = None
+    module_loading: str | None = None
 
     def mapped(self, stem: str) -> list[str]:
         """Return the mapped files whose name begins with ``stem``."""
@@ -86,6 +88,7 @@ def gather(pool: StreamPool) -> InsideEvidence:
         capability=capability,
         multiprocessors=multiprocessors,
         mps_client=None if capability is None else _mps_client(),
+        module_loading=None if capability is None else _module_loading(),
     )
 
 
@@ -196,6 +199,13 @@ def _mps_client() -> bool | None:
 
     try:
         return mps_client(torch.cuda.current_device())
+    except (DeviceError, AttributeError):
+        return None
+
+
+def _module_loading() -> str | None:
+    try:
+        return module_loading()
     except (DeviceError, AttributeError):
         return None
 

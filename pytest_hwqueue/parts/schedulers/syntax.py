@@ -373,7 +373,7 @@ def _checked(mode: SchedulerDeclaration, given: Mapping[str, str]) -> dict[str, 
     known = {each.name: each for each in mode.parameters}
     read = {}
     for name in [*(name for name in known if name in given), *(n for n in given if n not in known)]:
-        parameter = known.get(name, mode.per_tenant)
+        parameter = known.get(name, mode.named)
         if parameter is None:
             valid = ", ".join(known) or "none"
             raise BadInput(f"{mode.name} has no parameter {name!r}; it has {valid}")

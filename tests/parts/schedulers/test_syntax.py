@@ -33,14 +33,18 @@ _XSCHED = st.tuples(
 ).map(lambda given: ",".join(filter(None, given)))
 
 
-def _per_tenant(value: str) -> st.SearchStrategy[str]:
+def _named(value: str) -> st.SearchStrategy[str]:
     shares = st.dictionaries(_NAMES, st.integers(1, 100), max_size=3)
     return shares.map(lambda given: ",".join(f"{n}={value % x}" for n, x in given.items()))
 
 
 _AFTER_COLON = {
-    "xsched": _XSCHED, "mps-partition": _per_tenant("%d%%"), "green-context": _per_tenant("%d"),
+    "xsched": _XSCHED, "mps-partition": _named("%d%%"), "green-context": _named("%d"),
     "preload": _NAMES,
+    "env": st.dictionaries(
+        st.from_regex("[A-Z_][A-Z0-9_]{2,6}", fullmatch=True),
+        st.sampled_from(["1", "0.25x", "a=b"]), max_size=3,
+    ).map(lambda given: ",".join(f"{name}={value}" for name, value in given.items())),
 }  # fmt: skip
 _TEXTS = st.sampled_from([each.name for each in BUILT_IN]).flatmap(
     lambda name: _AFTER_COLON.get(name, st.just("")).map(lambda rest: f"{name}:{rest}".rstrip(":"))
@@ -70,6 +74,8 @@ def test_modes_are_read_as_they_are_written_and_separated_by_commas(wanted: list
         ("xsched:threshold=04,level=1,policy=hpf,auto=OFF",
          ["xsched:level=1,threshold=4,policy=HPF,auto=off"]),
         ("mps-partition:low=0.8", ["mps-partition:low=80%"]),
+        ("env:CUDA_MODULE_LOADING=EAGER|LAZY,A=1",
+         ["env:CUDA_MODULE_LOADING=EAGER,A=1", "env:CUDA_MODULE_LOADING=LAZY,A=1"]),
     ],
 )  # fmt: skip
 def test_modes_have_one_form(text: str, read: list[str]) -> None:
@@ -102,6 +108,11 @@ _MANY = "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi")
         ("xsched:threshold=1|2|01", "threshold=1|2|01' stands for xsched:threshold=1 twice"),
         ("xsched:threshold=1|16,batch=1|8", "|8': xsched: batch=8 is more than threshold=1"),
         ("xsched:threshold=1|2,threshold=4", "threshold is given twice"),
+        ("env:2=1", "'2' is no name of an environment variable"),
+        ("env:A", "'A' is not NAME=VALUE"),
+        ("env:A=\x07", "give text of one line"),
+        ("env:LD_PRELOAD=x.so", "LD_PRELOAD is set by the mode preload:NAME: use that"),
+        ("env:CUDA_MPS_PIPE_DIRECTORY=/tmp", "is set by the modes mps, mps-priority"),
         (_MANY, " for more than 256 "),
         (" , ", "give one or more of native"),
         ("level=1", "'level=1' is a parameter without its mode"),
