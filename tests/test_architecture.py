@@ -96,9 +96,9 @@ ALIKE = {
 LONG = {
     "CapacitySearch.__init__", "FsdpLane.__init__", "Hwq.measure_streams",
     "InterleavedJudging.__init__", "Option.__init__",
-    "_function", "graph", "history", "measure_cell",
-    "open_models", "prepared", "priority_effect", "quantile_estimate", "rates_chart",
-    "run_service", "survival_chart",
+    "history",
+    "open_models", "rates_chart",
+    "survival_chart",
 }  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def both(
     iterate(pool.streams)
     pool.synchronize()
     kept = _KeepsGraphs(pool)
-    program = graph(device, cast(StreamPool, kept), iterate, tagged=False)
+    program = graph(device, cast(StreamPool, kept), iterate)
     graphs = [
         (torch.cuda.ExternalStream(handle, device=device.torch_device), replay)
         for handle, replay in kept.graphs

@@ -245,7 +245,7 @@ class Hwq:
         from pytest_hwqueue.engine.causes.traced_cell import find_causes
         from pytest_hwqueue.engine.cell.cell import CellOrigin, CellRequest, Passes
         from pytest_hwqueue.engine.cell.closed_loop import Plan
-        from pytest_hwqueue.engine.cell.ranks import measure_cell
+        from pytest_hwqueue.engine.cell.ranks import RankGroup, measure_cell
         from pytest_hwqueue.engine.cell.runner import CellRunner
         from pytest_hwqueue.engine.cell.sample_plan import USUAL
         from pytest_hwqueue.engine.cell.stop_rule import StopRule
@@ -305,10 +305,10 @@ class Hwq:
         runner = CellRunner(
             self._device, self._scheduler, session.progress, session.confirm_scheduler
         )
-        number = len(self.records)
-        record, failure, of_ranks = measure_cell(
-            runner, request, launched, sink.key, number, settings.timeout, session
+        group = launched and RankGroup(
+            launched, self._device, sink.key, len(self.records), settings.timeout
         )
+        record, failure, of_ranks = measure_cell(runner, request, group, session)
         record = record.model_copy(update={"notes": [*record.notes, *self._note_settings()]})
         sink.keep_ranks(of_ranks)
         self.records.append(record.for_test())

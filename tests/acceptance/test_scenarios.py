@@ -578,7 +578,7 @@ def test_real_tenants_are_measured_or_fail_their_test_alone(
     """Two files in one session: own functions that sleep, and that die."""
     monkeypatch.setitem(SCHEDULERS.built_in, "native", NATIVE._replace(by_priority=True))
     effect = priority_effect(
-        "urgent", "greedy", [399_000] * 6, [400_000] * 6,
+        ("urgent", "greedy"), [399_000] * 6, [400_000] * 6,
         alone_ns=20_000, load_ns=400_000, requests=10,
     )  # fmt: skip
     monkeypatch.setattr(tenancy_run, "probe_priority", lambda *_: effect)

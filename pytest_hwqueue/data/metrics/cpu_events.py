@@ -18,7 +18,7 @@ from pytest_hwqueue.data.metrics.latency import (
     share_of,
     shortfall,
 )
-from pytest_hwqueue.data.metrics.numbers import grouped
+from pytest_hwqueue.data.metrics.numbers import TimeUnit, grouped
 from pytest_hwqueue.data.metrics.switching import (
     MedianDifference,
     median_difference,
@@ -192,7 +192,7 @@ LEAST_PAIRS = 20
 """Pairs with a switch below which no penalty is given: it would rest on a few chances."""
 
 _PERCENTILES = {"p90": 0.9, "p99": 0.99}
-_NS_PER_US = 1e3
+_US = TimeUnit("us", 1e3)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def _split(
     """Split the gaps of each thread, in their order, by whether a switch was inside."""
     import numpy as np
 
-    gaps_us = np.concatenate([np.empty(0), *gaps_ns]) / _NS_PER_US
+    gaps_us = np.concatenate([np.empty(0), *gaps_ns]) / _US.ns
     switched = np.concatenate([np.empty(0, dtype=np.bool_), *inside])
     with_switch, without = gaps_us[switched], gaps_us[~switched]
     refused: dict[str, str] = {}
@@ -306,6 +306,6 @@ def _percentiles(gaps_ns: Sequence[NDArray[np.float64]]) -> dict[str, Estimate]:
     parts = [gaps for gaps in gaps_ns if gaps.size]
     ordered = np.sort(np.concatenate([np.empty(0), *parts]))
     return {
-        name: quantile_estimate(parts, ordered, quantile, _NS_PER_US, "us", "pairs")
+        name: quantile_estimate(parts, ordered, quantile, _US, "pairs")
         for name, quantile in _PERCENTILES.items()
     }

@@ -181,8 +181,7 @@ class PriorityEffect(PlainData):
 
 
 def priority_effect(
-    urgent: str,
-    other: str,
+    names: tuple[str, str],
     urgent_ns: Sequence[int],
     other_ns: Sequence[int],
     *,
@@ -195,8 +194,7 @@ def priority_effect(
     The interval is Student's t over rounds, of the ratio's logarithm.
 
     Args:
-        urgent: name of the most urgent tenant.
-        other: name of the least urgent one.
+        names: of the most urgent tenant, and of the least urgent one.
         urgent_ns: mean latency of the urgent tenant's small kernels, one value per round.
         other_ns: likewise of the other tenant's, in the same rounds.
         alone_ns: mean latency with nothing else on the device.
@@ -217,7 +215,8 @@ def priority_effect(
         interval = (math.exp(fmean(logs) - half), math.exp(fmean(logs) + half))
         verdict, reason = _verdict(interval, max(fmean(urgent_ns), fmean(other_ns)) / alone_ns)
     return PriorityEffect(
-        verdict=verdict, reason=reason, urgent=urgent, other=other, ratio=ratio, interval=interval,
+        verdict=verdict, reason=reason, urgent=names[0], other=names[1], ratio=ratio,
+        interval=interval,
         requests=requests, urgent_ns=list(urgent_ns), other_ns=list(other_ns), alone_ns=alone_ns,
         load_ns=load_ns,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from pytest_hwqueue.data.metrics.dependence import (
 )
 from pytest_hwqueue.data.metrics.drift import MeanInterval, mean_interval
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
-from pytest_hwqueue.data.metrics.numbers import percent
+from pytest_hwqueue.data.metrics.numbers import TimeUnit, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ ABOVE_MEDIAN = 0.9
 
 _MEDIAN = 0.5
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999}
-_NS_PER_MS = 1e6
+_MS = TimeUnit("ms", 1e6)
 # Share of samples at each end that says nothing of a median: outliers.
 _OUTERMOST = 0.005
 
@@ -250,21 +250,21 @@ def summarise_latency(samples_ns: Sequence[float], block: int = 1) -> LatencySum
         raise ValueError("latency samples must be finite and not negative")
     n = int(samples.size)
     percentiles = {
-        name: quantile_estimate([in_order], samples, quantile, _NS_PER_MS, "ms", block=block)
+        name: quantile_estimate([in_order], samples, quantile, _MS, block=block)
         for name, quantile in PERCENTILES.items()
     }
     return LatencySummary(
         n=n,
         # Whole nanoseconds add up exactly, so the mean of equal samples is that very sample.
-        mean=math.fsum(samples.tolist()) / n / _NS_PER_MS,
-        max=float(samples[-1]) / _NS_PER_MS,
+        mean=math.fsum(samples.tolist()) / n / _MS.ns,
+        max=float(samples[-1]) / _MS.ns,
         **percentiles,
     )
 
 
 def quantile_estimate(
     parts: Sequence[NDArray[np.float64]], ordered: NDArray[np.float64], quantile: float,
-    ns_per_unit: float, unit: str, noun: str = "samples", block: int = 1,
+    unit: TimeUnit, noun: str = "samples", block: int = 1,
 ) -> Estimate:  # fmt: skip
     """Return a quantile as `summarise_latency` takes it.
 
@@ -272,23 +272,22 @@ def quantile_estimate(
         parts: samples in ns, as `dependence.long_run`'s.
         ordered: all of them, ascending.
         quantile: between 0 and 1, both excluded.
-        ns_per_unit: what the result is divided by.
-        unit: the name of that.
+        unit: of the result.
         noun: what samples are, for the reason.
         block: successive samples of one iteration.
 
     """
     n = int(ordered.size)
     if n < minimum_samples(quantile, CONFIDENCE):
-        return Estimate(n=n, unit=unit, refused=too_few(quantile, n, noun=noun))
+        return Estimate(n=n, unit=unit.name, refused=too_few(quantile, n, noun=noun))
     worth = independent_samples(parts, quantile, CONFIDENCE, block)
     low, high = spread_interval(ordered, quantile, CONFIDENCE, worth, block)
     return Estimate(
-        value=percentile(ordered, quantile) / ns_per_unit,
-        low=low / ns_per_unit,
-        high=high / ns_per_unit,
+        value=percentile(ordered, quantile) / unit.ns,
+        low=low / unit.ns,
+        high=high / unit.ns,
         n=n,
-        unit=unit,
+        unit=unit.name,
         refused=too_few(quantile, n, worth, noun) if math.isinf(high) else "",
     )
 

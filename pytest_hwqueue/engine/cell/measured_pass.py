@@ -424,6 +424,6 @@ def measure_blocks(
     cell.stage("throughput", 0, _BLOCKS * iterations)
     if cell.request.workload.tags:
         # Events of tags take the place of kernels: on an H200 they cost 32 streams a quarter.
-        program = graph(cell.device, cell.pool, iteration, tagged=False, apart=False)
+        program = graph(cell.device, cell.pool, iteration, "with others")
     rank_sync = cell.request.plan.rank_sync
     return back_to_back(cell.device, cell.pool, program, iterations, rank_sync)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.parts.devices.launches import TagLog
@@ -153,15 +153,18 @@ def _crosses(tape: _Tape) -> bool:
     return any(isinstance(step, _Wait) and step.recorded_on != step.stream for step in tape)
 
 
+# What a tagged launch gets: events that time it; a graph of its own, by which a traced pass tells
+# it, and which it gets, too, where there can be no events; or nothing.
+TagTiming = Literal["events", "apart", "with others"]
+
+
 def graph(
     device: Device,
     pool: StreamPool,
     enqueue: Enqueue,
-    tagged: bool,
+    tagged: TagTiming = "apart",
     request_name: str = "",
     disturbed: str | None = None,
-    *,
-    apart: bool = True,
 ) -> Program:
     """Capture an iteration: a graph per stream if no stream waits for another, else one for all.
 
@@ -171,12 +174,10 @@ def graph(
         device: captures the graphs.
         pool: the streams.
         enqueue: one iteration.
-        tagged: whether tagged launches are timed by events.
+        tagged: what becomes of tagged launches.
         request_name: as in `Program`.
         disturbed: why events must not be in the streams' queues, or None. In one graph for all
             streams, launches are then dated by their ends alone.
-        apart: whether each tagged launch has a graph of its own where no event times it, so that a
-            traced pass can tell it.
 
     Raises:
         DeviceError: if the iteration cannot be captured.
@@ -188,7 +189,7 @@ def graph(
     # their ends are known, in one graph whose streams all begin with it.
     whole = crosses or (disturbed is not None and _most_tagged_on_a_stream(tape) > 1)
     tags, no_events = None, None if whole else disturbed
-    if tagged and no_events is None:
+    if tagged == "events" and no_events is None:
         try:
             # Also in a graph of all streams an event waits for its turn in a shared queue.
             start = device.new_graph_event() if disturbed else None
@@ -202,7 +203,7 @@ def graph(
         start = None if tags is None else tags.start
         replays: list[_Replay] = [(0, _capture_whole(pool, tape, start), None)]
     else:
-        replays = _capture_streams(pool, tape, apart=apart and tags is None)
+        replays = _capture_streams(pool, tape, apart=tagged != "with others" and tags is None)
     pool.tags = None
     if tags is not None:
         tags.fix()

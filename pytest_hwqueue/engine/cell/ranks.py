@@ -320,10 +320,7 @@ class RankSession(Protocol):
 def measure_cell(
     runner: CellRunner,
     request: CellRequest,
-    launched: LaunchedRank | None,
-    test: str,
-    cell: int,
-    timeout_s: float,
+    group: RankGroup | None,
     session: RankSession,
 ) -> tuple[RunRecord, Failure | None, list[RunRecord]]:
     """Measure a cell; return its record, the failure if there was one, and rank 0's of each rank.
@@ -331,18 +328,14 @@ def measure_cell(
     Args:
         runner: measures it on this process's device.
         request: what to measure.
-        launched: this process's rank; None if it is alone.
-        test: name of the test, the same on all ranks and unique in this session.
-        cell: number of the cell in its test.
-        timeout_s: time limit for a cell.
+        group: this process's rank among others; None if it is alone.
         session: follows this process.
 
     """
-    device = runner.device
-    with _leased(device, launched, session):
-        if launched is None:
+    first = group is None or group.ranks.rank == 0
+    with _leased(runner.device, session, first=first):
+        if group is None:
             return (*measure_alone(runner, request), [])
-        group = RankGroup(launched, device, test, cell, timeout_s)
         with group.watched(session.rank_failed):
             plan = replace(request.plan, rank_sync=group)
             joined = replace(request, plan=plan, group=group.join)
@@ -359,12 +352,11 @@ def measure_alone(runner: CellRunner, request: CellRequest) -> tuple[RunRecord, 
 
 
 @contextmanager
-def _leased(device: Device, launched: LaunchedRank | None, session: RankSession) -> Iterator[None]:
+def _leased(device: Device, session: RankSession, *, first: bool) -> Iterator[None]:
     """Take the device's lease, if it needs one. Ranks may share the CPU: rank 0 leases it for all.
 
     Other ranks have devices that their session does not know of; each is held for its cell.
     """
-    first = launched is None or launched.rank == 0
     if device.lease_key is None or (device.capabilities.host and not first):
         session.waits_for_device("")
         yield

@@ -38,6 +38,7 @@ from pytest_hwqueue.engine.cell.program import (
     Enqueue,
     Place,
     Program,
+    TagTiming,
     eager,
     graph,
     launch_times,
@@ -394,11 +395,12 @@ def _program(cell: OpenCell, enqueue: Enqueue, tagged: bool, *, primary: bool = 
         return eager(cell.device, enqueue, tagged and disturbed is None, disturbed, requests)
     _load(cell, enqueue)
     if tagged and not waited_for:
-        captured = graph(cell.device, pool, enqueue, False, requests)
+        captured = graph(cell.device, pool, enqueue, "apart", requests)
         return replace(
             captured, no_events="a graph's events keep only the times of its last replay"
         )
-    return graph(cell.device, pool, enqueue, tagged, requests, disturbed)
+    timing: TagTiming = "events" if tagged else "apart"
+    return graph(cell.device, pool, enqueue, timing, requests, disturbed)
 
 
 def _run_once(pool: StreamPool, program: Program) -> None:

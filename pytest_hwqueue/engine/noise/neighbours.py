@@ -26,7 +26,7 @@ from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.noise_names import NOISES
 from pytest_hwqueue.data.records.noise import Done, Machine
 from pytest_hwqueue.engine.noise import pinning
-from pytest_hwqueue.parts.processes.guardian import Contending, Stop
+from pytest_hwqueue.parts.processes.guardian import Contending, Order, Stop
 from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
@@ -270,14 +270,13 @@ def started(
 
 
 def _start(program: NeighbourProgram, order: NeighbourOrder, stack: ExitStack) -> Service:
-    running = run_service(
-        program.name,
+    what = Order(
         program.command,
-        order.logs / f"{program.name}.log",
-        Stop(program.stop),
         service_environment(program.environment),
+        Stop(program.stop),
         Contending(order.seconds + _GRACE_S, program.folder),
     )
+    running = run_service(program.name, order.logs / f"{program.name}.log", what)
     with _starting_on(order.cores):
         service = stack.enter_context(running)
     wait_until_ready(service, program.ready)

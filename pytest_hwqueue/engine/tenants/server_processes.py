@@ -29,7 +29,7 @@ from pytest_hwqueue.engine.tenants.servers import (
     ready_url,
     secrets_of_plan,
 )
-from pytest_hwqueue.parts.processes.guardian import Contending, Stop
+from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.process_table import is_contained, processes_under
 from pytest_hwqueue.parts.processes.services import Service, ServiceFailed, free_port, run_service
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, gather_outside
@@ -138,17 +138,16 @@ class ServerProcesses:
         ported = [part.replace(PORT, port) for part in spec.command]
         command = [part.replace(PYTHON, sys.executable) for part in ported]
         (request,) = (each for each in tenant_requests(self._plan.tenants) if each.name == name)
-        service = run_service(
-            f"the server of tenant {name}",
+        # What the mode adds is for the server alone, not for what watches it.
+        environment = tenant_environment(self._plan.device)
+        order = Order(
             [expand(part) for part in command],
-            folder / f"server-{name[:100]}.log",
+            {**environment, **self._scheduler.environment(request)},
             Stop(signal.SIGTERM, patience_s=spec.stop_s),
-            tenant_environment(self._plan.device),
-            Contending(),
-            # For the server alone, not for what watches it.
-            added=self._scheduler.environment(request),
             within=Path(self._plan.folder),
         )
+        log = folder / f"server-{name[:100]}.log"
+        service = run_service(f"the server of tenant {name}", log, order, watched_in=environment)
         try:
             self._services[name] = stack.enter_context(service)
         except ServiceFailed as failed:

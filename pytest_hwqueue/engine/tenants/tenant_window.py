@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from pytest_hwqueue.engine.tenants.open_loop import Demand, Window
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone
 from pytest_hwqueue.parts.devices.kinds import resolve_size
 from pytest_hwqueue.parts.devices.protocol import Device, Stream, StreamPool
-from pytest_hwqueue.parts.workloads.own_function import MakeStep, load, prepared
+from pytest_hwqueue.parts.workloads.own_function import load, prepared
 from pytest_hwqueue.parts.workloads.registry import workload_class
 from pytest_hwqueue.parts.workloads.workload import Setup, Workload, parameters_for
 
@@ -153,26 +154,20 @@ def open_work(
         for first in range(0, spec.streams * spec.concurrency, spec.streams)
     ]
     if spec.function is not None:
-        make = load(spec.function, folder, spec.parameters)
-        return [_function(spec, make, device, pool, streams, seed, folder) for streams in each]
+        function = load(spec.function, folder, spec.parameters)
+        make = partial(function, device=device, seed=seed, **spec.parameters)
+        return [_function(spec, make, pool, streams, folder) for streams in each]
     if spec.workload is not None:
         return [_workload(spec, device, streams, seed) for streams in each]
     return _models(spec, device, each, seed)
 
 
 def _function(
-    spec: Tenant,
-    make: MakeStep,
-    device: Device,
-    pool: StreamPool,
-    streams: Sequence[Stream],
-    seed: int,
+    spec: Tenant, make: Callable[..., object], pool: StreamPool, streams: Sequence[Stream],
     folder: Path,
-) -> TenantWork:
+) -> TenantWork:  # fmt: skip
     assert spec.function is not None
-    enqueue, launched_once = prepared(
-        spec.function, make, device, streams, seed, spec.parameters, folder
-    )
+    enqueue, launched_once = prepared(spec.function, make, streams, folder)
 
     def check() -> None:
         before = pool.launched

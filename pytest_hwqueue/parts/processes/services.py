@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pytest_hwqueue.data.errors import HwqError, NotProven
 from pytest_hwqueue.parts.processes.channel import ending
-from pytest_hwqueue.parts.processes.guardian import Contending, Order, Stop
+from pytest_hwqueue.parts.processes.guardian import Order
 from pytest_hwqueue.parts.processes.process_table import listeners
 from pytest_hwqueue.parts.processes.reaper import last_lines
 from pytest_hwqueue.parts.processes.starting import start_guarded
@@ -125,36 +125,22 @@ class Service:
 
 @contextmanager
 def run_service(
-    name: str,
-    command: Sequence[str],
-    log: Path,
-    stop: Stop,
-    environment: Mapping[str, str],
-    contending: Contending | None = None,
-    *,
-    added: Mapping[str, str] | None = None,
-    within: Path | None = None,
+    name: str, log: Path, order: Order, *, watched_in: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
     """Run a service for the length of the ``with`` block; it also ends when this process dies.
 
     Args:
         name: what messages call it.
-        command: program and arguments.
         log: file for its stdout and stderr.
-        stop: how it is stopped.
-        environment: its whole environment, as `service_environment` makes it.
-        contending: for a service that must contend with this process; None for one that stays out
-            of its way.
-        added: variables for the service alone, and not for the process that watches it.
-        within: folder in which it runs; None for this process's.
+        order: what to run, in an environment that `service_environment` makes.
+        watched_in: environment of the process that watches it; None for its own.
 
     Raises:
         ServiceFailed: if it cannot be started.
 
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    order = Order(command, {**environment, **(added or {})}, stop, contending, within)
-    service = Service(name, log, environment, order)
+    service = Service(name, log, order.environment if watched_in is None else watched_in, order)
     try:
         yield service
     finally:

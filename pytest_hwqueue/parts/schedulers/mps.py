@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.data.records.proof import Proof
-from pytest_hwqueue.parts.processes.guardian import Stop
+from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
@@ -90,8 +90,8 @@ class Mps(Scheduler):
                 added[VISIBLE] = os.environ[VISIBLE]
             environment = service_environment(added, VISIBLE)
             stop = Stop(signal.SIGTERM, [control], "quit\n")
-            log = folder / "mps-control.log"
-            with run_service("the MPS daemon", [control, "-f"], log, stop, environment) as daemon:
+            order = Order([control, "-f"], environment, stop, contending=None)
+            with run_service("the MPS daemon", folder / "mps-control.log", order) as daemon:
                 self._pipes, self._daemon = pipes, daemon
                 try:
                     daemon.wait_until(self._answers, "did not answer")

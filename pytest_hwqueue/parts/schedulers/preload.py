@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pytest_hwqueue.data.errors import BadInput, NotProven, translated, within
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
-from pytest_hwqueue.parts.processes.guardian import Stop
+from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.services import (
     Service,
     prepended,
@@ -287,10 +287,9 @@ class Preload(Scheduler):
     def _running(self, described: ServiceDescription, log: Path) -> AbstractContextManager[Service]:
         command, values = described.command_from(self._folder), {"folder": str(self._folder)}
         given = {name: filled(text, values) for name, text in described.environment.items()}
-        return run_service(
-            Path(command[0]).name, command, log, Stop(described.stopped_by),
-            service_environment(given),
-        )  # fmt: skip
+        stop = Stop(described.stopped_by)
+        order = Order(command, service_environment(given), stop, contending=None)
+        return run_service(Path(command[0]).name, log, order)
 
 
 def _complaints(output: str | None) -> str:

@@ -169,5 +169,5 @@ def _probe(
     urgent.close()
     other.close()
     return priority_effect(
-        *names, urgent_ns, other_ns, alone_ns=alone_ns, load_ns=load_ns, requests=_REQUESTS
+        names, urgent_ns, other_ns, alone_ns=alone_ns, load_ns=load_ns, requests=_REQUESTS
     )

@@ -19,7 +19,7 @@ from itertools import permutations
 from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven, translated
-from pytest_hwqueue.parts.processes.guardian import Stop
+from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
@@ -137,9 +137,9 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
     port = free_port()
     command = [str(root / "bin" / "xserver"), policy, str(port)]
     clients: set[int] = set()
-    log, stop = folder / "xserver.log", Stop(signal.SIGINT)
+    order = Order(command, service_environment({}), Stop(signal.SIGINT), contending=None)
     try:
-        with run_service("xserver", command, log, stop, service_environment({})) as service:
+        with run_service("xserver", folder / "xserver.log", order) as service:
             server = XServer(port, service)
             clients = server.clients
             service.wait_until(lambda: _answers(server), "did not answer over HTTP")

@@ -177,23 +177,14 @@ def prepares_a_step(function: Callable[..., object]) -> bool:
 
 
 def prepared(
-    text: str,
-    make: Callable[..., object],
-    device: Device,
-    streams: Sequence[Stream],
-    seed: int,
-    parameters: Mapping[str, Any],
-    folder: Path,
+    text: str, make: Callable[..., object], streams: Sequence[Stream], folder: Path
 ) -> tuple[Callable[[Sequence[Stream]], None], bool]:
     """Prepare a step.
 
     Args:
         text: its name, for errors.
-        make: the function that prepares it.
-        device: that it runs on.
+        make: prepares it for the streams; all other arguments are bound.
         streams: its own; at least one.
-        seed: of its weights and inputs.
-        parameters: passed by keyword too.
         folder: file names in tracebacks are relative to it.
 
     Returns:
@@ -205,7 +196,7 @@ def prepared(
 
     """
     try:
-        step = make(device=device, streams=streams, seed=seed, **parameters)
+        step = make(streams=streams)
     except Exception as error:
         raise failed(text, "preparing its step raised", error, folder) from error
     if not callable(step):
@@ -461,8 +452,8 @@ class PreparedFunction(FunctionWorkload):
         assert self._setup is not None
         make = self._make
         name = f"{getattr(make, '__module__', '')}:{_name(make)}"
-        device, seed = self._setup.device, self._setup.seed
-        return prepared(name, make, device, [stream], seed, {}, self._folder)[0]
+        bound = partial(make, device=self._setup.device, seed=self._setup.seed)
+        return prepared(name, bound, [stream], self._folder)[0]
 
     def _synchronize(self) -> None:
         import torch

@@ -354,7 +354,7 @@ def test_priority_that_no_probe_saw_is_not_proven(file: Path, folder: Path) -> N
 
 def probed(urgent_us: int) -> Proof:
     effect = priority_effect(
-        "high", "low", [urgent_us * 1000, urgent_us * 1000 + 1] * 6, [400_000, 400_001] * 6,
+        ("high", "low"), [urgent_us * 1000, urgent_us * 1000 + 1] * 6, [400_000, 400_001] * 6,
         alone_ns=20_000, load_ns=400_000, requests=10,
     )  # fmt: skip
     return Proof(

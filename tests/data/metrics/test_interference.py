@@ -78,7 +78,7 @@ FAST, SLOW = [25 * US, 26 * US] * 6, [400 * US, 410 * US] * 6
 
 def judged(urgent_ns: list[int], other_ns: list[int]) -> PriorityEffect:
     given_ns = {"alone_ns": 20 * US, "load_ns": 400 * US}
-    return priority_effect("high", "low", urgent_ns, other_ns, **given_ns, requests=10)
+    return priority_effect(("high", "low"), urgent_ns, other_ns, **given_ns, requests=10)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ class FakePool:
         return self.captures[-1]
 
     def program(self, enqueue: Enqueue, tagged: bool = False) -> Program:
-        return graph(cast(Device, self), cast(StreamPool, self), enqueue, tagged)
+        return graph(
+            cast(Device, self), cast(StreamPool, self), enqueue, "events" if tagged else "apart"
+        )
 
 
 def kernel(number: int) -> None:

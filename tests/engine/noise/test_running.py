@@ -27,7 +27,7 @@ from pytest_hwqueue.engine.noise.neighbours import (
     started,
 )
 from pytest_hwqueue.engine.noise.running import RunningNoise, running
-from pytest_hwqueue.parts.processes.guardian import Contending, Stop
+from pytest_hwqueue.parts.processes.guardian import Contending, Order, Stop
 from pytest_hwqueue.parts.processes.services import ServiceFailed, free_port, run_service
 from tests.conftest import slow
 from tests.parts.schedulers.processes import has_ended, program, wait_for
@@ -295,7 +295,9 @@ def test_nothing_is_left_when_its_owner_dies(
 def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
     endless = program(tmp_path / "endless", "import time; time.sleep(600)")
     log, scratch, stop = tmp_path / "log", tmp_path / "scratch", Stop(signal.SIGTERM)
-    with run_service("s", [str(endless)], log, stop, {}, Contending(0.2, scratch)) as service:
+    with run_service(
+        "s", log, Order([str(endless)], {}, stop, Contending(0.2, scratch))
+    ) as service:
         wait_for(lambda: has_ended(service.pid), "its time to be over")
         with pytest.raises(ServiceFailed, match=r"(?s)died by SIGTERM.*its time of 0.2 s is over"):
             service.check(60)
@@ -303,5 +305,5 @@ def test_its_time_is_bounded_even_if_its_owner_hangs(tmp_path: Path) -> None:
     # A folder that is there already is not its own, and stays.
     scratch.mkdir()
     with pytest.raises(ServiceFailed, match="File exists"):
-        run_service("s", ["true"], log, stop, {}, Contending(60, scratch)).__enter__()
+        run_service("s", log, Order(["true"], {}, stop, Contending(60, scratch))).__enter__()
     assert scratch.exists()

@@ -152,7 +152,7 @@ def test_the_most_and_the_least_urgent_tenant_are_probed(
     assert found.alone_ns is not None
     assert found.load_ns is not None
     again = priority_effect(
-        "high", "low", found.urgent_ns, found.other_ns, alone_ns=found.alone_ns,
+        ("high", "low"), found.urgent_ns, found.other_ns, alone_ns=found.alone_ns,
         load_ns=found.load_ns, requests=found.requests,
     )  # fmt: skip
     assert again == found

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_hwqueue.parts.processes.guardian import Contending, Stop
+from pytest_hwqueue.parts.processes.guardian import Contending, Order, Stop
 from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
@@ -48,11 +48,12 @@ while True:
 _OWNER = """
 import signal, sys, time
 from pathlib import Path
-from pytest_hwqueue.parts.processes.guardian import Stop
+from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.services import run_service, service_environment
 command, folder = sys.argv[1], Path(sys.argv[2])
 stop = Stop(signal.SIGINT)
-with run_service("s", [command, str(folder / "left")], folder / "log", stop, {}) as service:
+order = Order([command, str(folder / "left")], {}, stop, None)
+with run_service("s", folder / "log", order) as service:
     service.wait_until(lambda: "at your service" in service.log.read_text(), "was not ready")
     (folder / "pid.new").write_text(str(service.pid))
     (folder / "pid.new").rename(folder / "pid")
@@ -68,7 +69,7 @@ def wait_until_ready(service: Service) -> None:
 def test_it_is_stopped_by_its_signal(tmp_path: Path, number: signal.Signals) -> None:
     left, log = tmp_path / "left", tmp_path / "logs" / "service.log"
     polite = program(tmp_path / "polite", _POLITE)
-    with run_service("s", [str(polite), str(left)], log, Stop(number), {}) as service:
+    with run_service("s", log, Order([str(polite), str(left)], {}, Stop(number), None)) as service:
         wait_until_ready(service)
         service.check()
         assert not has_ended(service.pid)
@@ -80,7 +81,7 @@ def test_it_is_stopped_by_its_signal(tmp_path: Path, number: signal.Signals) -> 
 def test_one_that_does_not_stop_is_killed_with_all_it_has_started(tmp_path: Path) -> None:
     log, stop = tmp_path / "log", Stop(signal.SIGINT, patience_s=0.3)
     leaving = program(tmp_path / "leaving", _LEAVING)
-    with run_service("s", [str(leaving), "stay"], log, stop, {}) as service:
+    with run_service("s", log, Order([str(leaving), "stay"], {}, stop, None)) as service:
         wait_until_ready(service)
         child = int(log.read_text().split()[-1])
     assert has_ended(service.pid)
@@ -100,7 +101,9 @@ def test_what_it_has_started_ends_whichever_of_its_processes_is_killed(
     contends = Contending(folder=folder) if contending else None
     # It ends by its kill alone, and leaves no time to what it has started.
     stop = Stop(signal.SIGINT, patience_s=0.3)
-    with run_service("the server", [str(leaving), "stay"], log, stop, {}, contends) as service:
+    with run_service(
+        "the server", log, Order([str(leaving), "stay"], {}, stop, contends)
+    ) as service:
         wait_until_ready(service)
         child = psutil.Process(int(log.read_text().split()[-1]))
         process = psutil.Process(service.pid)

@@ -122,7 +122,7 @@ def test_simulated_device_runs_and_captures_it_on_every_stream(name: str, stream
         assert bool(workload.decisions_drawn) == drawn
         if name == "fsdp_tp":
             return
-        program = graph(device, pool, workload.iterate, tagged=False)
+        program = graph(device, pool, workload.iterate)
         replayed = pool.held_timeline(lambda: program.enqueue(pool.streams))
         assert program.whole == CASES[name].whole
         assert len(replayed.kernels) == len(timeline.kernels)

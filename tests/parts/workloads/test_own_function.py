@@ -145,7 +145,9 @@ def step_of(make: Callable[..., Any], streams: int = 1) -> bool:
     """Run one request of a function; return whether it is launched, rather than launches."""
     device = HostDevice()
     with device.open_streams(streams) as pool:
-        enqueue, once = prepared("m:make", make, device, pool.streams, 7, {"n": 2}, Path())
+        enqueue, once = prepared(
+            "m:make", partial(make, device=device, seed=7, n=2), pool.streams, Path()
+        )
         before = pool.launched
         enqueue(pool.streams)
         pool.synchronize()

@@ -47,7 +47,7 @@ def test_thousand_samples_of_size_full_fit_into_the_time(name: str, streams: int
         pool.synchronize()
         program: Program = eager(device, workload.iterate, tagged=False)
         if auto_dispatch(WORKLOADS[name], device.label, None) == "graph":
-            program = graph(device, pool, workload.iterate, tagged=False)
+            program = graph(device, pool, workload.iterate)
         began_ns = device.clock_ns()
         program.enqueue(pool.streams)
         pool.synchronize()

@@ -77,7 +77,7 @@ def test_an_iteration_across_streams_becomes_one_graph(device: SimulatedDevice) 
             stream.launch(kernel)
 
     with device.open_streams(3) as pool:
-        program = graph(cast(Device, device), pool, iterate, False)
+        program = graph(cast(Device, device), pool, iterate)
         start = pool.streams[0].record(device.new_event())
         program.enqueue(pool.streams)
         end = pool.streams[0].record(device.new_event())

@@ -147,7 +147,7 @@ def play(
             streams[stream].launch(functions[number])
 
     with device.open_streams(_STREAMS, [0, 1, 0]) as pool:
-        streams, whole = pool.streams, graph(cast(Device, device), pool, capture, False)
+        streams, whole = pool.streams, graph(cast(Device, device), pool, capture)
 
         def round_() -> None:
             for stream in streams:

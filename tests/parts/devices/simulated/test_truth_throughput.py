@@ -39,7 +39,7 @@ def test_pace_is_that_of_the_slower_of_device_and_host(
     device = cast(Device, bench.device(connections=64, graph_launch_ns=launch_us * 1000, **free))
     launched = bench.launchable(cast(Any, device), *[KernelWork(kernel_us * 1000)] * 3)
     with device.open_streams(streams) as pool:
-        program = graph(device, pool, on_each(launched), tagged=False, apart=False)
+        program = graph(device, pool, on_each(launched), "with others")
         blocks = back_to_back(device, pool, program, iterations)
     truth_ns = 1000 * max(3 * kernel_us, streams * launch_us)
     assert (len(blocks.blocks_ns), blocks.iterations) == (BLOCKS, iterations)
