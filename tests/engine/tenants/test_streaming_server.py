@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,19 @@ pytestmark = pytest.mark.usefixtures("own_leases")
 CONNECTIONS = 16
 
 
+def uvicorn(*at: str) -> tuple[str, ...]:
+    folder = str(Path(__file__).parent)
+    return (
+        "{python}", "-m", "uvicorn", "--app-dir", folder, *at, "--no-access-log",
+        "--timeout-keep-alive", "60",
+    )  # fmt: skip
+
+
 def streaming(host: str = "127.0.0.1", scheme: str = "http", *more: str) -> Server:
     at = f"[{host}]" if ":" in host else host
     return Server(
         url=f"{scheme}://{at}:{{port}}/v1/chat/completions",
-        command=(
-            "{python}", "-m", "uvicorn", "--app-dir", str(Path(__file__).parent),
-            "--host", host, "--port", "{port}", "--no-access-log",
-            "--timeout-keep-alive", "60", *more, "streaming:app",
-        ),
+        command=(*uvicorn("--host", host, "--port", "{port}"), *more, "streaming:app"),
         protocol="openai", method="POST", body='{"model": "m", "stream": true}',
     )  # fmt: skip
 
@@ -62,11 +67,16 @@ def test_figures_are_those_of_the_servers_own_log(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("way", ["tls", "ipv6"])
+@pytest.mark.parametrize("way", ["tls", "ipv6", "unix"])
 def test_other_ways_to_the_same_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     server = streaming("::1")
+    if way == "unix":
+        server = replace(
+            server, url="http://localhost/v1/chat/completions", socket="{socket}",
+            command=(*uvicorn("--uds", "{socket}"), "streaming:app"),
+        )  # fmt: skip
     if way == "tls":
         authority = trustme.CA()
         certificate = authority.issue_cert("127.0.0.1")
