@@ -1,7 +1,7 @@
 """A server that goes wrong in a way of choice: ``python misbehaving.py PLACE MODE [SECONDS]``.
 
 The place is a port, or the path of a unix socket; one that is there already is removed. Seconds
-count from its first request.
+count from its first request; one that stalls does so each time that so many have passed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 TURN = threading.Lock()
 first_s: list[float] = []
 told_to_stall: list[int] = []
+stalls_s = [time.monotonic()]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -28,6 +29,7 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = PLACE.isdecimal()
 
     def do_GET(self) -> None:
+        received_ns = time.monotonic_ns()
         first_s.append(time.monotonic())
         after = time.monotonic() - first_s[0] >= SECONDS
         if MODE == "dies" and after:
@@ -36,6 +38,9 @@ class Handler(BaseHTTPRequestHandler):
         if (MODE == "hangs" and after) or (MODE == "hangs-each-third" and len(first_s) % 3 == 0):
             time.sleep(600)
         with TURN:
+            if SECONDS and MODE == "stalls" and time.monotonic() - stalls_s[-1] > SECONDS:
+                stalls_s.append(time.monotonic())
+                told_to_stall.append(0)
             if told_to_stall:
                 told_to_stall.clear()
                 time.sleep(0.5)
@@ -44,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
+        if MODE == "stalls":
+            sys.stdout.write(f"served {received_ns} {time.monotonic_ns()}\n")
+            sys.stdout.flush()
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: object) -> None:
