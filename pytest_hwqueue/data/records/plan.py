@@ -35,6 +35,9 @@ class Server:
     Attributes:
         url: where each request goes; ``{port}`` in it is the port given to the command.
         command: program and arguments; empty if the server runs already.
+        socket: path of the unix socket that requests go to, from the scenario's folder; of `url`
+            then host and path are sent. ``{socket}``: a new one, given to the command. None for
+            TCP.
         ready: URL, or a path on that of the requests, that answers 2xx once the server is ready; if
             None, a server that is started is ready when it accepts connections. ``{port}`` as in
             ``url``.
@@ -55,6 +58,7 @@ class Server:
 
     url: str
     command: tuple[str, ...] = ()
+    socket: str | None = None
     ready: str | None = None
     ready_s: float = 60.0
     timeout_s: float = 10.0

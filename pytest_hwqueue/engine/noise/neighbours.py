@@ -27,6 +27,7 @@ from pytest_hwqueue.data.noise_names import NOISES
 from pytest_hwqueue.data.records.noise import Done, Machine
 from pytest_hwqueue.engine.noise import pinning
 from pytest_hwqueue.parts.processes.guardian import Contending, Order, Stop
+from pytest_hwqueue.parts.processes.process_table import TcpPort
 from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
@@ -281,7 +282,7 @@ def _start(program: NeighbourProgram, order: NeighbourOrder, stack: ExitStack) -
         service = stack.enter_context(running)
     wait_until_ready(service, program.ready)
     if program.port is not None:
-        service.require_listening(_ADDRESS, program.port)
+        service.require_listening(TcpPort(_ADDRESS, program.port))
     return service
 
 

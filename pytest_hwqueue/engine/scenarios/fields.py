@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urljoin, urlsplit
 
@@ -27,7 +29,7 @@ from pytest_hwqueue.data.redaction import REDACTED, REFERENCE, redacted
 from pytest_hwqueue.engine.noise.neighbours import described
 from pytest_hwqueue.engine.scenarios.goals import RESERVED, Goal, parse_goal
 from pytest_hwqueue.engine.tenants.arrivals import at_peak, parse_arrival
-from pytest_hwqueue.engine.tenants.servers import PORT
+from pytest_hwqueue.engine.tenants.servers import MOST_PATH_BYTES, PORT, SOCKET
 from pytest_hwqueue.parts.schedulers.syntax import parse_entry
 from pytest_hwqueue.parts.workloads.own_function import PATTERN, find
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
@@ -120,6 +122,27 @@ def _read_noise(value: object, info: ValidationInfo) -> str | None:
     return name
 
 
+def _read_socket(value: object, info: ValidationInfo) -> str:
+    text = _text(value, "the path of a unix socket, such as server.sock")
+    if text == SOCKET:
+        return text
+    if not text or "\0" in text:
+        raise ValueError(f"{text!r} is no path; give that of a unix socket, such as server.sock")
+    if REFERENCE.search(text):
+        raise ValueError(f"{text!r} names a variable, which is not filled in here; give the path")
+    assert info.context is not None
+    path = Path(os.path.normpath(info.context["folder"].absolute() / text))
+    if (length := len(os.fsencode(path))) > MOST_PATH_BYTES:
+        raise ValueError(
+            f"{shortened(str(path))!r} has {length} bytes, and a unix socket's path at most "
+            f"{MOST_PATH_BYTES}; give a shorter one, or leave it out and write {SOCKET} into the "
+            "command"
+        )
+    if path.exists() and not path.is_socket():
+        raise ValueError(f"{str(path)!r} is no socket; remove it, or give another path")
+    return text
+
+
 def _read_function(value: object, info: ValidationInfo) -> str:
     text = _text(value, "a function, such as my_module:make_step")
     assert info.context is not None
@@ -188,11 +211,15 @@ GoalText = Annotated[
         "high.p99 <= 1.3 x solo", "device.busy > 85%",
     ),
 ]  # fmt: skip
+SocketPath = Annotated[
+    str, BeforeValidator(_read_socket), _written(".", "server.sock", "/run/server.sock")
+]
 ModelName = Annotated[str, AfterValidator(_read_model)]
 WorkloadField = Annotated[str, _known("workload", WORKLOADS)]
 
 
 _HOST = f"http://127.0.0.1:{PORT}"
+_HOST_OF_SOCKET = "http://localhost"
 _COMPLETIONS, _CHAT = "/v1/completions", "chat/completions"
 _OF_OPENAI = ("model", "prompt", "max_tokens", "ttft_ms", "tbt_ms")
 _SENT = "POST"
@@ -223,14 +250,19 @@ class ServerFields(BaseModel):
     command: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = Field(
         None,
         description="starts it, in the scenario file's folder and under the scheduler; {port} is a "
-        "free port, {python} pytest's Python. Without it the server runs already, at url, and is "
-        "not ours: no scheduler is proven for it",
+        "free port, {socket} the socket, {python} pytest's Python. Without it the server runs "
+        "already, at url or socket, and is not ours: no scheduler is proven for it",
         examples=["{python} serve.py --port {port}"],
     )
     url: str | None = Field(
         None,
         description="where requests go; by default http://127.0.0.1:{port}/ with a command, for "
-        "openai http://127.0.0.1:{port}/v1/completions",
+        "openai http://127.0.0.1:{port}/v1/completions; with a socket on localhost",
+    )
+    socket: SocketPath | None = Field(
+        None,
+        description="unix socket that requests go to, from the scenario file's folder; url is then "
+        "their host and path. By default a new one, if the command has {socket}; else TCP",
     )
     ready: str | None = Field(
         None,
@@ -289,6 +321,7 @@ class ServerFields(BaseModel):
         return Server(
             url=self._url(),
             command=tuple(self._command()),
+            socket=self._socket(),
             ready=self.ready,
             ready_s=self.ready_timeout,
             timeout_s=self.timeout,
@@ -307,8 +340,13 @@ class ServerFields(BaseModel):
             return shlex.split(self.command)
         return list(self.command or ())
 
+    def _socket(self) -> str | None:
+        takes_one = any(SOCKET in part for part in self._command())
+        return self.socket or (SOCKET if takes_one else None)
+
     def _url(self) -> str:
-        return self.url or _HOST + (_COMPLETIONS if self.protocol == "openai" else "/")
+        host = _HOST if self._socket() is None else _HOST_OF_SOCKET
+        return self.url or host + (_COMPLETIONS if self.protocol == "openai" else "/")
 
     def _completion(self) -> dict[str, Any]:
         """Return the request of a streamed completion; a chat's has messages."""
@@ -325,8 +363,8 @@ class ServerFields(BaseModel):
         return fields | (self.body or {})
 
     def _problems(self) -> Iterator[str]:
-        if self.command is None and self.url is None:
-            yield "give a command that starts the server, the url of one that runs, or both"
+        if self.command is None and self.url is None and self.socket is None:
+            yield "give a command that starts the server, or the url or socket of one that runs"
         try:
             command = self._command()
         except ValueError as error:
@@ -334,6 +372,7 @@ class ServerFields(BaseModel):
             return
         if self.command is not None and not command:
             yield "the command is empty"
+        yield from self._problems_of_socket(command)
         url = self._url()
         if self.command is None and PORT in url:
             yield f"url: {PORT} is the port that a command gets, and there is no command"
@@ -347,6 +386,20 @@ class ServerFields(BaseModel):
         elif not _is_url(url, ready):
             shown = _shown_url(ready)
             yield f"ready: {shown!r} is not valid; give a path such as /health, or a URL"
+        yield from self._problems_of_protocol()
+
+    def _problems_of_socket(self, command: Sequence[str]) -> Iterator[str]:
+        if self._socket() is None:
+            return
+        if self.socket == SOCKET and not any(SOCKET in each for each in command):
+            yield f"socket: {SOCKET} is what a command gets: put it into that, or give a path"
+        if not self._url().startswith("http://") or PORT in self._url():
+            example = f"{_HOST_OF_SOCKET}{_COMPLETIONS}"
+            yield f"url: with a socket, give one of HTTP without {PORT}, such as {example}"
+        if urlsplit(self.ready or "").netloc:
+            yield "ready: with a socket, give a path such as /health: it is asked there, too"
+
+    def _problems_of_protocol(self) -> Iterator[str]:
         given = [name for name in _OF_OPENAI if getattr(self, name) is not None]
         if self.protocol == "http" and given:
             yield f"{given[0]} is for protocol: openai"

@@ -153,7 +153,7 @@ class LivingTenants:
         found.fingerprint = identify(plan.device).fingerprint
         looks = looks if CAN_SHOW else ()
         # Who works on the device; with a server, its tenant's process generates load.
-        pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.urls}
+        pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.reached}
         try:
             self._warm_up(pids, looked_at=bool(looks))
             longest_ns = self._longest_ns()
@@ -227,7 +227,7 @@ class LivingTenants:
         least, most = requests[0], requests[-1]
         if least.priority == most.priority:
             return None
-        if not self.servers.urls.keys().isdisjoint((least.name, most.name)):
+        if not self.servers.reached.keys().isdisjoint((least.name, most.name)):
             self._probe_notes.append("priority not proven: a server takes no part in the probe")
             return None
         self.found.stage = "priority probe"

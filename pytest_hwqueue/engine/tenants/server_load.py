@@ -83,12 +83,10 @@ class Client:
     """Connections to one server; use it as an asynchronous context.
 
     Args:
-        spec: the server and its requests.
-        url: where they go, as it is stored.
+        spec: the server and its requests, with port and socket filled in.
         connections: the greatest number open at once.
 
     Attributes:
-        url: where requests go, as it is stored.
         opened: connections made so far.
 
     Raises:
@@ -96,13 +94,12 @@ class Client:
 
     """
 
-    def __init__(self, spec: Server, url: str, connections: int) -> None:
-        self.url = url
+    def __init__(self, spec: Server, connections: int) -> None:
         self.opened = 0
         self._spec = spec
         self._connections = connections
         self._secrets = secrets_of(spec)
-        self._sent_to = expand_url(url)
+        self._sent_to = expand_url(spec.url)
         self._headers = {name: expand(value) for name, value in spec.headers.items()}
         self._body = None if spec.body is None else spec.body.encode()
         # Of the first request, which finds out whether the server takes it.
@@ -115,8 +112,11 @@ class Client:
 
         watch = aiohttp.TraceConfig()
         watch.on_connection_create_end.append(count)
+        path, limit = self._spec.socket, self._connections
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections),
+            connector=aiohttp.TCPConnector(limit=limit)
+            if path is None
+            else aiohttp.UnixConnector(path, limit=limit),
             # Every request is the same, whatever earlier answers set.
             cookie_jar=aiohttp.DummyCookieJar(),
             # By default aiohttp rounds long ones up to whole seconds.
@@ -180,14 +180,15 @@ class Client:
             HwqError: if it is not within its time.
 
         """
-        spec, ready = self._spec, ready_url(self._spec, self.url)
+        spec, ready = self._spec, ready_url(self._spec)
         url = None if ready is None else expand_url(ready)
         waits_s = spec.ready_s if spec.ours or url is not None else 0.0
         deadline = time.monotonic() + waits_s
         while (problem := await self._problem(url)) is not None:
             if time.monotonic() >= deadline:
                 within = f" within {waits_s:g} s" if waits_s else ""
-                text = f"{url or self._sent_to} was not ready{within}: {problem}"
+                at = "" if spec.socket is None else f" on the unix socket {spec.socket}"
+                text = f"{url or self._sent_to}{at} was not ready{within}: {problem}"
                 raise HwqError(redacted(text, self._secrets))
             await asyncio.sleep(_POLL_S)
 
@@ -195,9 +196,13 @@ class Client:
         """Return why the server is not ready; None if it is."""
         try:
             if url is None:
-                _, writer = await asyncio.wait_for(
-                    asyncio.open_connection(*host_and_port(self._sent_to)), _ONE_POLL_S
+                path = self._spec.socket
+                opening = (
+                    asyncio.open_connection(*host_and_port(self._sent_to))
+                    if path is None
+                    else asyncio.open_unix_connection(path)
                 )
+                _, writer = await asyncio.wait_for(opening, _ONE_POLL_S)
                 writer.close()
                 await writer.wait_closed()
                 return None

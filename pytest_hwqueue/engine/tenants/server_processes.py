@@ -5,6 +5,7 @@ What sends them requests is `server_tenant`, which alone needs the extra ``serve
 
 from __future__ import annotations
 
+import os
 import signal
 import stat
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.data.records.kinds import capabilities_of, kind_of
@@ -21,16 +23,17 @@ from pytest_hwqueue.data.records.tenants import NOT_OURS, ServerOrigin
 from pytest_hwqueue.data.redaction import redacted, redacted_command, remove_known
 from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
 from pytest_hwqueue.engine.tenants.identified import tenant_environment
-from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
+from pytest_hwqueue.engine.tenants.server_variables import expand
 from pytest_hwqueue.engine.tenants.servers import (
+    MOST_PATH_BYTES,
     PORT,
     PYTHON,
-    host_and_port,
-    ready_url,
+    SOCKET,
+    places,
     secrets_of_plan,
 )
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
-from pytest_hwqueue.parts.processes.process_table import is_contained, processes_under
+from pytest_hwqueue.parts.processes.process_table import Place, is_contained, processes_under
 from pytest_hwqueue.parts.processes.services import Service, ServiceFailed, free_port, run_service
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, gather_outside
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
@@ -38,16 +41,18 @@ from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
 _KILLED = -signal.SIGKILL
 
 _CURE = (
-    f"write {PORT} into the command and its url for a free one, and give a server that runs "
-    "already, or that a daemon such as Docker's starts, by its url alone"
+    "write {} for a {} one, and give a server that runs already, or that a daemon such as Docker's "
+    "starts, by its {} alone"
 )
+_CURE_OF_PORT = _CURE.format(f"{PORT} into the command and its url", "free", "url")
+_CURE_OF_SOCKET = _CURE.format(f"{SOCKET} into the command", "new", "socket")
 
 
 class ServerProcesses:
     """The servers of a plan's tenants, if it has any.
 
     Attributes:
-        urls: where the requests of each tenant with a server go; known while they run.
+        reached: each tenant's server, its port and socket filled in; known while they run.
         origins: whose server answered each of them, as far as it is known.
 
     """
@@ -66,7 +71,7 @@ class ServerProcesses:
         self._found = found
         self._specs = plan.servers
         self._services: dict[str, Service] = {}
-        self.urls: dict[str, str] = {}
+        self.reached: dict[str, Server] = {}
         self.origins: dict[str, ServerOrigin] = {
             name: "url" for name, spec in self._specs.items() if not spec.ours
         }
@@ -92,9 +97,9 @@ class ServerProcesses:
         try:
             with ExitStack() as stack:
                 for name, spec in self._specs.items():
-                    self.urls[name] = spec.url
+                    self._reach(name, spec, stack)
                     if spec.ours:
-                        self._start(name, spec, folder, stack)
+                        self._start(name, self.reached[name], folder, stack)
                 yield
         finally:
             self._found.notes += [
@@ -133,10 +138,29 @@ class ServerProcesses:
                 )
         return removed
 
+    def _reach(self, name: str, spec: Server, stack: ExitStack) -> None:
+        """Fill in a server's port and socket: new ones, where its command takes them."""
+        path = spec.socket
+        if path == SOCKET:
+            # Of its own, which no other user gets into, and where none is left over.
+            path = str(Path(stack.enter_context(TemporaryDirectory(prefix="hwq-"))) / "socket")
+            if len(os.fsencode(path)) > MOST_PATH_BYTES:
+                raise RunEnded(
+                    "failed",
+                    f"the server of tenant {name}: {path} is longer than the {MOST_PATH_BYTES} "
+                    "bytes of a unix socket's path: set TMPDIR to a shorter folder",
+                )
+        elif path is not None:
+            path = os.path.normpath(Path(self._plan.folder).absolute() / path)
+        filled = {PORT: str(free_port()) if spec.ours else PORT, SOCKET: path or SOCKET}
+        command = spec.command
+        for place, value in filled.items():
+            command = tuple(part.replace(place, value) for part in command)
+        url = spec.url.replace(PORT, filled[PORT])
+        self.reached[name] = replace(spec, url=url, socket=path, command=command)
+
     def _start(self, name: str, spec: Server, folder: Path, stack: ExitStack) -> None:
-        port = str(free_port())
-        ported = [part.replace(PORT, port) for part in spec.command]
-        command = [part.replace(PYTHON, sys.executable) for part in ported]
+        command = [part.replace(PYTHON, sys.executable) for part in spec.command]
         (request,) = (each for each in tenant_requests(self._plan.tenants) if each.name == name)
         # What the mode adds is for the server alone, not for what watches it.
         environment = tenant_environment(self._plan.device)
@@ -153,7 +177,6 @@ class ServerProcesses:
         except ServiceFailed as failed:
             shown = redacted_command(command)
             raise RunEnded("failed", f"{failed} (its command: {shown})") from None
-        self.urls[name] = spec.url.replace(PORT, port)
 
     def check(self) -> None:
         """Raise RunEnded if a server that was started here has ended."""
@@ -165,21 +188,21 @@ class ServerProcesses:
 
     def refuse_strangers(self) -> None:
         """Raise NotProven if requests to a server that was started here reach another program."""
-        self._look_at_ports(Service.refuse_strangers)
+        self._look_at_places(Service.refuse_strangers)
 
     def require_listening(self) -> None:
         """Raise NotProven unless all that was started here listens where its requests go, alone."""
-        self._look_at_ports(Service.require_listening)
+        self._look_at_places(Service.require_listening)
 
-    def _look_at_ports(self, look: Callable[[Service, str, int], None]) -> None:
+    def _look_at_places(self, look: Callable[[Service, Place], None]) -> None:
         for name, service in self._services.items():
-            url = self.urls[name]
-            asked = map(expand_url, (url, ready_url(self._specs[name], url) or url))
+            server = self.reached[name]
             try:
-                for host, port in dict.fromkeys(map(host_and_port, asked)):
-                    look(service, host, port)
+                for place in places(server):
+                    look(service, place)
             except NotProven as error:
-                raise NotProven(f"{error}; {_CURE}") from None
+                cure = _CURE_OF_PORT if server.socket is None else _CURE_OF_SOCKET
+                raise NotProven(f"{error}; {cure}") from None
 
     def last_lines(self, name: str) -> str:
         """Return the last lines that a tenant's server wrote; empty if it was not started here."""
@@ -238,7 +261,7 @@ class ServerProcesses:
             if origin in NOT_OURS:
                 self._found.notes.append(
                     f"the server of tenant {name} is {NOT_OURS[origin]}, so under which scheduler "
-                    f"is not known ({redacted(self.urls[name])})"
+                    f"is not known ({redacted(self.reached[name].url)})"
                 )
         workers = {name: found for name, found in workers.items() if self._is_ours(name)}
         first = {name: next(iter(found)) for name, found in workers.items()}

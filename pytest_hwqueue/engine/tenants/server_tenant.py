@@ -27,21 +27,25 @@ _AHEAD_NS = 5_000_000
 _LEAST_WARM_UP_NS = 100_000_000
 
 
-def serve_by_server(spec: Tenant, url: str, link: Link) -> None:
+def serve_by_server(spec: Tenant, server: Server, link: Link) -> None:
     """Live the tenant's life: wait for the server; for each window warm it up, load it, report.
+
+    Args:
+        spec: the tenant.
+        server: its server, with port and socket filled in.
+        link: to the parent.
 
     Raises:
         HwqError: if it is not ready in time, or its first request fails.
         StoppedServing: if 10,000 requests failed in a row.
 
     """
-    assert spec.server is not None
-    asyncio.run(_live(spec, spec.server, url, link))
+    asyncio.run(_live(spec, server, link))
 
 
-async def _live(spec: Tenant, server: Server, url: str, link: Link) -> None:
+async def _live(spec: Tenant, server: Server, link: Link) -> None:
     allow_files(spec.concurrency)
-    async with Client(server, url, spec.concurrency) as client:
+    async with Client(server, spec.concurrency) as client:
         link.enter("wait for the server")
         await client.wait_until_ready()
         link.set_up()
@@ -54,7 +58,7 @@ async def _serve(
     plan: Colocation, spec: Tenant, client: Client, server: Server, link: Link
 ) -> None:
     demand = demand_of(plan, spec.name)
-    with translated(HwqError, f"the first request to {redacted(client.url)} failed", HwqError):
+    with translated(HwqError, f"the first request to {redacted(server.url)} failed", HwqError):
         await client.first_request()
     begin_ns = time.monotonic_ns() + _AHEAD_NS
     warm_up = Window(begin_ns, begin_ns + max(round(plan.warmup_s * 1e9), _LEAST_WARM_UP_NS))
@@ -94,7 +98,7 @@ def _served(
         work,
         lateness=lateness(load),
         server=ServerLoad(
-            url=redacted(client.url, secrets_of(server)),
+            url=redacted(server.url, secrets_of(server)),
             connections=client.opened,
             connected=client.opened - opened_before,
             most_at_once=load.most_at_once,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 from pytest_hwqueue.data.records.plan import Colocation, Server
@@ -27,9 +28,13 @@ from pytest_hwqueue.engine.tenants.server_variables import (
     unset_reason,
     variables_in,
 )
+from pytest_hwqueue.parts.processes.process_table import Place, TcpPort, UnixSocket
 
-PORT, PYTHON = "{port}", "{python}"
-"""In a command or its URL: the chosen port, and pytest's own Python."""
+PORT, PYTHON, SOCKET = "{port}", "{python}", "{socket}"
+"""In a command: the chosen port (in its URL, too), pytest's own Python, and the unix socket."""
+
+MOST_PATH_BYTES = 107
+"""Of a unix socket's path: Linux' sun_path has 108, with a zero at the end."""
 
 MISSING_AIOHTTP = (
     "tenants with a server need the package aiohttp, which is not installed: "
@@ -46,14 +51,22 @@ _PLAIN_HEADERS = frozenset(
 )  # fmt: skip
 
 
-def ready_url(server: Server, url: str) -> str | None:
-    """Return the URL to ask whether a server is ready, given that of the requests."""
+def ready_url(server: Server) -> str | None:
+    """Return the URL to ask whether a server is ready, where the port of its `url` is known."""
     if server.ready is None:
         return None
     ready = server.ready
     if PORT in ready:
-        ready = ready.replace(PORT, str(host_and_port(expand_url(url))[1]))
-    return urljoin(url, ready)
+        ready = ready.replace(PORT, str(host_and_port(expand_url(server.url))[1]))
+    return urljoin(server.url, ready)
+
+
+def places(server: Server) -> list[Place]:
+    """Return where a server must listen, its port or socket filled in: for requests and `ready`."""
+    if server.socket is not None:
+        return [UnixSocket(Path(server.socket))]
+    urls = map(expand_url, (server.url, ready_url(server) or server.url))
+    return [TcpPort(*at) for at in dict.fromkeys(map(host_and_port, urls))]
 
 
 def unset_variable(server: Server) -> str | None:

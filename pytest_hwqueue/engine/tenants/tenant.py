@@ -204,7 +204,7 @@ def _live(start: Start, spec: Tenant, link: Link, traces: Traces | None) -> bool
         if spec.server is not None:
             from pytest_hwqueue.engine.tenants.server_tenant import serve_by_server
 
-            serve_by_server(spec, start.urls[spec.name], link)
+            serve_by_server(spec, start.servers[spec.name], link)
         else:
             _Life(start, spec, link, traces).live()
     except ProcessEnded:

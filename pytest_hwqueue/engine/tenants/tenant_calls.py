@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
-from pytest_hwqueue.data.records.plan import Colocation
+from pytest_hwqueue.data.records.plan import Colocation, Server
 from pytest_hwqueue.data.records.tenants import TenantResult
 from pytest_hwqueue.parts.devices.compute_units import Partition
 from pytest_hwqueue.parts.processes.remote import one_way
@@ -23,7 +23,7 @@ class Start:
         tenants: names of those in this process.
         stream_priorities: of each tenant of the plan, in the device's own numbers.
         partitions: where each tenant's kernels run; None for everywhere.
-        urls: where the requests of each tenant with a server go.
+        servers: each tenant's, its port and socket filled in.
         trace: folder for each tenant's trace; None to trace nothing.
 
     """
@@ -32,7 +32,7 @@ class Start:
     tenants: tuple[str, ...]
     stream_priorities: Mapping[str, int]
     partitions: Mapping[str, Partition | None]
-    urls: Mapping[str, str]
+    servers: Mapping[str, Server]
     trace: Path | None
 
 

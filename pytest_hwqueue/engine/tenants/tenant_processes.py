@@ -191,7 +191,7 @@ class TenantProcesses(TenantCalls):
                     folder / f"tenant-{'-'.join(members)[:100]}.log",
                 )
                 process.deliver_to(self._inbox, members)
-                start = Start(plan, members, priorities, partitions, self._servers.urls, trace)
+                start = Start(plan, members, priorities, partitions, self._servers.reached, trace)
                 _send(process, "run", start=to_jsonable_python(start))
             yield
         finally:
@@ -317,7 +317,7 @@ class TenantProcesses(TenantCalls):
         These are for whoever works on the device: not for a generator of load, but for its server.
         """
         plain = tenant_environment(self._plan.device)
-        if name not in self._servers.urls:
+        if name not in self._plan.servers:
             plain.update(self._scheduler.environment(self._requests[name]))
         return plain
 
@@ -343,7 +343,7 @@ class TenantProcesses(TenantCalls):
 
     def _last_lines(self, name: str, process: MeasuredProcess) -> str:
         """Return what a tenant wrote last: its server, where it has one."""
-        if name in self._servers.urls:
+        if name in self._plan.servers:
             return self._servers.last_lines(name)
         return process.last_lines(_LAST_LINES)
 

@@ -1,7 +1,8 @@
 """What the kernel says of other processes: who descends from whom, who listens, who is contained.
 
-A port says nothing of who answers there: a server that could not bind it, or never tried, leaves
-its clients to a stranger. The kernel names each listening socket, and each process's sockets.
+A port or a path says nothing of who answers there: a server that could not bind it, or never
+tried, leaves its clients to a stranger. The kernel names each listening socket, and each process's
+sockets.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-import struct
+import stat
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven, translated
+from pytest_hwqueue.parts.processes.sock_diag import of_ipv6_alone, of_unix_file
 
 _PROC = Path("/proc")
 _LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp has it
@@ -60,8 +62,65 @@ def is_contained(pid: int) -> bool:
 
 
 @dataclass(frozen=True)
+class TcpPort:
+    """A TCP port of a host, by its name or address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        return f"port {self.port} of {self.host}"
+
+    def sockets(self) -> dict[int, int]:
+        """Return the sockets that listen there, and their users' ids.
+
+        Raises:
+            NotProven: if the host is another machine, or the kernel's tables cannot be read.
+
+        """
+        return _listening(_own_addresses(self.host, self.port), self.port)
+
+
+@dataclass(frozen=True)
+class UnixSocket:
+    """A unix socket, by its absolute path."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        return f"the unix socket {self.path}"
+
+    def sockets(self) -> dict[int, int]:
+        """Return the sockets that listen where this file is, and its user's id; none if it is not.
+
+        They are known by the file itself; where the kernel does not say of which file a socket is
+        (`sock_diag` forbidden, or a file system whose files have other numbers inside), by name.
+
+        Raises:
+            NotProven: if it is no socket, may not be looked at, or the table cannot be read.
+
+        """
+        said = f"who listens on {self} cannot be seen"
+        try:
+            with translated(NotProven, said, PermissionError):
+                file = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        if not stat.S_ISSOCK(file.st_mode):
+            raise NotProven(f"{self.path} is no socket: remove it, or name another path")
+        inodes = of_unix_file(file) or _listening_by_name(self.path, file, said)
+        return dict.fromkeys(inodes, file.st_uid)
+
+
+Place = TcpPort | UnixSocket
+"""Where a server listens."""
+
+
+@dataclass(frozen=True)
 class Listeners:
-    """Who accepts connections at an address.
+    """Who accepts connections at a place.
 
     Attributes:
         own: ids of the processes of a service that do.
@@ -73,26 +132,24 @@ class Listeners:
     others: tuple[str, ...]
 
 
-def listeners(host: str, port: int, root: int) -> Listeners:
-    """Find who accepts connections at an address of this machine.
+def listeners(at: Place, root: int) -> Listeners:
+    """Find who accepts connections at a place of this machine.
 
     Args:
-        host: its name or address.
-        port: its TCP port.
+        at: the place.
         root: process id of the service's guardian; what descends from it is the service's own.
 
     Raises:
-        NotProven: if the host is another machine, or the kernel's tables cannot be read.
+        NotProven: if it is of another machine, or the kernel's tables cannot be read.
 
     """
-    addresses = _own_addresses(host, port)
-    owners = _listening(addresses, port)
+    owners = at.sockets()
     own = _holders(owners, processes_under(root))
     missing = owners.keys() - own.keys()
     others = _holders(missing, _all_processes()) if missing else {}
     if missing:
         # Since the first look at them it may have started more, or stopped listening.
-        tree, still = {*processes_under(root)}, _listening(addresses, port)
+        tree, still = {*processes_under(root)}, at.sockets()
         own |= {inode: pids & tree for inode, pids in others.items() if pids & tree}
         missing = (missing & still.keys()) - own.keys()
     return Listeners(
@@ -174,69 +231,34 @@ def _listening(addresses: Collection[Address], port: int) -> dict[int, int]:
                         everywhere.add(int(fields[9]))
     # All of IPv6 has all of IPv4 too, unless it was told not to, which the tables do not say.
     if everywhere and all(address.version == 4 for address in addresses):
-        for inode in _of_ipv6_alone(port) & everywhere:
+        # Where the kernel does not say so, who might be reached counts, which trusts nobody more.
+        for inode in of_ipv6_alone(port) & everywhere:
             del found[inode]
     return found
 
 
-# Of linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h.
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
-_REQUEST_OF_ALL = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-_MOST_OF_CONTROL = 15  # NLMSG_MIN_TYPE, below which the kernel ends an answer, or refuses
-_SKV6ONLY = 11  # INET_DIAG_SKV6ONLY
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, process id
-_QUESTION = struct.Struct("=BBBxIH46x")  # family, protocol, extensions, states, port
-_ATTRIBUTES_AT = _HEADER.size + 72  # behind inet_diag_msg
-_INODE_AT = _ATTRIBUTES_AT - 4
-_ATTRIBUTE = struct.Struct("=HH")  # length, type
-_ANSWER_S = 1.0
-_ANSWER_BYTES = 1 << 16
+_ACCEPTS = 0x10000  # __SO_ACCEPTCON, as /proc/net/unix has it
+_NAME_AT = 7  # its columns before: address, references, protocol, flags, type, state, inode
 
 
-def _of_ipv6_alone(port: int) -> set[int]:
-    """Return the sockets that listen at a port of IPv6, and get no connections of IPv4.
+def _listening_by_name(path: Path, file: os.stat_result, said: str) -> set[int]:
+    """Return the sockets that listen, and were bound to a name of this file.
 
-    None where the kernel does not say so (netlink may be forbidden, as by a container's filter of
-    calls): who might be reached then counts as listening, which trusts nobody more.
+    A relative one is of a folder that the table does not say: any that the path may end in counts.
     """
-    states = 1 << int(_LISTENING, 16)
-    question = _QUESTION.pack(
-        socket.AF_INET6, socket.IPPROTO_TCP, 0, states, socket.htons(port)
-    )  # fmt: skip
-    header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_OF_ALL, 1, 0)
-    found: set[int] = set()
-    with (
-        suppress(OSError),
-        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel,
-    ):
-        kernel.settimeout(_ANSWER_S)
-        kernel.sendto(header + question, (0, 0))
-        while _take_answer(kernel.recv(_ANSWER_BYTES), found):
-            pass
+    with translated(NotProven, said, OSError, remedy=_SEE):
+        lines = (_PROC / "self" / "net" / "unix").read_text(errors="surrogateescape").splitlines()
+    found = set()
+    for fields in (line.split(maxsplit=_NAME_AT) for line in lines[1:]):
+        if len(fields) > _NAME_AT and int(fields[3], 16) & _ACCEPTS:
+            name = Path(os.path.normpath(fields[_NAME_AT]))
+            with suppress(OSError):
+                same = os.path.samestat(name.stat(), file) if name.is_absolute() else (
+                    path.parts[-len(name.parts) :] == name.parts
+                )  # fmt: skip
+                if same:
+                    found.add(int(fields[6]))
     return found
-
-
-def _take_answer(answer: bytes, found: set[int]) -> bool:
-    """Add the sockets of one answer that are of IPv6 alone; return whether another follows."""
-    at = 0
-    while at < len(answer):
-        length, kind, *_ = _HEADER.unpack_from(answer, at)
-        if kind <= _MOST_OF_CONTROL:
-            return False
-        attribute, end = at + _ATTRIBUTES_AT, at + length
-        while attribute + _ATTRIBUTE.size < end:
-            size, name = _ATTRIBUTE.unpack_from(answer, attribute)
-            if name == _SKV6ONLY and answer[attribute + _ATTRIBUTE.size]:
-                found.add(int.from_bytes(answer[at + _INODE_AT :][:4], sys.byteorder))
-            attribute += _aligned(size)
-        at += _aligned(length)
-    return True
-
-
-def _aligned(length: int) -> int:
-    """Return the length of a part of a message with what fills it up to words of 32 bits."""
-    return max(4, (length + 3) & ~3)
 
 
 def _parsed(text: str) -> Address:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pytest_hwqueue.data.errors import HwqError, NotProven
 from pytest_hwqueue.parts.processes.channel import ending
 from pytest_hwqueue.parts.processes.guardian import Order
-from pytest_hwqueue.parts.processes.process_table import listeners
+from pytest_hwqueue.parts.processes.process_table import Place, listeners
 from pytest_hwqueue.parts.processes.reaper import last_lines
 from pytest_hwqueue.parts.processes.starting import start_guarded
 
@@ -85,31 +85,24 @@ class Service:
                 )
             time.sleep(_POLL_S)
 
-    def refuse_strangers(self, host: str, port: int) -> None:
-        """Raise NotProven if others than this service's processes listen at an address."""
-        self._listening(host, port)
+    def refuse_strangers(self, at: Place) -> None:
+        """Raise NotProven if others than this service's processes listen at a place."""
+        self._listening(at)
 
-    def require_listening(self, host: str, port: int) -> None:
-        """Raise NotProven unless this service's processes listen at an address, and no others.
-
-        Args:
-            host: a name or address of this machine; of another it is refused.
-            port: the TCP port.
-
-        """
-        if not self._listening(host, port):
+    def require_listening(self, at: Place) -> None:
+        """Raise NotProven unless this service's processes listen at a place, and no others."""
+        if not self._listening(at):
             raise NotProven(
-                f"{self.name}: none of its processes listens on port {port} of {host}; its output "
-                f"is in {self.log}"
+                f"{self.name}: none of its processes listens on {at}; its output is in {self.log}"
             )
 
-    def _listening(self, host: str, port: int) -> frozenset[int]:
-        found = listeners(host, port, self.guardian_pid)
+    def _listening(self, at: Place) -> frozenset[int]:
+        found = listeners(at, self.guardian_pid)
         if found.others:
             also = " too" if found.own else ""
             raise NotProven(
-                f"{self.name}: on port {port} of {host} listens {', '.join(found.others)}{also}, "
-                "which it has not started"
+                f"{self.name}: on {at} listens {', '.join(found.others)}{also}, which it has not "
+                "started"
             )
         return found.own
 

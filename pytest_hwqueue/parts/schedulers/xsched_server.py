@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
+from pytest_hwqueue.parts.processes.process_table import TcpPort
 from pytest_hwqueue.parts.processes.services import (
     Service,
     ServiceFailed,
@@ -86,7 +87,7 @@ class XServer:
     def require_own_port(self) -> None:
         """Raise NotProven if it was started here, and others listen on its port, or it does not."""
         if self._service is not None:
-            self._service.require_listening(_LOOPBACK, self.port)
+            self._service.require_listening(TcpPort(_LOOPBACK, self.port))
 
     def report(self) -> Report:
         """Ask for all processes and XQueues.

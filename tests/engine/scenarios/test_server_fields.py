@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_hwqueue.data.records.plan import Server
@@ -27,12 +28,22 @@ def test_a_server_is_started_or_there_and_ready_at_its_own_url() -> None:
     )  # fmt: skip
     other = spec("{url: 'http://10.0.0.7:80/x', ready: 'http://h:2/up'}")
     assert (other.command, other.ours, other.url) == ((), False, "http://10.0.0.7:80/x")
-    assert ready_url(other, other.url) == "http://h:2/up"
+    assert ready_url(other) == "http://h:2/up"
     ours = spec("{command: 'serve {port}', url: 'http://127.0.0.1:{port}/v1/x', ready: /health}")
     assert ours.ours
-    assert ready_url(ours, "http://127.0.0.1:7/v1/x") == "http://127.0.0.1:7/health"
+    assert ready_url(replace(ours, url="http://127.0.0.1:7/v1/x")) == "http://127.0.0.1:7/health"
     whole = spec("{command: 'serve {port}', ready: 'http://localhost:{port}/up'}")
-    assert ready_url(whole, "http://127.0.0.1:7/") == "http://localhost:7/up"
+    assert ready_url(replace(whole, url="http://127.0.0.1:7/")) == "http://localhost:7/up"
+
+
+def test_a_server_at_a_unix_socket_has_one_of_its_own_or_that_which_is_named() -> None:
+    new = spec("{command: 'serve --uds {socket}', ready: /health}")
+    assert (new.socket, new.url) == ("{socket}", "http://localhost/")
+    assert ready_url(new) == "http://localhost/health"
+    named = spec("{command: 'serve', socket: s.sock, protocol: openai, prompt: Hi}")
+    assert (named.socket, named.url) == ("s.sock", "http://localhost/v1/completions")
+    there = spec("{socket: /run/s.sock, url: 'http://models/v1'}")
+    assert (there.ours, there.socket, there.url) == (False, "/run/s.sock", "http://models/v1")
 
 
 def test_a_body_is_text_or_json() -> None:

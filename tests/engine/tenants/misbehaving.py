@@ -1,6 +1,7 @@
-"""A server that goes wrong in a way of choice: ``python misbehaving.py PORT MODE [SECONDS]``.
+"""A server that goes wrong in a way of choice: ``python misbehaving.py PLACE MODE [SECONDS]``.
 
-Seconds count from its first request.
+The place is a port, or the path of a unix socket; one that is there already is removed. Seconds
+count from its first request; one that stalls does so each time that so many have passed.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 
-PORT, MODE = int(sys.argv[1]), sys.argv[2]
+PLACE, MODE = sys.argv[1:3]
 SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 TURN = threading.Lock()
 first_s: list[float] = []
 told_to_stall: list[int] = []
+stalls_s = [time.monotonic()]
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+    disable_nagle_algorithm = PLACE.isdecimal()
 
     def do_GET(self) -> None:
+        received_ns = time.monotonic_ns()
         first_s.append(time.monotonic())
         after = time.monotonic() - first_s[0] >= SECONDS
         if MODE == "dies" and after:
@@ -33,6 +38,9 @@ class Handler(BaseHTTPRequestHandler):
         if (MODE == "hangs" and after) or (MODE == "hangs-each-third" and len(first_s) % 3 == 0):
             time.sleep(600)
         with TURN:
+            if SECONDS and MODE == "stalls" and time.monotonic() - stalls_s[-1] > SECONDS:
+                stalls_s.append(time.monotonic())
+                told_to_stall.append(0)
             if told_to_stall:
                 told_to_stall.clear()
                 time.sleep(0.5)
@@ -41,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
+        if MODE == "stalls":
+            sys.stdout.write(f"served {received_ns} {time.monotonic_ns()}\n")
+            sys.stdout.flush()
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -72,12 +83,15 @@ def main() -> None:
         worker = os.fork()
         if worker == 0 and MODE == "forks-bare":
             bare = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
-            os.execve(sys.executable, [sys.executable, "-S", __file__, str(PORT), "well"], bare)
+            os.execve(sys.executable, [sys.executable, "-S", __file__, PLACE, "well"], bare)
         if worker:
             print("worker", worker, flush=True)
             os.waitpid(worker, 0)
             return
-    server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler, bind_and_activate=False)
+    if not PLACE.isdecimal():
+        Path(PLACE).unlink(missing_ok=True)
+        ThreadingUnixStreamServer(PLACE, Handler).serve_forever()
+    server = ThreadingHTTPServer(("127.0.0.1", int(PLACE)), Handler, bind_and_activate=False)
     if MODE == "shares":
         server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     server.server_bind()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement
@@ -96,6 +97,30 @@ def test_a_stall_is_felt_by_every_request_due_meanwhile() -> None:
     for index in range(9, 100):
         left_ns = stalled_ns + round(stall_s * 1e9) - schedule[index]
         assert latencies[index] >= left_ns - MS
+
+
+def test_p99_of_a_stall_is_that_of_the_servers_own_log() -> None:
+    """Both clocks are read without a switch between them, so a busy machine delays both."""
+    free_at_s, received_ns, done_ns = 0.0, [], []
+
+    async def request() -> None:
+        nonlocal free_at_s
+        received_ns.append(time.monotonic_ns())
+        begins_s = max(time.monotonic(), free_at_s)
+        free_at_s = begins_s + (0.8 if len(received_ns) == 50 else 0.0)
+        await asyncio.sleep(max(0.0, free_at_s - time.monotonic()))
+        done_ns.append(time.monotonic_ns())
+
+    schedule = [index * 5 * MS for index in range(250)]
+    log = load(request, schedule, 16, window_ms=1250)
+    assert log.completed == 250
+    began = zip(received_ns, log.started_ns, strict=True)
+    begin_ns = min(received - started for received, started in began)
+    expected = [done - begin_ns - due for done, due in zip(done_ns, schedule, strict=True)]
+    found = [end - due for due, end in zip(log.scheduled_ns, log.finished_ns, strict=True)]
+    expected_ns, found_ns = (float(np.quantile(each, 0.99)) for each in (expected, found))
+    assert expected_ns > 700 * MS
+    assert found_ns == pytest.approx(expected_ns, rel=0.02)
 
 
 def test_what_is_not_begun_when_the_grace_is_over_is_unserved() -> None:

@@ -16,6 +16,7 @@ from scipy.optimize import brentq
 from pytest_hwqueue.data.figures.of_requests import Served, percentile
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
+from pytest_hwqueue.data.records.tenants import RequestLog
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.parts.schedulers.syntax import SchedulerPaths, open_scheduler
 from tests.answers.which.test_capacity_truth import window
@@ -130,6 +131,47 @@ def test_every_request_that_is_due_in_a_stall_counts_its_wait(tmp_path: Path) ->
     ]
     assert len(late_ns) >= 20
     assert min(late_ns) >= -near_ns
+    (log,) = tmp_path.glob("stall*/server-high.log")
+    expected_ns = p99_of_log_ns(log.read_text(), times)
+    assert expected_ns > 0.9 * stall_ns
+    # Ours has the way there and back as well, which a busy machine makes longer.
+    found_ns = percentile(0.99)([served(tenant_result, plan.duration_ns)], 0.95).value
+    assert found_ns is not None
+    assert found_ns >= expected_ns
+
+
+def p99_of_log_ns(log: str, times: RequestLog) -> float:
+    """Return P99 from when each request was due until its server had it done, by its own log.
+
+    When the window began on the server's clock is at latest where no request would have been
+    received before it was sent, and later by the shortest way there at most.
+    """
+    served_ns = np.array([line.split()[1:] for line in log.splitlines() if line[:7] == "served "])
+    # Others warmed up.
+    received_ns, done_ns = np.sort(served_ns.astype(np.int64), axis=0)[-len(times.started_ns) :].T
+    begin_ns = (received_ns - np.sort(times.started_ns)).min()
+    return float(np.quantile(done_ns - begin_ns - np.sort(times.scheduled_ns), 0.99))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_leases", "quiet_machine")
+def test_p99_of_stalls_is_within_2_percent_of_the_servers_log(tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("misbehaving.py"))
+    server = Server(
+        "http://127.0.0.1:{port}/", command=("{python}", "-S", script, "{port}", "stalls", "5")
+    )
+    tenant = Tenant("high", server=server, arrival="poisson: 100/s", concurrency=16)
+    plan = Colocation("stall", (tenant,), duration_s=30, warmup_s=0.1, folder=str(tmp_path))
+    mode = open_scheduler("native", SchedulerPaths())
+    record = TenantSet(mode, lambda *_: None, tmp_path).once(plan)
+    assert record.status == "ok", record.reason
+    (tenant_result,) = record.tenants
+    (log,) = tmp_path.glob("stall*/server-high.log")
+    assert tenant_result.requests is not None
+    expected_ns = p99_of_log_ns(log.read_text(), tenant_result.requests)
+    assert expected_ns > 300_000_000
+    found_ns = percentile(0.99)([served(tenant_result, plan.duration_ns)], 0.95).value
+    assert found_ns == pytest.approx(expected_ns, rel=0.02)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -320,15 +321,22 @@ def test_who_is_deaf_to_sigterm_is_killed(tmp_path: Path, mode: str, who: str) -
 def outside(mode: str) -> Iterator[tuple[int, int]]:
     """Run a server that somebody else has started; yield its port and process id."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-S", str(MISBEHAVING), str(port), mode])
+    with outside_at(str(port), socket.AF_INET, ("127.0.0.1", port), mode) as pid:
+        yield port, pid
+
+
+@contextmanager
+def outside_at(place: str, family: int, address: Any, mode: str = "well") -> Iterator[int]:
+    """Run such a server at a port or unix socket; yield its process id."""
+    process = subprocess.Popen([sys.executable, "-S", str(MISBEHAVING), place, mode])
 
     def answers() -> bool:
-        with socket.socket() as asking:
-            return asking.connect_ex(("127.0.0.1", port)) == 0
+        with socket.socket(family) as asking:
+            return asking.connect_ex(address) == 0
 
     try:
         wait_for(answers, "the server")
-        yield port, process.pid
+        yield process.pid
         # Nothing here ends it.
         assert process.poll() is None
     finally:
@@ -429,6 +437,91 @@ def test_one_in_a_container_is_not_ours(tmp_path: Path) -> None:
     refused = run(bare, server, ByEnvironment())
     assert refused.status == "failed"
     assert refused.reason.endswith(" changed nothing: no tenant is ours")
+
+
+def at_socket(mode: str, path: str = "{socket}", **changed: Any) -> Server:
+    command = ("{python}", "-S", str(MISBEHAVING), "{socket}", mode)
+    return misbehaving(mode, command=command, socket=path, url="http://localhost/", **changed)
+
+
+def test_one_at_a_unix_socket_is_proven_and_its_new_socket_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Shorter than that of a test: sockets have short paths.
+    with tempfile.TemporaryDirectory() as temporary:
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        record = run(tmp_path, at_socket("forks"))
+        assert not [*Path(temporary).glob("hwq-*/socket")]
+    tenant = measured(record)
+    assert (tenant.issued, tenant.completed, tenant.failed) == (30, 30, 0)
+    assert tenant.server is not None
+    assert (tenant.server.origin, tenant.server.url) == ("command", "http://localhost/")
+    assert 1 <= tenant.server.most_at_once <= tenant.server.connections <= 4
+    assert record.proof is not None
+    assert record.notes == []
+
+
+def test_where_temporary_files_have_long_names_no_socket_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    record = run(tmp_path, at_socket("well"))
+    assert record.status == "failed"
+    assert "is longer than the 107 bytes of a unix socket's path: set TMPDIR to " in record.reason
+
+
+def test_a_named_socket_is_in_the_scenarios_folder_and_one_left_over_is_the_servers(
+    tmp_path: Path,
+) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))
+    record = run(tmp_path, at_socket("well", "./s"))
+    assert measured(record).completed == 30
+    assert record.plan.servers["high"].socket == "./s"
+
+
+def test_one_that_runs_already_at_a_unix_socket_is_not_ours(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with outside_at(path, socket.AF_UNIX, path):
+        record = run(tmp_path, Server("http://localhost/", socket="s"))
+    tenant = measured(record)
+    assert tenant.completed == 30
+    assert tenant.server is not None
+    assert (tenant.server.origin, record.proof) == ("url", None)
+
+
+def test_a_socket_at_which_nobody_listens_is_named(tmp_path: Path) -> None:
+    record = run(tmp_path, Server("http://localhost/", socket="s"))
+    assert record.status == "failed"
+    assert f"http://localhost/ on the unix socket {tmp_path / 's'} was not ready: " in record.reason
+
+
+def test_a_stranger_at_the_unix_socket_is_not_measured(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with outside_at(path, socket.AF_UNIX, path) as pid:
+        record = run(tmp_path, at_socket("silent", "s"))
+    assert (record.status, record.proof) == ("failed", None)
+    said = rf"on the unix socket {path} listens .+ \(process {pid}\), which it has not started; "
+    assert re.search(rf"{said}write \{{socket\}} into the command for a new one", record.reason)
+
+
+def test_a_stranger_that_takes_the_unix_socket_in_the_window_is_found_after_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as taking:
+
+        def take(stage: str, done: int, planned: int) -> None:
+            if stage == "measure" and not taking.getsockname():
+                path.unlink()
+                taking.bind(str(path))
+                taking.listen()
+
+        record = run(tmp_path, at_socket("well", "s", timeout_s=0.5), progress=take)
+    assert (record.status, record.proof) == ("failed", None)
+    assert f"(process {os.getpid()}), which it has not started" in record.reason
 
 
 _OWNER = """

@@ -3,84 +3,86 @@
 from __future__ import annotations
 
 import json
-import re
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from pytest_hwqueue.data.records.plan import Server
-from tests.engine.tenants.streaming import TOKENS
+from pytest_hwqueue.engine.tenants.completion import CompletionReader, RequestFailed
 from tests.engine.tenants.test_server_tenants import log_of, measured, run
+from tools.server_figures import (
+    CONNECTIONS,
+    IPV6,
+    STREAMS,
+    TCP,
+    UNIX,
+    compare,
+    over_tls,
+    read_log,
+    read_streams,
+    streaming,
+)
 
-pytestmark = pytest.mark.usefixtures("own_leases")
-CONNECTIONS = 16
-
-
-def streaming(host: str = "127.0.0.1", scheme: str = "http", *more: str) -> Server:
-    at = f"[{host}]" if ":" in host else host
-    return Server(
-        url=f"{scheme}://{at}:{{port}}/v1/chat/completions",
-        command=(
-            "{python}", "-m", "uvicorn", "--app-dir", str(Path(__file__).parent),
-            "--host", host, "--port", "{port}", "--no-access-log",
-            "--timeout-keep-alive", "60", *more, "streaming:app",
-        ),
-        protocol="openai", method="POST", body='{"model": "m", "stream": true}',
-    )  # fmt: skip
+_READ = read_streams(STREAMS)
 
 
-def test_figures_are_those_of_the_servers_own_log(tmp_path: Path) -> None:
-    record = run(tmp_path, streaming(), arrival="closed", concurrency=CONNECTIONS, duration_s=1.0)
-    tenant = measured(record)
-    assert tenant.server is not None
-    tokens = tenant.server.tokens
-    assert tokens is not None
-    found = re.findall(r"^answered (.*)$", log_of(tmp_path), re.MULTILINE)
-    answered: list[dict[str, Any]] = [json.loads(line) for line in found]
-    issued = tenant.issued
-    assert issued is not None
-    # What came before the window warmed up.
-    own = answered[-issued:]
-    assert (tenant.completed, tenant.failed, len(own)) == (issued, 0, issued)
-    assert tokens.tokens == [TOKENS] * issued
-    assert tokens.counted == "usage"
-    # All connections were open before the window, and none was opened anew.
-    assert len({each["peer"] for each in answered}) == tenant.server.connections == CONNECTIONS
-    assert tenant.server.connected == 0
-    # A token is seen after it was sent, and before the next: this machine's own clock dates both.
-    assert tenant.requests is not None
-    sent = [(log["sent"][0] - log["received"]) for log in own]
-    assert statistics.median(tokens.ttft_ns) >= statistics.median(sent)
-    answers = [each for each in tokens.answer_ns if each is not None]
-    assert len(answers) == issued
-    assert all(
-        first < answer <= last
-        for first, answer, last in zip(tokens.ttft_ns, answers, tokens.last_ns, strict=True)
-    )
+@pytest.mark.parametrize("name", _READ)
+def test_a_stored_stream_is_read_as_its_file_says(name: str) -> None:
+    said = json.loads((STREAMS / f"{name}.json").read_text(encoding="utf-8"))
+    expected, reader, now_ms = said["expect"], CompletionReader(), 0.0
+
+    def read() -> Any:
+        nonlocal now_ms
+        for wait_ms, text in said["parts"]:
+            now_ms += wait_ms
+            if reader.feed(text.encode(), round(now_ms * 1e6)):
+                break
+        return reader.end(round(now_ms * 1e6))
+
+    if expected["outcome"] == "failed":
+        with pytest.raises(RequestFailed):
+            read()
+        return
+    reply = read()
+    between_ms = (reply.last_ns - reply.first_ns) / (reply.tokens - 1) / 1e6
+    found = (reply.tokens, reply.first_ns / 1e6, between_ms)
+    assert found == (expected["tokens"], expected["ttft_ms"], expected["tbt_ms"])
 
 
-@pytest.mark.parametrize("way", ["tls", "ipv6"])
-def test_other_ways_to_the_same_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    server = streaming("::1")
-    if way == "tls":
-        authority = trustme.CA()
-        certificate = authority.issue_cert("127.0.0.1")
-        files = {name: tmp_path / f"{name}.pem" for name in ("authority", "key", "chain")}
-        authority.cert_pem.write_to_path(str(files["authority"]))
-        certificate.private_key_pem.write_to_path(str(files["key"]))
-        certificate.cert_chain_pems[0].write_to_path(str(files["chain"]))
-        monkeypatch.setenv("SSL_CERT_FILE", str(files["authority"]))
-        more = ("--ssl-keyfile", str(files["key"]), "--ssl-certfile", str(files["chain"]))
-        server = streaming("127.0.0.1", "https", *more)
-    folder = tmp_path / "records"
+def assert_agree(folder: Path, server: Server, **load: Any) -> None:
+    """Compare our figures with the log; times only where what they hold more makes them longer."""
     folder.mkdir()
-    record = run(folder, server, arrival="closed", concurrency=4, duration_s=0.5)
-    tenant = measured(record)
-    assert (tenant.completed, tenant.failed) == (tenant.issued, 0)
+    tenant = measured(run(folder, server, **load))
+    log = read_log(log_of(folder), _READ)
+    row = compare(tenant, log)
+    assert all(pair is None or pair[0] == pair[1] for pair in row.counts), row
+    # The way there and back is in ours: this machine's own clock dates both.
+    assert all(ours >= sent for sent, ours in row.first_ms)
     assert tenant.server is not None
-    assert (tenant.server.connections, tenant.server.connected) == (4, 0)
+    assert tenant.server.tokens is not None
+    answers = [each for each in tenant.server.tokens.answer_ns if each is not None]
+    assert len(answers) == tenant.completed
+
+
+@pytest.mark.usefixtures("own_leases")
+def test_figures_are_those_of_the_servers_own_log(tmp_path: Path) -> None:
+    server = streaming("reasoning", [STREAMS], *TCP)
+    load = {"arrival": "closed", "concurrency": CONNECTIONS, "duration_s": 1.0}
+    assert_agree(tmp_path / "all", server, **load)
+    # Of two requests one fails.
+    server = streaming("error_object?every_second", [STREAMS], *TCP)
+    assert_agree(tmp_path / "half", server, **load)
+
+
+@pytest.mark.usefixtures("own_leases")
+@pytest.mark.parametrize("way", ["tls", "ipv6", "unix"])
+def test_other_ways_to_the_same_server(tmp_path: Path, way: str) -> None:
+    load = {"arrival": "closed", "concurrency": 4, "duration_s": 0.5}
+    with over_tls(tmp_path) as tls:
+        server = {
+            "tls": streaming("plain", [STREAMS], *tls),
+            "ipv6": streaming("plain", [STREAMS], *IPV6),
+            "unix": streaming("plain", [STREAMS], *UNIX),
+        }[way]
+        assert_agree(tmp_path / "records", server, **load)

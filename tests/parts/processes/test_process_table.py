@@ -16,7 +16,13 @@ import pytest
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.parts.processes import process_table
-from pytest_hwqueue.parts.processes.process_table import is_contained, listeners, processes_under
+from pytest_hwqueue.parts.processes.process_table import (
+    TcpPort,
+    UnixSocket,
+    is_contained,
+    listeners,
+    processes_under,
+)
 from pytest_hwqueue.parts.processes.services import free_port
 from tests.parts.schedulers.processes import wait_for
 
@@ -66,7 +72,7 @@ def test_those_are_found_that_a_client_of_the_address_reaches(
     if "::1" in (at, host) and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     with listening(at) as port:
-        own, strange = (listeners(host, port, root) for root in (OURS, STRANGE))
+        own, strange = (listeners(TcpPort(host, port), root) for root in (OURS, STRANGE))
     assert own.own == ({os.getpid()} if reached else set())
     assert own.others == ()
     assert strange.own == set()
@@ -82,10 +88,10 @@ def test_one_of_ipv6_alone_is_not_reached_by_ipv4(host: str, *, reached: bool) -
     if not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     with listening("::", ipv6_alone=True) as port:
-        assert bool(listeners(host, port, OURS).own) == reached
+        assert bool(listeners(TcpPort(host, port), OURS).own) == reached
         # Of two at one port, one may be of all addresses.
         with listening("0.0.0.0", port):
-            assert len(listeners(host, port, STRANGE).others) == 1
+            assert len(listeners(TcpPort(host, port), STRANGE).others) == 1
 
 
 def test_where_netlink_is_forbidden_all_of_ipv6_counts_as_listening(
@@ -93,12 +99,12 @@ def test_where_netlink_is_forbidden_all_of_ipv6_counts_as_listening(
 ) -> None:
     with listening("::", ipv6_alone=True) as port:
         monkeypatch.setattr(socket, "AF_NETLINK", 9999)  # no family of sockets
-        assert listeners("127.0.0.1", port, OURS).own == {os.getpid()}
+        assert listeners(TcpPort("127.0.0.1", port), OURS).own == {os.getpid()}
 
 
 def test_a_port_that_is_only_bound_has_no_listener() -> None:
     with listening("127.0.0.1", backlog=0) as port:
-        assert listeners("127.0.0.1", port, STRANGE).others == ()
+        assert listeners(TcpPort("127.0.0.1", port), STRANGE).others == ()
 
 
 _SHARES = """
@@ -115,8 +121,8 @@ def test_a_stranger_that_shares_the_port_is_named_beside_ours() -> None:
     with listening("127.0.0.1", free_port()) as port:
         child = subprocess.Popen([sys.executable, "-S", "-c", _SHARES, str(port)])
         try:
-            wait_for(lambda: bool(listeners("127.0.0.1", port, STRANGE).own), "the child")
-            found = listeners("127.0.0.1", port, STRANGE)
+            wait_for(lambda: bool(listeners(TcpPort("127.0.0.1", port), STRANGE).own), "the child")
+            found = listeners(TcpPort("127.0.0.1", port), STRANGE)
         finally:
             child.kill()
             child.wait()
@@ -128,7 +134,7 @@ def test_a_stranger_that_shares_the_port_is_named_beside_ours() -> None:
 def test_one_that_cannot_be_seen_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_table, "_all_processes", list)
     with listening("127.0.0.1") as port:
-        (other,) = listeners("127.0.0.1", port, STRANGE).others
+        (other,) = listeners(TcpPort("127.0.0.1", port), STRANGE).others
     assert other.startswith("a process of ")
     assert other.endswith(" that cannot be seen from here")
 
@@ -138,13 +144,82 @@ def test_where_the_tables_are_missing_that_is_an_error(
 ) -> None:
     monkeypatch.setattr(process_table, "_PROC", tmp_path)
     with pytest.raises(NotProven, match=r"who listens on port 1 cannot be seen.*mount /proc here"):
-        listeners("127.0.0.1", 1, OURS)
+        listeners(TcpPort("127.0.0.1", 1), OURS)
 
 
 def test_another_machine_is_refused() -> None:
     # Of a network that is kept for documentation (RFC 5737).
     with pytest.raises(NotProven, match=r"192\.0\.2\.1 .* is not this machine"):
-        listeners("192.0.2.1", 80, OURS)
+        listeners(TcpPort("192.0.2.1", 80), OURS)
+
+
+@pytest.fixture(params=["asked", "forbidden"])
+def _netlink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "forbidden":
+        monkeypatch.setattr(socket, "AF_NETLINK", 9999)  # no family of sockets
+
+
+@contextmanager
+def listening_at(name: str) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        yield
+
+
+@pytest.mark.usefixtures("_netlink")
+@pytest.mark.parametrize("bound", ["absolute", "relative", "linked"])
+def test_a_unix_socket_is_known_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("link").symlink_to("folder")
+    path = tmp_path / "folder" / "s"
+    names = {"absolute": str(path), "relative": "./folder/s", "linked": str(tmp_path / "link/s")}
+    with listening_at(names[bound]), listening_at(str(tmp_path / "s")):
+        own, strange = (listeners(UnixSocket(path), root) for root in (OURS, STRANGE))
+    assert own.own == {os.getpid()}
+    assert own.others == ()
+    assert strange.own == set()
+    (other,) = strange.others
+    assert re.fullmatch(rf".+ \(process {os.getpid()}\)", other)
+    # What is left over when nobody listens any more is nobody's.
+    assert path.is_socket()
+    assert listeners(UnixSocket(path), OURS).own == set()
+
+
+def test_who_took_the_name_of_a_unix_socket_listens_there(tmp_path: Path) -> None:
+    path, other = tmp_path / "s", tmp_path / "other"
+    child = subprocess.Popen([sys.executable, "-S", "-c", _LISTENS_AT, str(other)])
+    try:
+        wait_for(lambda: bool(listeners(UnixSocket(other), STRANGE).own), "the child")
+        with listening_at(str(path)):
+            # By name both would listen there, or this process alone.
+            other.rename(path)
+            found = listeners(UnixSocket(path), STRANGE)
+    finally:
+        child.kill()
+        child.wait()
+    assert found.own == {child.pid}
+    assert found.others == ()
+
+
+_LISTENS_AT = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+time.sleep(600)
+"""
+
+
+def test_at_a_path_without_a_socket_nobody_listens_and_another_file_is_refused(
+    tmp_path: Path,
+) -> None:
+    assert listeners(UnixSocket(tmp_path / "none" / "s"), OURS).own == set()
+    with pytest.raises(NotProven, match=r"is no socket: remove it, or name another path"):
+        listeners(UnixSocket(tmp_path), OURS)
 
 
 @pytest.mark.parametrize("namespace", ["--pid", "--net"])
