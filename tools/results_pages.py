@@ -55,12 +55,12 @@ class PageError(Exception):
     """A page or one of its commands is wrong; the text says where."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Rewrite pages, or say how they differ."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if pages differ")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         problems = rebuild(given.pages or [*sorted(RESULTS.glob("*.md")), *_ALSO], given.check)
     except PageError as error:

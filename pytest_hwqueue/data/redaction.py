@@ -270,8 +270,13 @@ def without_begun(text: str, known: Collection[str]) -> str:
 _BLOCK_BYTES = 1 << 20
 
 
-def remove_known(file: Path, known: Collection[str]) -> None:
+def remove_known(file: Path, known: Collection[str], block_bytes: int = _BLOCK_BYTES) -> None:
     """Remove known values from a file that nobody writes to any more.
+
+    Args:
+        file: rewritten, ``block_bytes`` at a time.
+        known: the values, none of them empty.
+        block_bytes: of the file, in memory at once.
 
     Raises:
         OSError: if it cannot be read or written; it then is as it was.
@@ -287,7 +292,7 @@ def remove_known(file: Path, known: Collection[str]) -> None:
         with open(file, "rb") as source, open_output(temporary) as target:
             rest, block = b"", b"more"
             while block:
-                block = source.read(_BLOCK_BYTES)
+                block = source.read(block_bytes)
                 content = rest + block
                 settled, end = len(content) - most if block else len(content), 0
                 for match in pattern.finditer(content):

@@ -34,7 +34,6 @@ from pytest_hwqueue.options.suite import plugin_name
 from pytest_hwqueue.parts.processes.starting import ForkServer
 from pytest_hwqueue.parts.schedulers.declaration import NATIVE, SCHEDULERS
 from pytest_hwqueue.parts.workloads.registry import ahead
-from pytest_hwqueue.parts.workloads.tenants import shapes
 from pytest_hwqueue.parts.workloads.tenants.shapes import MISSING_TRANSFORMERS
 from pytest_hwqueue.plugin import scenario_items
 from tests.conftest import PYTEST, begun
@@ -492,7 +491,7 @@ def test_what_would_measure_nothing_is_refused(
     empty = run(SOLO, *SIMULATED, "--hwq-weights=weights", "-x")
     assert empty.status == pytest.ExitCode.TESTS_FAILED
     assert "config.json cannot be read" in empty.output
-    monkeypatch.setattr(shapes, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     alone = run(SOLO, *SIMULATED)
     both = run(SOLO, "test_other.py", "-rs")
     assert (alone.status, both.status) == (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.OK)

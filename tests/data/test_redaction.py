@@ -247,11 +247,10 @@ def test_a_file_is_rewritten_without_known_values(between: list[bytes], block: i
     content = b"secret-of-more".join(between) + b"secret"
     expected = b"<redacted>".join(between) + b"<redacted>"
     assume(not any(value.encode() in each for value in known for each in between))
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(redaction, "_BLOCK_BYTES", block)
+    with TemporaryDirectory() as folder:
         file = Path(folder) / "server.log"
         file.write_bytes(content)
-        redaction.remove_known(file, known)
+        redaction.remove_known(file, known, block)
         assert file.read_bytes() == expected
         assert [*file.parent.iterdir()] == [file]
 

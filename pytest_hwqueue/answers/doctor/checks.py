@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -60,6 +60,12 @@ def _runtime() -> str:
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else ""
 
 
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _described(label: str) -> dict[str, str]:
     try:
         device = open_device(label)
@@ -105,7 +111,19 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """What the checks look at; ``root`` replaces ``/`` in tests."""
+    """What the checks look at.
+
+    Attributes:
+        choice: of the device.
+        device: it, opened; None if it cannot be.
+        device_error: why not.
+        environment: of processes that will measure.
+        folder: for records.
+        root: of the file system.
+        usable_cores: by this process.
+        runtime: what torch is built for, with its version; empty for a CPU build.
+
+    """
 
     choice: DeviceChoice
     device: Device | None
@@ -113,6 +131,8 @@ class CheckedMachine:
     environment: Mapping[str, str]
     folder: Path
     root: Path = _ROOT
+    usable_cores: int = field(default_factory=_usable_cores)
+    runtime: str = field(default_factory=_runtime)
 
     @property
     def opened(self) -> Device:
@@ -145,7 +165,7 @@ def ask(name: str, machine: CheckedMachine) -> Check:
 
 def _torch(machine: CheckedMachine) -> Answer:
     """Is torch built for the accelerator whose driver is loaded here?"""
-    runtime = _runtime()
+    runtime = machine.runtime
     found = f"torch {torch.__version__}, {f'built for {runtime}' if runtime else 'a CPU build'}"
     driver = loaded_driver(machine.root)
     if driver and not runtime:
@@ -254,7 +274,7 @@ def _queue_settings(machine: CheckedMachine) -> Answer:
 def _mps(machine: CheckedMachine) -> Answer:
     """Is NVIDIA's Multi-Process Service running, which shares the device between processes?"""
     folder = Path(machine.environment.get(PIPES) or machine.root / "tmp/nvidia-mps")
-    if daemons := mps_daemons.running():
+    if daemons := mps_daemons.running(machine.root / "proc"):
         advice = f"unless MPS is what you measure, stop it: echo quit | {CONTROL}"
         return "warning", f"running (process {daemons[0].pid}), pipes in {folder}", advice
     if (folder / "control").exists():
@@ -306,7 +326,7 @@ def _governor(machine: CheckedMachine) -> Answer:
 
 def _cores(machine: CheckedMachine) -> Answer:
     """How many cores may this process use, and may it use them all the time?"""
-    usable, present = _usable_cores(), os.cpu_count() or 1
+    usable, present = machine.usable_cores, os.cpu_count() or 1
     found = f"{usable} of {present} usable"
     quota_file = machine.root / "sys/fs/cgroup/cpu.max"
     quota, _, period = (quota_file.read_text() if quota_file.is_file() else "max").partition(" ")
@@ -323,7 +343,8 @@ def _cores(machine: CheckedMachine) -> Answer:
 
 def _load(machine: CheckedMachine) -> Answer:
     """Are the cores free?"""
-    load, cores = os.getloadavg()[0], _usable_cores()
+    load = float((machine.root / "proc/loadavg").read_text().split()[0])
+    cores = machine.usable_cores
     found = f"load average {load:.2f} over the last minute on {cores} cores"
     # A CPU device needs every core; an accelerator needs one core to launch.
     free = cores - load
@@ -378,9 +399,3 @@ def _read_telemetry(machine: CheckedMachine) -> TelemetrySample | HostSample | s
         return reader.read()
     finally:
         reader.close()
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

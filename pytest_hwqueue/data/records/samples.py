@@ -53,7 +53,9 @@ class _Head(PlainData):
     columns: list[_Column]
 
 
-def pack(about: Mapping[str, Any], tables: Mapping[str, Table]) -> bytes:
+def pack(
+    about: Mapping[str, Any], tables: Mapping[str, Table], most_bytes: int = MOST_BYTES
+) -> bytes:
     """Return tables and what describes them as bytes; see `unpack`.
 
     Raises:
@@ -68,12 +70,14 @@ def pack(about: Mapping[str, Any], tables: Mapping[str, Table]) -> bytes:
             parts.append(data)
     head = _Head(about=dict(about), columns=columns).model_dump(mode="json")
     data = b"".join([json.dumps(head, separators=(",", ":")).encode(), b"\n", *parts])
-    if len(data) > MOST_BYTES or any(column.rows > _MOST_ROWS for column in columns):
-        raise RecordError(f"{len(data)} bytes are too many to be stored; {MOST_BYTES} are the most")
+    if len(data) > most_bytes or any(column.rows > _MOST_ROWS for column in columns):
+        raise RecordError(f"{len(data)} bytes are too many to be stored; {most_bytes} are the most")
     return lzma.compress(data, check=lzma.CHECK_SHA256)
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[np.int64]]]]:
+def unpack(
+    data: bytes, most_bytes: int = MOST_BYTES
+) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[np.int64]]]]:
     """Return what describes the tables, and their columns by table and name, shape (rows,).
 
     Raises:
@@ -82,9 +86,9 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, NDArray[np.
     """
     with translated(RecordError, "it cannot be unpacked", lzma.LZMAError):
         unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_MEMORY)
-        plain = unpacking.decompress(data, MOST_BYTES + 1)
-    if len(plain) > MOST_BYTES:
-        raise RecordError(f"it holds more than {MOST_BYTES} bytes")
+        plain = unpacking.decompress(data, most_bytes + 1)
+    if len(plain) > most_bytes:
+        raise RecordError(f"it holds more than {most_bytes} bytes")
     if not unpacking.eof or unpacking.unused_data:
         raise RecordError("it is cut off, or something follows it")
     first, _, body = plain.partition(b"\n")

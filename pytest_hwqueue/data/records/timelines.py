@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SUFFIX = ".timelines.xz"
 MOST_FILE_BYTES = 1 << 28
 MOST_STREAMS = 1 << 16
-_SCHEMA: Literal["pytest-hwqueue/timelines/1"] = "pytest-hwqueue/timelines/1"
+SCHEMA: Literal["pytest-hwqueue/timelines/1"] = "pytest-hwqueue/timelines/1"
 _NAME = re.compile(r"[A-Za-z0-9._-]+\.timelines\.xz", re.ASCII)
 # A kernel outside of requests.
 _NONE = -1
@@ -145,13 +145,16 @@ class Kept:
             return [DeviceWork(*values) for values in zip(*columns, strict=False)]
 
 
-def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
+def write_kept(
+    folder: Path, stem: str, kept: Kept, most_bytes: int = MOST_FILE_BYTES
+) -> TimelineFile:
     """Write what a record's figures are computed from into the record's folder.
 
     Args:
         folder: the record's.
         stem: of the file's name; if there is such a file, a number follows.
         kept: what to write.
+        most_bytes: of the file.
 
     Raises:
         RecordError: if it cannot be written, or is more than would be read again.
@@ -159,21 +162,22 @@ def write_kept(folder: Path, stem: str, kept: Kept) -> TimelineFile:
     """
     path = unused(lambda number: folder / f"{stem}{number}{SUFFIX}", "-")
     with within(f"cannot write {path}"):
-        data = pack({"schema": _SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
-    if len(data) > MOST_FILE_BYTES:
-        raise RecordError(f"cannot write {path}: {len(data)} bytes; {MOST_FILE_BYTES} are the most")
+        data = pack({"schema": SCHEMA, "kernels": kept.kernels, "parts": kept.about}, kept.tables)
+    if len(data) > most_bytes:
+        raise RecordError(f"cannot write {path}: {len(data)} bytes; {most_bytes} are the most")
     write_bytes(path, data)
     return TimelineFile(
         file=path.name, sha256=sha256(data).hexdigest(), size_bytes=len(data), kernels=kept.kernels
     )
 
 
-def read_kept(folder: Path, reference: TimelineFile) -> Kept:
+def read_kept(folder: Path, reference: TimelineFile, most_bytes: int = MOST_FILE_BYTES) -> Kept:
     """Read what a record's figures are computed from.
 
     Args:
         folder: the record's.
         reference: the record's own.
+        most_bytes: of the file; no more are read.
 
     Raises:
         RecordError: naming the file that is missing, damaged, or not the one that was written.
@@ -183,15 +187,15 @@ def read_kept(folder: Path, reference: TimelineFile) -> Kept:
         raise RecordError(f"{reference.file!r} in {folder} is not the name of a timeline file")
     path = folder / reference.file
     with files("read", path, remedy=_REPAIR), open(path, "rb") as file:
-        data = file.read(MOST_FILE_BYTES + 1)
-    if len(data) > MOST_FILE_BYTES:
-        raise RecordError(f"{path} is larger than {MOST_FILE_BYTES} bytes, which none is")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise RecordError(f"{path} is larger than {most_bytes} bytes, which none is")
     if sha256(data).hexdigest() != reference.sha256:
         raise RecordError(f"{path} is not the file that was written with its record; {_REPAIR}")
     try:
         about, tables = unpack(data)
-        if about.get("schema") != _SCHEMA:
-            raise RecordError(f"its schema is {about.get('schema')!r}, not {_SCHEMA}")
+        if about.get("schema") != SCHEMA:
+            raise RecordError(f"its schema is {about.get('schema')!r}, not {SCHEMA}")
         return Kept(dict(about["parts"]), dict(tables), int(about["kernels"]))
     except (RecordError, KeyError, TypeError) as error:
         raise RecordError(f"{path} holds no timelines: {error}; {_REPAIR}") from error

@@ -26,12 +26,12 @@ from pytest_hwqueue.parts.devices.launches import no_garbage_collection
 from pytest_hwqueue.parts.devices.protocol import Device, Event, StreamPool
 from pytest_hwqueue.parts.workloads.workload import Ranks
 
-_PAUSE_NS = 200_000_000
+PAUSE_NS = 200_000_000
 _POLL_NS = 1_000_000
 # Collecting garbage and making events have cooled the caches: these iterations are not samples.
 _LEAD_IN = 3
 # Events kept alive at once where nothing is synchronised; more would cost seconds to make.
-_MOST_EVENTS = 200_000
+MOST_EVENTS = 200_000
 _WARM_UP_WINDOW = 5
 _WARM_UP_TOLERANCE = 0.05
 _MOST_WARM_UP_NS = 5_000_000_000
@@ -209,7 +209,7 @@ def _synchronised(
         enqueue(streams)
         pool.synchronize()
     stopping = plan.stop.begin(device)
-    next_pause = clock_ns() + _PAUSE_NS
+    next_pause = clock_ns() + PAUSE_NS
     done = 0
     while done < plan.iterations:
         if tags is not None:
@@ -241,7 +241,7 @@ def _synchronised(
             break
         if finished >= next_pause:
             pause(done)
-            next_pause = clock_ns() + _PAUSE_NS
+            next_pause = clock_ns() + PAUSE_NS
     if window is not None:
         window.closed()
     result.tag_iterations = done if tags is not None else 0
@@ -264,13 +264,13 @@ def _pipelined(
     streams, enqueue, tags = pool.streams, program.enqueue, program.tags
     clock_ns = device.clock_ns
     result = LoopResult(stopped=f"{plan.iterations} iterations")
-    by_events = max(1, _MOST_EVENTS // len(streams))
+    by_events = max(1, MOST_EVENTS // len(streams))
     by_time = plan.stop.fitting(plan.iteration_ns)
     planned = min(by_events, by_time)
     if planned == by_time < plan.iterations:
         result.stopped = plan.stop.time_cap
     elif planned == by_events < plan.iterations:
-        result.stopped = f"{_MOST_EVENTS} events, the most kept without synchronising"
+        result.stopped = f"{MOST_EVENTS} events, the most kept without synchronising"
     origin = device.new_event()
     ends = [[device.new_event() for _ in streams] for _ in range(planned)]
     if tags is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -228,17 +228,24 @@ def _list(cores: list[int]) -> str:
     return ", ".join(map(str, cores))
 
 
-def core_speed() -> float:
+def core_speed(
+    cpu_clock_ns: Callable[[], int] = time.thread_time_ns, cpu_time_ns: int = _CPU_TIME_NS
+) -> float:
     """Return rounds of a fixed loop per second of this thread's CPU time.
 
     A thread that is switched out or waits for a core gets less CPU time. A core that shares its
     hardware (hyperthreads, caches, clocks, a hypervisor's other guests) does less in the same CPU
     time, which no kernel counter shows. The loop runs in the interpreter, as launching from Python
-    does, and takes 0.1 s of CPU time.
+    does.
+
+    Args:
+        cpu_clock_ns: reads the CPU time of this thread, in ns.
+        cpu_time_ns: of the loop.
+
     """
-    begin_ns = time.thread_time_ns()
+    begin_ns = cpu_clock_ns()
     rounds = 0
-    while (spent_ns := time.thread_time_ns() - begin_ns) < _CPU_TIME_NS:
+    while (spent_ns := cpu_clock_ns() - begin_ns) < cpu_time_ns:
         value = 1
         for _ in range(_ROUNDS):
             value = value * 5 & 0xFFFF

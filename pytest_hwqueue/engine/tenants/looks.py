@@ -19,7 +19,6 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import takewhile
 from typing import NamedTuple
 
 from pytest_hwqueue.data.records.plan import Colocation
@@ -90,7 +89,7 @@ class Looks:
 
 
 # Requests that are shown at most; of more, the later ones are not looked at, and nobody decides.
-_MOST_SHOWN = 1 << 20
+_ROOM = 1 << 20
 # When a request finished, was due and started. The first is negative if it failed; it is written
 # last and read first: where it is seen, the others are there.
 _ROW = struct.Struct("3q")
@@ -101,12 +100,16 @@ class ShownTimes:
     """Memory in which one process shows the times of its requests to another.
 
     Pages that nothing was written to take no memory. It goes with the process, or is closed.
+
+    Args:
+        room: for so many requests.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = _ROOM) -> None:
         self.descriptor = os.memfd_create("hwq-times")
-        os.ftruncate(self.descriptor, _ROW.size * _MOST_SHOWN)
-        self._memory = mmap.mmap(self.descriptor, _ROW.size * _MOST_SHOWN)
+        os.ftruncate(self.descriptor, _ROW.size * room)
+        self._memory = mmap.mmap(self.descriptor, _ROW.size * room)
         self._values = memoryview(self._memory).cast("q")
         self._next = 0
 
@@ -139,10 +142,13 @@ def shown_load(process: int, descriptors: Sequence[int]) -> Load:
     """
     rows: list[tuple[int, int, int]] = []
     for descriptor in descriptors:
-        written = [*takewhile(lambda row: row[0], _rows(process, descriptor))]
-        if len(written) == _MOST_SHOWN:
-            raise OSError(f"more than {_MOST_SHOWN:,} requests")
-        rows += written
+        before = len(rows)
+        for row in _rows(process, descriptor):
+            if not row[0]:
+                break
+            rows.append(row)
+        else:
+            raise OSError(f"more than {len(rows) - before:,} requests")
     rows.sort(key=lambda row: row[1:])
     return Load(
         [scheduled_ns for _, scheduled_ns, _ in rows],

@@ -12,6 +12,7 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -277,10 +278,26 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HIDING = (_VISIBLE, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-def choose_devices(specification: str) -> list[DeviceChoice]:
+def visible_accelerators() -> tuple[DeviceKind, int]:
+    """Return kind (``cuda`` or ``hip``) and number of the accelerators torch can use."""
+    if "torch" not in sys.modules and not _for_accelerators():
+        return "cuda", 0
+    import torch
+
+    kind: DeviceKind = "hip" if torch.version.hip else "cuda"
+    return kind, torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_devices(
+    specification: str, look: Callable[[], tuple[DeviceKind, int]] = visible_accelerators
+) -> list[DeviceChoice]:
     """Resolve ``auto``, ``all``, ``cpu``, ``cuda[:N]``, ``hip[:N]``, ``sim:PROFILE``, or another's.
 
     ``cuda:MIG-…`` or ``cuda:GPU-…`` is the visible device of this UUID.
+
+    Args:
+        specification: as `--hwq-device` has it.
+        look: for kind and number of the accelerators that torch can use; not called for others.
 
     Raises:
         BadOption: if there is no such device, listing the existing ones.
@@ -299,30 +316,21 @@ def choose_devices(specification: str) -> list[DeviceChoice]:
         with refused_as("--hwq-device", specification):
             _ = KINDS[own]
         return [DeviceChoice(specification, own, 0)]
-    kind, count = visible_accelerators()
+    kind, count = look()
     if specification == "auto":
         return [_accelerator(kind, 0)] if count else [CPU]
-    there_are = ", ".join(["cpu", *(f"{kind}:{index}" for index in range(count))])
+    there_are = ", ".join(["visible here: cpu", *(f"{kind}:{index}" for index in range(count))])
+    if not count:
+        there_are += f"; {why_none(_for_accelerators(), loaded_driver())}"
     if specification == "all":
         if not count:
-            raise BadOption("--hwq-device", "all", f"visible here: {there_are}; {_why_none()}")
+            raise BadOption("--hwq-device", "all", there_are)
         return [_accelerator(kind, index) for index in range(count)]
     asked, _, which = specification.partition(":")
     index = _place_of(specification, which) if which.startswith(UUIDS) else int(which or 0)
     if asked != kind or index >= count:
-        why = "" if count else f"; {_why_none()}"
-        raise BadOption("--hwq-device", specification, f"visible here: {there_are}{why}")
+        raise BadOption("--hwq-device", specification, there_are)
     return [_accelerator(kind, index)]
-
-
-def visible_accelerators() -> tuple[DeviceKind, int]:
-    """Return kind (``cuda`` or ``hip``) and number of the accelerators torch can use."""
-    if "torch" not in sys.modules and not _for_accelerators():
-        return "cuda", 0
-    import torch
-
-    kind: DeviceKind = "hip" if torch.version.hip else "cuda"
-    return kind, torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 @cache
@@ -370,14 +378,19 @@ def loaded_driver(root: Path = Path("/")) -> str:
     return "AMD" if (root / "dev/kfd").exists() else ""
 
 
-def _why_none() -> str:
-    """Return why torch sees no accelerator, and what to do."""
-    if not _for_accelerators():
+def why_none(built: bool, driver: str) -> str:
+    """Return why torch sees no accelerator, and what to do.
+
+    Args:
+        built: whether torch is built for accelerators.
+        driver: `loaded_driver`'s.
+
+    """
+    if not built:
         return (
             "torch is built for the CPU alone: install its build for your accelerator "
             "(https://pytorch.org/get-started)"
         )
-    driver = loaded_driver()
     if not driver:
         return (
             "no driver is loaded (no /dev/nvidia0, no /dev/kfd): install it, or give the container "

@@ -152,6 +152,7 @@ def lease(
     *,
     on_wait: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
+    say_again_s: float = _SAY_AGAIN_S,
 ) -> Iterator[None]:
     """Hold a device during the ``with`` block; no two processes hold it at once.
 
@@ -161,7 +162,7 @@ def lease(
     Args:
         key: the GPU's UUID, or ``cpu``.
         on_wait: called with a sentence that names the holder, if the device is not free at once,
-            and again every minute.
+            and again every ``say_again_s`` seconds.
         timeout_s: how long to wait, in seconds; None waits without a limit, 0 does not wait.
 
     Raises:
@@ -180,11 +181,12 @@ def lease(
             if _sessions:
                 keep(key)
             else:
-                of_session = _acquire(key, path, on_wait, timeout_s, os.environ.get(_IDENTITY))
+                identity = os.environ.get(_IDENTITY)
+                of_session = _acquire(key, path, on_wait, timeout_s, identity, say_again_s)
                 if of_session is not None:
                     held.callback(_release, path, of_session)
             turn = path.with_suffix(".turn.lock")
-            lock = _acquire(key, turn, on_wait, timeout_s, None)
+            lock = _acquire(key, turn, on_wait, timeout_s, None, say_again_s)
             assert lock is not None
             held.callback(_release, turn, lock)
         _held[owner] = depth + 1
@@ -203,6 +205,7 @@ def _acquire(
     on_wait: Callable[[str], None] | None,
     timeout_s: float | None,
     identity: str | None,
+    say_again_s: float = _SAY_AGAIN_S,
 ) -> FileLock | None:
     """Take a lock; None if a process of the same session holds it, which then is enough."""
     _make_folder(path.parent)
@@ -217,12 +220,12 @@ def _acquire(
         now = time.monotonic()
         if now >= say_at:
             text = f"waiting for {key}: {_holder(note)} is measuring on it"
-            if now > began + _SAY_AGAIN_S / 2:
+            if now > began + say_again_s / 2:
                 text += f" (waiting for {(now - began) / 60:.0f} min)"
             _LOGGER.warning("%s", text)
             if on_wait is not None:
                 on_wait(text)
-            say_at = now + _SAY_AGAIN_S
+            say_at = now + say_again_s
         if timeout_s is not None and now - began >= timeout_s:
             raise LeaseError(
                 f"{key} was not free within {timeout_s:g} s: {_holder(note)} is measuring on it. "

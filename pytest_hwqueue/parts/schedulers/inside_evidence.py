@@ -215,7 +215,7 @@ _HIP = "libamdhip64.so"
 _PATIENCE_S = 30
 
 # Outside the loader's own folders: some container hosts put the driver there.
-_FOLDER = "/usr/local/nvidia/lib64"
+_CONTAINERS = Path("/usr/local/nvidia/lib64")
 
 _LOAD = (
     f"import ctypes; ctypes.CDLL('{_CUDA}'); maps = open('/proc/self/maps').read().splitlines();"
@@ -224,7 +224,7 @@ _LOAD = (
 
 
 @cache
-def cuda_driver(shims: Path) -> Path | None:
+def cuda_driver(shims: Path, containers: Path = _CONTAINERS) -> Path | None:
     """Find the driver library that a process without a shim loads, links resolved.
 
     A helper process loads it and reads its own maps: that is the loader's own answer. If it loads
@@ -233,9 +233,10 @@ def cuda_driver(shims: Path) -> Path | None:
 
     Args:
         shims: folder of the libraries that only have its name.
+        containers: NVIDIA's folder for containers.
 
     """
-    for candidate in _cuda_candidates(shims):
+    for candidate in _cuda_candidates(shims, containers):
         path = Path(os.path.realpath(candidate))
         if path.is_file() and not path.is_relative_to(shims.resolve()):
             return path
@@ -259,7 +260,7 @@ def hip_runtime() -> Path | None:
     return None
 
 
-def _cuda_candidates(shims: Path) -> Iterator[str]:
+def _cuda_candidates(shims: Path, containers: Path) -> Iterator[str]:
     library_path = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     folders = [each for each in library_path if each and Path(each).resolve() != shims.resolve()]
     environment = service_environment({"LD_LIBRARY_PATH": os.pathsep.join(folders)})
@@ -267,7 +268,7 @@ def _cuda_candidates(shims: Path) -> Iterator[str]:
     for line in _output(["ldconfig", "-p"], environment):
         if match := re.match(rf"{re.escape(_CUDA)} .*=> (/.*)", line):
             yield match[1]
-    yield from (f"{folder}/{_CUDA}" for folder in (*folders, _FOLDER))
+    yield from (f"{folder}/{_CUDA}" for folder in (*folders, containers))
 
 
 def _output(command: list[str], environment: dict[str, str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,18 +63,31 @@ def devices_by_uuid(environment: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(parts) if all(part.startswith(("GPU-", "MIG-")) for part in parts) else None
 
 
-def running() -> list[Daemon]:
-    """Return the daemons and servers that can be seen from here."""
-    import psutil
-
+def running(proc: Path = Path("/proc")) -> list[Daemon]:
+    """Return the daemons and servers that the kernel shows in its folder of processes."""
     found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        command = process.info["cmdline"] or [""]
-        name = Path(command[0]).name
-        # Without arguments the control program only passes a question on.
-        if name == _SERVER or (name == CONTROL and command[1:]):
-            found.append(Daemon(name, process.pid, process.info["environ"] or None))
+    for process in proc.glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            command = _strings(process / "cmdline")
+            name = Path(command[0]).name
+            # Without arguments the control program only passes a question on.
+            if name == _SERVER or (name == CONTROL and command[1:]):
+                found.append(Daemon(name, int(process.name), _environment(process)))
     return found
+
+
+def _strings(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\0").split("\0")
+
+
+def _environment(process: Path) -> dict[str, str] | None:
+    """Return a process's variables; None if they are another user's to see."""
+    try:
+        variables = _strings(process / "environ")
+    except (PermissionError, FileNotFoundError):
+        return None
+    named = (each.partition("=") for each in variables if each)
+    return {name: value for name, _, value in named} or None
 
 
 def _pipes(environment: Mapping[str, str]) -> str:

@@ -74,11 +74,13 @@ class SchedulerPaths:
     Attributes:
         xsched_root: XSched's installation (--hwq-xsched-root); if None, XSCHED_ROOT.
         preloads: folders of the descriptions of ``preload:NAME`` (--hwq-preloads).
+        proc: where the kernel shows the machine's processes and message queues.
 
     """
 
     xsched_root: Path | None = None
     preloads: tuple[Path, ...] = ()
+    proc: Path = Path("/proc")
 
 
 class Scheduler(ABC):

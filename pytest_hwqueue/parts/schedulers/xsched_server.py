@@ -13,7 +13,7 @@ import json
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -30,12 +30,13 @@ from pytest_hwqueue.parts.processes.services import (
 )
 from pytest_hwqueue.parts.schedulers.declaration import POLICIES
 
-_TABLE = Path("/proc/sysvipc/msg")
 _SERVER_KEY = 1
 _IPC_RMID = 0
 _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 5.0
 _DYING_S = 2.0
+# How the kernel names the states of a process that has ended.
+_ENDED = ("Z", "X")
 _SETTINGS = ("level", "threshold", "batch_size")
 
 
@@ -123,10 +124,16 @@ class XServer:
 
 
 @contextmanager
-def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
-    """Run ``<root>/bin/xserver`` on a free port, logging to ``folder``; stop it by SIGINT.
+def serve(root: Path, policy: str, folder: Path, proc: Path) -> Iterator[XServer]:
+    """Run ``<root>/bin/xserver`` on a free port; stop it by SIGINT.
 
     If it is killed nevertheless, the queues that it and its clients left are removed.
+
+    Args:
+        root: where XSched is installed.
+        policy: by its name.
+        folder: of its log.
+        proc: where the kernel shows the machine's processes and message queues.
 
     Raises:
         ServiceFailed: if another server, or a leftover of one, blocks it; if it does not start, or
@@ -134,7 +141,7 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
         NotProven: if another program answers on its port.
 
     """
-    refuse_other(_table(), _living_servers())
+    refuse_other(_table(proc), living_servers(proc))
     port = free_port()
     command = [str(root / "bin" / "xserver"), policy, str(port)]
     clients: set[int] = set()
@@ -153,7 +160,7 @@ def serve(root: Path, policy: str, folder: Path) -> Iterator[XServer]:
                 )
             yield server
     finally:
-        _remove_left_behind(clients)
+        _remove_left_behind(clients, proc)
 
 
 def refuse_other(table: str, servers: Sequence[int]) -> None:
@@ -225,29 +232,32 @@ def _answers(server: XServer) -> bool:
     return True
 
 
-def _remove_left_behind(clients: set[int]) -> None:
+def _remove_left_behind(clients: set[int], proc: Path) -> None:
     """Remove the queues of our server and its clients that have ended; none existed before."""
-    if _living_servers():
+    if living_servers(proc):
         return
     library = ctypes.CDLL(None)
-    for key, identifier in parse_queues(_table()).items():
-        if key == _SERVER_KEY or (key in clients and not Path(f"/proc/{key}").exists()):
+    for key, identifier in parse_queues(_table(proc)).items():
+        if key == _SERVER_KEY or (key in clients and not (proc / str(key)).exists()):
             library.msgctl(identifier, _IPC_RMID, None)
 
 
-def _table() -> str:
-    return _TABLE.read_text(encoding="ascii") if _TABLE.exists() else ""
+def _table(proc: Path) -> str:
+    table = proc / "sysvipc" / "msg"
+    return table.read_text(encoding="ascii") if table.exists() else ""
 
 
-def _living_servers() -> list[int]:
-    import psutil
-
-    dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return [
-        process.pid
-        for process in psutil.process_iter(["name", "status"])
-        if process.info["name"] == "xserver" and process.info["status"] not in dead
-    ]
+def living_servers(proc: Path) -> list[int]:
+    """Return the process ids of programs called xserver that have not ended."""
+    found = []
+    for process in proc.glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # PID (NAME) STATE …, and a name may contain anything.
+            stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
+            name, _, rest = stat.partition("(")[2].rpartition(")")
+            if name == "xserver" and rest.split()[0] not in _ENDED:
+                found.append(int(process.name))
+    return found
 
 
 class ServerWatch:

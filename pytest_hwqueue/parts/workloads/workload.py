@@ -129,7 +129,8 @@ class Workload(ABC):
     """One kind of work on n streams.
 
     ``iterate`` only enqueues, through ``Stream.launch``, ``record`` and ``wait``; it never waits on
-    the host. Buffers that cross streams live as long as the workload.
+    the host. Buffers that cross streams live as long as the workload. What an iteration reads and
+    what it leaves are public attributes: by them an author's tests compare it with a reference.
     """
 
     name: ClassVar[str]

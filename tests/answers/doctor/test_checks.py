@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
 
-from pytest_hwqueue.answers.doctor import checks
 from pytest_hwqueue.answers.doctor.checks import Check, CheckedMachine, CheckStatus, ask, run_checks
 from pytest_hwqueue.data.errors import DeviceError
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
@@ -19,8 +17,6 @@ from pytest_hwqueue.data.records.telemetry import OtherProcess, TelemetrySample
 from pytest_hwqueue.parts.devices.fingerprint import fingerprint
 from pytest_hwqueue.parts.devices.kinds import CPU, DeviceChoice, open_device
 from pytest_hwqueue.parts.devices.telemetry import Unavailable
-from pytest_hwqueue.parts.schedulers import mps_daemons
-from pytest_hwqueue.parts.schedulers.mps_daemons import Daemon
 
 CUDA = DeviceChoice("cuda", "cuda", 0)
 HIP = DeviceChoice("hip", "hip", 0)
@@ -33,13 +29,17 @@ class FakeGpu:
     name = "a GPU"
     lease_key = "GPU-0"
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, reader: FakeReader | Unavailable | None) -> None:
         self.kind = self.label = kind
+        self.reader = reader
         self.capabilities = KINDS[kind]
 
     def fingerprint(self) -> Fingerprint:
         kind: Any = self.kind
         return fingerprint(kind, self.index)
+
+    def open_telemetry(self) -> Any:
+        return self.reader
 
     def kernel_of(self, duration_ns: int) -> Any:
         return lambda: None
@@ -85,15 +85,12 @@ def machine(
     root: Path,
     choice: DeviceChoice = CPU,
     environment: Mapping[str, str] | None = None,
+    reader: FakeReader | Unavailable | None = None,
     **changes: Any,
 ) -> CheckedMachine:
-    device: Any = open_device("cpu") if choice is CPU else FakeGpu(choice.kind)
+    device: Any = open_device("cpu") if choice is CPU else FakeGpu(choice.kind, reader)
     made = CheckedMachine(choice, device, "", environment or {}, root / "records", root)
     return dataclasses.replace(made, **changes)
-
-
-def read_by(monkeypatch: pytest.MonkeyPatch, reader: FakeReader | Unavailable) -> None:
-    monkeypatch.setattr(FakeGpu, "open_telemetry", lambda gpu: reader, raising=False)
 
 
 def place(file: Path, text: str = "") -> None:
@@ -114,24 +111,20 @@ def test_on_this_machine_every_check_answers(tmp_path: Path) -> None:
         assert bool(check.advice) == (check.status in ("warning", "problem")), check
 
 
-def test_an_accelerator_is_asked_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_by(monkeypatch, FakeReader())
-    names = {check.name for check in run_checks(machine(root, CUDA))}
+def test_an_accelerator_is_asked_more(root: Path) -> None:
+    reader = FakeReader()
+    names = {check.name for check in run_checks(machine(root, CUDA, reader=reader))}
     assert {"driver", "clocks", "other processes", "queue settings", "MPS"} <= names
-    assert "MPS" not in {check.name for check in run_checks(machine(root, HIP))}
+    assert "MPS" not in {check.name for check in run_checks(machine(root, HIP, reader=reader))}
 
 
-def test_a_check_that_fails_is_unknown_and_costs_no_other(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken() -> object:
-        raise OSError("no such luck")
-
-    monkeypatch.setattr("os.getloadavg", broken)
-
+def test_a_check_that_fails_is_unknown_and_costs_no_other(root: Path) -> None:
+    place(root / "proc/loadavg", "no such luck")
     found = {check.name: check for check in run_checks(machine(root))}
 
-    assert found["load"] == Check("load", "unknown", "OSError: no such luck")
+    assert found["load"] == Check(
+        "load", "unknown", "ValueError: could not convert string to float: 'no'"
+    )
     assert found["disk"].status == "ok"
 
 
@@ -140,14 +133,11 @@ def test_a_check_that_fails_is_unknown_and_costs_no_other(
     [("torch", "dev/nvidia0", "problem", "NVIDIA"), ("device", "dev/kfd", "warning", "AMD")],
 )
 def test_the_cpu_beside_a_gpu_is_told(
-    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, device_file: str, status: str,
-    vendor: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert ask(name, machine(root)).status == "ok"
+    root: Path, name: str, device_file: str, status: str, vendor: str
+) -> None:
+    assert ask(name, machine(root, runtime="")).status == "ok"
     place(root / device_file)
-    found = ask(name, machine(root))
+    found = ask(name, machine(root, runtime=""))
     assert found.status == status
     assert f"though the {vendor} driver is loaded" in found.found
     assert found.advice
@@ -195,9 +185,7 @@ def test_a_number_of_connections_that_cuda_does_not_take_is_told(
     assert says in found.advice
 
 
-def test_mps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running: list[Daemon] = []
-    monkeypatch.setattr(mps_daemons, "running", lambda: running)
+def test_mps(root: Path) -> None:
     assert ask("MPS", machine(root, CUDA)).status == "ok"
 
     place(root / "tmp/nvidia-mps/control")
@@ -206,22 +194,21 @@ def test_mps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = {"CUDA_MPS_PIPE_DIRECTORY": str(root / "pipes")}
     assert ask("MPS", machine(root, CUDA, elsewhere)).status == "ok"
 
-    running.append(Daemon("nvidia-cuda-mps-server", 77, None))
+    place(root / "proc/77/cmdline", "/usr/bin/nvidia-cuda-mps-server\0")
     found = ask("MPS", machine(root, CUDA, elsewhere))
     assert found.status == "warning"
     assert found.found == f"running (process 77), pipes in {root}/pipes"
 
 
-def test_other_processes_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_are_named(root: Path) -> None:
     reader = FakeReader(other_processes=(OtherProcess(4711, "trainer", None),))
-    read_by(monkeypatch, reader)
-    found = ask("other processes", machine(root, CUDA))
+    found = ask("other processes", machine(root, CUDA, reader=reader))
     assert found.status == "warning"
     assert found.found == "trainer (process 4711)"
     assert reader.closed
 
-    read_by(monkeypatch, FakeReader())
-    assert ask("other processes", machine(root, CUDA)).status == "ok"
+    quiet = machine(root, CUDA, reader=FakeReader())
+    assert ask("other processes", quiet).status == "ok"
 
 
 @pytest.mark.parametrize(("reader", "name", "status", "said"), [
@@ -233,11 +220,9 @@ def test_other_processes_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) 
     (FakeReader(), "kernel times", "warning", "no right to trace this GPU"),
 ])  # fmt: skip
 def test_what_a_gpu_hides_or_is_slowed_down_by_is_told(
-    root: Path, monkeypatch: pytest.MonkeyPatch, reader: FakeReader | Unavailable, name: str,
-    status: str, said: str,
-) -> None:  # fmt: skip
-    read_by(monkeypatch, reader)
-    found = ask(name, machine(root, CUDA))
+    root: Path, reader: FakeReader | Unavailable, name: str, status: str, said: str
+) -> None:
+    found = ask(name, machine(root, CUDA, reader=reader))
     assert found.status == status
     assert said in found.found
 
@@ -267,13 +252,10 @@ def test_governor(root: Path, governors: list[str], status: str) -> None:
 @pytest.mark.parametrize(("quota", "status"), [
     ("max 100000\n", "ok"), ("800000 100000\n", "ok"), ("150000 100000\n", "warning"),
 ])  # fmt: skip
-def test_a_cpu_quota_below_the_cores_is_told(
-    root: Path, monkeypatch: pytest.MonkeyPatch, quota: str, status: str
-) -> None:
-    monkeypatch.setattr(checks, "_usable_cores", lambda: 4)
+def test_a_cpu_quota_below_the_cores_is_told(root: Path, quota: str, status: str) -> None:
     place(root / "sys/fs/cgroup/cpu.max", quota)
 
-    found = ask("cores", machine(root))
+    found = ask("cores", machine(root, usable_cores=4))
 
     assert found.status == status
     assert ("1.5 cores" in found.found) == (status == "warning")
@@ -282,13 +264,9 @@ def test_a_cpu_quota_below_the_cores_is_told(
 @pytest.mark.parametrize(("load", "choice", "status"), [
     (0.1, CPU, "ok"), (1.5, CPU, "warning"), (1.5, CUDA, "ok"), (3.5, CUDA, "warning"),
 ])  # fmt: skip
-def test_load(
-    root: Path, monkeypatch: pytest.MonkeyPatch, load: float, choice: DeviceChoice, status: str
-) -> None:
-    monkeypatch.setattr(checks, "_usable_cores", lambda: 4)
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-
-    assert ask("load", machine(root, choice)).status == status
+def test_load(root: Path, load: float, choice: DeviceChoice, status: str) -> None:
+    place(root / "proc/loadavg", f"{load} 0.00 0.00 1/234 5678\n")
+    assert ask("load", machine(root, choice, usable_cores=4)).status == status
 
 
 def test_a_folder_that_cannot_hold_records_is_a_problem(root: Path) -> None:

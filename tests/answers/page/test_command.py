@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ import vl_convert  # noqa: F401
 from click.testing import CliRunner, Result
 
 from pytest_hwqueue.cli.main import main
-from pytest_hwqueue.data.document import drawing as needed
 from pytest_hwqueue.data.records.cell import write_record
 from tests.answers.conftest import make
 from tests.conftest import RunInProcess
@@ -151,7 +151,8 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
     pytester: pytest.Pytester, run_in_process: RunInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(MEASURED)
-    monkeypatch.setattr(needed, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     result = run_in_process("--hwq-device=sim:h200", "--hwq-report=report.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,8 @@ def test_charts_of_a_pace_do_not_call_it_a_latency(tmp_path: Path) -> None:
 
 
 def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needed, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     assert needed.missing_packages() == (
         "the report needs jinja2 and vl-convert-python: pip install 'pytest-hwqueue[report]'"
     )

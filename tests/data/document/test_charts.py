@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from pytest_hwqueue.data.document import drawing
 from pytest_hwqueue.data.document.charts import (
     Curve,
     pareto_chart,
@@ -124,6 +124,6 @@ def test_modes_on_one_spot_share_a_label_and_open_ends_are_said() -> None:
 
 
 def test_missing_vl_convert_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'pytest-hwqueue\[report\]'"):
         drawn(latencies())

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pytest_hwqueue.data.errors import RecordError
-from pytest_hwqueue.data.records import samples as columns
 from pytest_hwqueue.data.records.samples import GRID, decode_samples, encode_samples, pack, unpack
 
 LATENCIES = st.one_of(
@@ -167,9 +166,9 @@ def test_what_is_no_file_of_columns_is_refused(data: bytes, reason: str) -> None
         unpack(data)
 
 
-def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MOST_BYTES", 1_000_000)
+def test_what_unpacks_to_too_much_is_refused() -> None:
     with pytest.raises(RecordError, match="more than 1000000 bytes"):
-        unpack(lzma.compress(b"\0" * 3_000_000))
+        unpack(lzma.compress(b"\0" * 3_000_000), 1_000_000)
+    values = np.random.default_rng(0).integers(0, 2**60, 1_000_000)
     with pytest.raises(RecordError, match="too many to be stored"):
-        pack({}, {"t": {"x": np.random.default_rng(0).integers(0, 2**60, 1_000_000)}})
+        pack({}, {"t": {"x": values}}, 1_000_000)

@@ -122,27 +122,25 @@ def test_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None:
     ],
 )
 def test_another_file_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, refusal: str
+    tmp_path: Path, content: bytes | None, refusal: str
 ) -> None:
     reference = write_kept(tmp_path, "cell", one_timeline())
     path = tmp_path / reference.file
-    monkeypatch.setattr(timelines, "MOST_FILE_BYTES", 900)
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(RecordError, match=refusal.format(path=tmp_path)):
-        read_kept(tmp_path, reference)
+        read_kept(tmp_path, reference, most_bytes=900)
     for name in ("../cell.timelines.xz", "/etc/passwd", "a/b.timelines.xz", ""):
         with pytest.raises(RecordError, match="not the name of a timeline file"):
             read_kept(tmp_path / "sub", reference.model_copy(update={"file": name}))
-    monkeypatch.setattr(timelines, "MOST_FILE_BYTES", 100)
     with pytest.raises(RecordError, match="100 are the most"):
-        write_kept(tmp_path, "large", one_timeline())
+        write_kept(tmp_path, "large", one_timeline(), most_bytes=100)
     assert not (tmp_path / "large.timelines.xz").exists()
 
 
 OTHER = {"schema": "other", "parts": {}, "kernels": 0}
 
 
-@pytest.mark.parametrize("about", [{}, OTHER, {"schema": timelines._SCHEMA}])
+@pytest.mark.parametrize("about", [{}, OTHER, {"schema": timelines.SCHEMA}])
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, about: dict[str, Any]) -> None:
     data = pack(about, {})
     (tmp_path / "cell.timelines.xz").write_bytes(data)

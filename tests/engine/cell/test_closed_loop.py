@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from pytest_hwqueue.data.records.cell import WarmUp
 from pytest_hwqueue.data.records.kinds import KINDS
 from pytest_hwqueue.engine.cell import closed_loop
-from pytest_hwqueue.engine.cell.closed_loop import LoopResult, Plan, measure, warm_up
+from pytest_hwqueue.engine.cell.closed_loop import (
+    MOST_EVENTS,
+    LoopResult,
+    Plan,
+    measure,
+    warm_up,
+)
 from pytest_hwqueue.engine.cell.program import Program
 from pytest_hwqueue.engine.cell.stop_rule import StopRule
 from pytest_hwqueue.parts.devices.cpu_counters import CpuCounting
@@ -222,12 +228,14 @@ def test_time_cap_ends_measuring(
     assert len(result.host_ns or result.pace_ns) == len(result.enqueue_ns) == done
 
 
-def test_pipelined_loop_keeps_no_more_events_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed_loop, "_MOST_EVENTS", 40)
-    device = FakeDevice(2)
-    result = device.measure(device.program(repeat(5), repeat(5)), plan(100, "end_only"))
-    assert (result.iterations, device.events) == (20, 41)
-    assert result.stopped == "40 events, the most kept without synchronising"
+def test_pipelined_loop_keeps_no_more_events_than_it_may() -> None:
+    streams = MOST_EVENTS // 20
+    device = FakeDevice(streams)
+    program = device.program(*(repeat(5) for _ in range(streams)))
+    result = device.measure(program, plan(100, "end_only"))
+    # And the one at which they begin.
+    assert (result.iterations, device.events) == (20, MOST_EVENTS + 1)
+    assert result.stopped == f"{MOST_EVENTS} events, the most kept without synchronising"
 
 
 @pytest.mark.parametrize("sync_mode", PIPELINED)
@@ -244,7 +252,7 @@ def test_streams_that_drift_apart_show_their_pace_and_not_their_backlog(sync_mod
 def test_lead_in_and_pauses_are_no_sample_and_take_none_of_the_time() -> None:
     device = FakeDevice(1)
     # Two iterations and a half fit between two pauses.
-    one_ns = closed_loop._PAUSE_NS * 2 // 5
+    one_ns = closed_loop.PAUSE_NS * 2 // 5
     times = chain([10**15] * LEAD_IN, repeat(one_ns - LAUNCH_NS))
     result = device.measure(device.program(times, tagged=True), plan(10, max_time_ns=10**14))
     assert result.host_ns == result.device_ns == [one_ns] * 10

@@ -22,9 +22,9 @@ from pytest_hwqueue.data.errors import InvalidMeasurement
 from pytest_hwqueue.data.records.kinds import KINDS
 from pytest_hwqueue.data.records.tenants import GeneratorLateness, RequestFailure
 from pytest_hwqueue.engine.cell.closed_loop import garbage_collection_held
-from pytest_hwqueue.engine.tenants import open_loop
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
+    MOST_FAILURES_IN_A_ROW,
     Demand,
     Load,
     Onlooker,
@@ -278,22 +278,24 @@ BROKEN = ValueError("broken")
     [
         ([RuntimeError("CUDA error: illegal")], "^device error: CUDA error: illegal$"),
         ([torch.OutOfMemoryError("tried to")], "^out of memory: tried to"),
-        ([BROKEN] * 3, "^3 requests failed in a row; the last: ValueError: broken$"),
+        (
+            [BROKEN] * MOST_FAILURES_IN_A_ROW,
+            f"^{MOST_FAILURES_IN_A_ROW:,} requests failed in a row; the last: ValueError: broken$",
+        ),
     ],
 )
 @pytest.mark.parametrize("closed", [True, False])
 def test_what_cannot_continue_ends_the_tenant_and_keeps_what_it_served(
-    steps: list[Exception], reason: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+    steps: list[Exception], reason: str, closed: bool
 ) -> None:
-    monkeypatch.setattr(open_loop, "MOST_FAILURES_IN_A_ROW", 3)
-    schedule = None if closed else [MS * number for number in range(9)]
+    schedule = None if closed else [MS // 2 * number for number in range(len(steps) + 6)]
     with pytest.raises(StoppedServing, match=reason) as raised:
         serve_fake(schedule, [BROKEN, BROKEN, MS, *steps])
     assert raised.value.__cause__ is steps[-1]
     log, served = raised.value.load, 3 + len(steps)
     assert [failure.index for failure in log.failed] == [0, 1, *range(3, served)]
     assert (log.closed, log.completed) == (closed, 1)
-    assert (log.issued, log.unserved) == ((served, 0) if closed else (9, 9 - served))
+    assert (log.issued, log.unserved) == ((served, 0) if closed else (served + 3, 3))
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

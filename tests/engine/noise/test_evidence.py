@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.records.noise import Done, Placement
-from pytest_hwqueue.engine.noise import evidence
 from pytest_hwqueue.engine.noise.evidence import (
     MachineReading,
     core_speed,
@@ -159,25 +158,21 @@ def test_a_neighbour_that_cannot_contend_as_intended_is_misplaced(
     assert found is None if reason is None else (found or "").startswith(reason)
 
 
-def test_rounds_are_held_against_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_held_against_cpu_time() -> None:
     # A thousand rounds between two looks at the clock, until 0.1 s is over.
     clock = itertools.count(123, 7_000_000)
-    monkeypatch.setattr(time, "thread_time_ns", lambda: next(clock))
-    assert core_speed() == pytest.approx(14_000 * 1e9 / 105_000_000)
+    assert core_speed(clock.__next__) == pytest.approx(14_000 * 1e9 / 105_000_000)
 
 
-def test_a_thread_that_sleeps_is_no_slower_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_sleeps_is_no_slower_core() -> None:
     """Time without a core is no CPU time: whoever is switched out has the same speed."""
     took_ns: list[int] = []
-    read = time.thread_time_ns
 
     def reading() -> int:
         time.sleep(0.001)
-        took_ns.append(read())
+        took_ns.append(time.thread_time_ns())
         return took_ns[-1]
 
-    monkeypatch.setattr(time, "thread_time_ns", reading)
-    monkeypatch.setattr(evidence, "_CPU_TIME_NS", 5_000_000)
     begin = time.monotonic_ns()
-    core_speed()
+    core_speed(reading, 5_000_000)
     assert took_ns[-1] - took_ns[0] < (time.monotonic_ns() - begin) / 2

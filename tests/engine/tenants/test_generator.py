@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement
-from pytest_hwqueue.engine.tenants import server_load as generator
 from pytest_hwqueue.engine.tenants.open_loop import (
     GREEDY,
+    MOST_FAILURES_IN_A_ROW,
     Demand,
     Load,
     Reply,
@@ -185,12 +185,13 @@ def test_a_cancelled_request_ends_the_load(
         load(raising(raised()), schedule, 1)
 
 
-def test_a_loop_in_which_everything_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "MOST_FAILURES_IN_A_ROW", 5)
-    with pytest.raises(StoppedServing, match="5 requests failed in a row; the last: no") as stopped:
-        load(raising(HwqError("no")), None, 1)
+def test_a_loop_in_which_everything_fails_ends() -> None:
+    said = f"{MOST_FAILURES_IN_A_ROW:,} requests failed in a row; the last: no"
+    with pytest.raises(StoppedServing, match=said) as stopped:
+        load(raising(HwqError("no")), None, 1, window_ms=600_000)
     seen = stopped.value.load
-    assert (len(seen.failed), len(seen.replies), seen.most_at_once) == (5, 5, 1)
+    most = MOST_FAILURES_IN_A_ROW
+    assert (len(seen.failed), len(seen.replies), seen.most_at_once) == (most, most, 1)
 
 
 def test_a_late_generator_is_seen_and_a_window_that_has_begun_refused() -> None:

@@ -18,7 +18,6 @@ from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.plan import Colocation, Tenant
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord, RequestFailure
 from pytest_hwqueue.engine.scenarios.goals import evaluate, parse_goal
-from pytest_hwqueue.engine.tenants import looks
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.looks import Look, Looks, ShownTimes, planned_looks, shown_load
 from pytest_hwqueue.engine.tenants.open_loop import Load
@@ -79,7 +78,7 @@ def test_a_goal_exactly_at_its_bound_is_seldom_decided_by_any_look(goal: str) ->
     assert max(decided.values()) <= sessions * LOOK_ERROR / 2 + 3 * (sessions * 0.025) ** 0.5
 
 
-def test_another_process_sees_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_sees_what_is_shown() -> None:
     shown = [ShownTimes(), ShownTimes()]
     assert shown_load(os.getpid(), [each.descriptor for each in shown]) == Load(
         [], [], [], failed=[]
@@ -100,8 +99,7 @@ def test_another_process_sees_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
         [*range(10_000)], [*range(1, 10_001)], [*range(2, 10_002)],
         failed=[RequestFailure(index=n, reason="") for n in range(0, 10_000, 10)],
     )  # fmt: skip
-    monkeypatch.setattr(looks, "_MOST_SHOWN", 3)
-    full = ShownTimes()
+    full = ShownTimes(room=3)
     for number in range(4):
         full.show(number, number, number + 1, False)
     with pytest.raises(OSError, match="more than 3 requests"):

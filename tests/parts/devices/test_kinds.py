@@ -13,6 +13,7 @@ from pytest_hwqueue.data.errors import BadOption
 from pytest_hwqueue.data.records.kinds import (
     KINDS,
     Capabilities,
+    DeviceKind,
     can_name_devices,
     capabilities_of,
     kind_of,
@@ -68,20 +69,7 @@ def test_nothing_but_devices_and_kinds_asks_whether_one_is_simulated() -> None:
     assert asking == [], "ask capabilities_of(label), device.capabilities or record.simulated"
 
 
-CPU_BUILD = (
-    "torch is built for the CPU alone: install its build for your accelerator "
-    "(https://pytorch.org/get-started)"
-)
-
-
 GIVEN = "GPU-11-22, MIG-33-44"
-
-
-def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int, given: str | None = GIVEN) -> None:
-    monkeypatch.setattr(kinds, "visible_accelerators", lambda: (kind, count))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if given is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
 
 
 @pytest.mark.parametrize(
@@ -102,46 +90,61 @@ def see(monkeypatch: pytest.MonkeyPatch, kind: str, count: int, given: str | Non
     ],
 )
 def test_what_a_specification_means(
-    monkeypatch: pytest.MonkeyPatch, specification: str, kind: str, count: int, expected: list[str]
-) -> None:
-    see(monkeypatch, kind, count)
+    monkeypatch: pytest.MonkeyPatch, specification: str, kind: DeviceKind, count: int,
+    expected: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", GIVEN)
     parts = [(label, *label.partition(":")) for label in expected]
-    assert choose_devices(specification) == [
+    assert choose_devices(specification, lambda: (kind, count)) == [
         DeviceChoice(label, kind, int(index or 0)) for label, kind, _, index in parts
     ]
 
 
 @pytest.mark.parametrize(
-    ("specification", "kind", "count", "given", "driver", "said"),
+    ("specification", "kind", "count", "said"),
     [
-        ("cuda", "cuda", 0, GIVEN, None, f"visible here: cpu; {CPU_BUILD}"),
-        ("cuda:2", "cuda", 2, GIVEN, None, "visible here: cpu, cuda:0, cuda:1"),
-        ("hip", "cuda", 1, GIVEN, None, "visible here: cpu, cuda:0"),
-        ("cuda", "hip", 1, GIVEN, None, "visible here: cpu, hip:0"),
-        ("all", "cuda", 0, GIVEN, None, f"visible here: cpu; {CPU_BUILD}"),
-        ("cuda:MIG-33-44", "cuda", 1, GIVEN, None, "visible here: cpu, cuda:0"),
-        ("cuda:MIG-5", "cuda", 2, GIVEN, None, "CUDA_VISIBLE_DEVICES does not name it; set "
+        ("cuda", "cuda", 0, "visible here: cpu; {why}"),
+        ("all", "cuda", 0, "visible here: cpu; {why}"),
+        ("cuda:2", "cuda", 2, "visible here: cpu, cuda:0, cuda:1"),
+        ("hip", "cuda", 1, "visible here: cpu, cuda:0"),
+        ("cuda", "hip", 1, "visible here: cpu, hip:0"),
+        ("cuda:MIG-33-44", "cuda", 1, "visible here: cpu, cuda:0"),
+        ("cuda:MIG-5", "cuda", 2, "CUDA_VISIBLE_DEVICES does not name it; set "
          "CUDA_VISIBLE_DEVICES=MIG-5"),
-        # Where torch is built for accelerators, the driver and what hides devices are looked at.
-        ("cuda", "cuda", 0, GIVEN, "", "visible here: cpu; no driver is loaded (no /dev/nvidia0, "
-         "no /dev/kfd): install it, or give the container its devices"),
-        ("cuda", "cuda", 0, "", "NVIDIA",
-         "visible here: cpu; CUDA_VISIBLE_DEVICES= may hide others"),
-        ("cuda", "cuda", 0, None, "NVIDIA", "visible here: cpu; torch cannot use the NVIDIA "
-         "driver: `python -c 'import torch; torch.cuda.init()'`"),
     ],
 )  # fmt: skip
 def test_device_that_is_not_there_is_refused_with_those_that_are_and_why(
-    monkeypatch: pytest.MonkeyPatch, specification: str, kind: str, count: int, given: str | None,
-    driver: str | None, said: str,
-) -> None:  # fmt: skip
-    see(monkeypatch, kind, count, given)
-    monkeypatch.setattr(kinds, "_for_accelerators", lambda: driver is not None)
-    monkeypatch.setattr(kinds, "loaded_driver", lambda: driver)
+    monkeypatch: pytest.MonkeyPatch, specification: str, kind: DeviceKind, count: int, said: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", GIVEN)
     with pytest.raises(BadOption) as refused:
-        choose_devices(specification)
+        choose_devices(specification, lambda: (kind, count))
+    why = kinds.why_none(bool(torch.version.cuda or torch.version.hip), kinds.loaded_driver())
     found = refused.value.option, refused.value.value, refused.value.valid
-    assert found == ("--hwq-device", specification, said)
+    assert found == ("--hwq-device", specification, said.format(why=why))
+
+
+@pytest.mark.parametrize(
+    ("given", "built", "driver", "said"),
+    [
+        (GIVEN, False, "", "torch is built for the CPU alone: install its build for your "
+         "accelerator (https://pytorch.org/get-started)"),
+        # Where torch is built for accelerators, the driver and what hides devices are looked at.
+        (GIVEN, True, "", "no driver is loaded (no /dev/nvidia0, no /dev/kfd): install it, or give "
+         "the container its devices"),
+        ("", True, "NVIDIA", "CUDA_VISIBLE_DEVICES= may hide others"),
+        (None, True, "NVIDIA", "torch cannot use the NVIDIA driver: "
+         "`python -c 'import torch; torch.cuda.init()'`"),
+    ],
+)  # fmt: skip
+def test_why_torch_sees_no_accelerator(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, built: bool, driver: str, said: str
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert kinds.why_none(built, driver) == said
 
 
 def test_what_torch_sees_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,14 +157,13 @@ def test_what_torch_sees_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_others_need_no_look_at_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look() -> tuple[str, int]:
+    def look() -> tuple[DeviceKind, int]:
         pytest.fail("torch would be imported for nothing")
 
-    monkeypatch.setattr(kinds, "visible_accelerators", look)
-    assert choose_devices("cpu") == [CPU]
-    assert choose_devices("sim:h200") == [DeviceChoice("sim:h200", "sim", 0)]
+    assert choose_devices("cpu", look) == [CPU]
+    assert choose_devices("sim:h200", look) == [DeviceChoice("sim:h200", "sim", 0)]
     with pytest.raises(BadOption, match="sim:nowhere"):
-        choose_devices("sim:nowhere")
+        choose_devices("sim:nowhere", look)
     for label in ("cpu", "sim:h200"):
         assert open_device(label) is open_device(label)
         assert open_device(label).label == label

@@ -71,11 +71,13 @@ class Session(NamedTuple):
         assert self.says() == "released"
 
 
-def refusal(timeout_s: float = 0, on_wait: Callable[[str], None] | None = None) -> str:
+def refusal(
+    timeout_s: float = 0, on_wait: Callable[[str], None] | None = None, **given: float
+) -> str:
     """What is said where the lease is not given."""
     with (
         pytest.raises(LeaseError) as caught,
-        lease(KEY, on_wait=on_wait, timeout_s=timeout_s),
+        lease(KEY, on_wait=on_wait, timeout_s=timeout_s, **given),
     ):
         pytest.fail("held twice, or nowhere")
     assert str(caught.value).isprintable()
@@ -154,13 +156,12 @@ def test_a_note_that_says_nothing_readable_reaches_nobody(start: Callable[..., S
 
 
 def test_who_waits_long_is_told_again_and_in_the_end_what_to_do(
-    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Callable[..., Session], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pytest_hwqueue.parts.devices.lease._SAY_AGAIN_S", 0.15)
     holder = start().holds()
     said: list[str] = []
     began = time.monotonic()
-    refused = refusal(0.75, said.append)
+    refused = refusal(0.75, said.append, say_again_s=0.15)
     assert time.monotonic() - began >= 0.75
     assert f"process {holder.process.pid} of user " in refused
     assert "another device" in refused

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,13 +19,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_hwqueue.data.errors import NotProven
 from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.parts.processes import services
 from pytest_hwqueue.parts.processes.services import ServiceFailed
-from pytest_hwqueue.parts.schedulers import inside_evidence, xsched, xsched_server
+from pytest_hwqueue.parts.schedulers import inside_evidence, xsched_server
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence
 from pytest_hwqueue.parts.schedulers.syntax import (
     CELL,
@@ -36,6 +38,7 @@ from pytest_hwqueue.parts.schedulers.syntax import (
 from pytest_hwqueue.parts.schedulers.xsched_server import (
     XQueue,
     XQueueSettings,
+    living_servers,
     parse_queues,
     parse_report,
     refuse_other,
@@ -50,24 +53,51 @@ LOW_AND_HIGH = tenant_requests([Tenant("low", "resnet18"), Tenant("high", "resne
 PIDS = {"low": 301, "high": 302}
 LOW, HIGH = queue(301), queue(302, handle=2)
 DRIVER = "/usr/lib/libcuda.so.580.65.06"
-_FIND_DRIVER, _LIVING = inside_evidence.cuda_driver, xsched_server._living_servers
+REAL_PROC = Path("/proc")
+
+
+def built_for_hip(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    monkeypatch.setattr(torch.version, "hip", version)
 
 
 @pytest.fixture(autouse=True)
-def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No xserver lives here, and the real driver is one of the test's own."""
-    monkeypatch.setattr(xsched_server, "_TABLE", tmp_path / "queues")
-    monkeypatch.setattr(xsched_server, "_living_servers", list)
-    monkeypatch.setattr(inside_evidence, "cuda_driver", lambda shims: Path(DRIVER))
-    monkeypatch.setattr(xsched, "_platform", lambda: xsched._CUDA)
-    for name in ("XSCHED_ROOT", "XSCHED_POLICY", "LD_LIBRARY_PATH", "HWQ_XSERVER_PORT"):
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The real driver, which without one is a file that the loader would find; no CUDA, no HIP."""
+    for name in ("XSCHED_ROOT", "XSCHED_POLICY", "HWQ_XSERVER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    _FIND_DRIVER.cache_clear()
+    built_for_hip(monkeypatch, None)
+    drivers = tmp_path / "drivers"
+    drivers.mkdir()
+    (drivers / "libcuda.so.1").write_text("no ELF")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers))
+    inside_evidence.cuda_driver.cache_clear()
+    inside_evidence.hip_runtime.cache_clear()
+    yield str(inside_evidence.cuda_driver(tmp_path / "root" / "lib"))
+    inside_evidence.cuda_driver.cache_clear()
     inside_evidence.hip_runtime.cache_clear()
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def hip_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A build of torch for HIP, and ROCm's runtime."""
+    built_for_hip(monkeypatch, "7.0")
+    runtime = tmp_path / "rocm" / "lib" / "libamdhip64.so.7"
+    runtime.parent.mkdir(parents=True)
+    runtime.touch()
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+    return str(runtime)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """What the kernel shows of a machine on which no xserver lives, and there are no queues."""
+    (tmp_path / "proc" / "sysvipc").mkdir(parents=True)
+    return tmp_path / "proc"
+
+
+@pytest.fixture
+def root(tmp_path: Path, proc: Path) -> Path:
+    """An installation of XSched, beside what the kernel shows."""
     root = tmp_path / "root"
     program(root / "bin" / "xserver", XSERVER)
     (root / "lib").mkdir()
@@ -78,7 +108,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def opened(text: str, root: Path | None) -> Scheduler:
-    return open_scheduler(text, SchedulerPaths(xsched_root=root))
+    proc = Path("/proc") if root is None else root.parent / "proc"
+    return open_scheduler(text, SchedulerPaths(xsched_root=root, proc=proc))
 
 
 def inside(root: Path, **changed: Any) -> dict[str, InsideEvidence]:
@@ -104,9 +135,9 @@ def answer(root: Path, *queues: dict[str, Any], processes: tuple[int, ...] = (30
     ],
 )
 def test_what_tenants_are_started_with(
-    root: Path, monkeypatch: pytest.MonkeyPatch, text: str, auto: str, settings: tuple[str, ...]
+    root: Path, driver: str, text: str, auto: str, settings: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine:/opt/other")
+    mine = os.environ["LD_LIBRARY_PATH"]
     mode = opened(text, root)
     assert mode.placements == {"processes"}
     with mode.services(root / "logs"):
@@ -117,8 +148,8 @@ def test_what_tenants_are_started_with(
         names = ("LEVEL", "THRESHOLD", "BATCH_SIZE", "PRIORITY")
         assert found == {
             # What the user has in it stays behind the shim.
-            "LD_LIBRARY_PATH": f"{root}/lib:/opt/mine:/opt/other", "XSCHED_ROOT": str(root),
-            "XSCHED_CUDA_LIB": DRIVER, "CUXTRA_CUDA_LIB": DRIVER, "XSCHED_SCHEDULER": "GLB",
+            "LD_LIBRARY_PATH": f"{root}/lib:{mine}", "XSCHED_ROOT": str(root),
+            "XSCHED_CUDA_LIB": driver, "CUXTRA_CUDA_LIB": driver, "XSCHED_SCHEDULER": "GLB",
             "XSCHED_AUTO_XQUEUE": auto,
             **{f"XSCHED_AUTO_XQUEUE_{n}": v for n, v in zip(names, (*own, priority), strict=True)},
             **({"XSCHED_CUDA_LV3_IMPL": "TSG"} if own[0] == "3" else {}),
@@ -135,11 +166,9 @@ def test_what_tenants_are_started_with(
 
 
 def test_hip_is_preloaded_before_torchs_own_runtime(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, hip_runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xsched, "_platform", lambda: xsched._HIP)
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    monkeypatch.setattr(inside_evidence, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
     mode = opened("xsched", root)
     assert mode.unavailable("hip", LOW_AND_HIGH) is None
     with mode.services(root / "logs"):
@@ -148,7 +177,7 @@ def test_hip_is_preloaded_before_torchs_own_runtime(
         beside = mode.environment(CELL)
     assert given["LD_PRELOAD"] == str(root / "lib" / "libshimhip.so")
     assert beside["LD_PRELOAD"] == f"{given['LD_PRELOAD']}:/lib/libjemalloc.so:/lib/b.so"
-    assert given["XSCHED_HIP_LIB"] == "/torch/libamdhip64.so.7"
+    assert given["XSCHED_HIP_LIB"] == hip_runtime
     assert "XSCHED_CUDA_LIB" not in given
 
 
@@ -220,34 +249,29 @@ def test_one_that_schedules_itself_is_named_and_nothing_is_left_of_another_run(r
             mode.proof(PIDS, alone)
 
 
-@pytest.mark.parametrize(
-    ("platform", "more"),
-    [
-        ("_CUDA", {"XSCHED_CUDA_LIB": DRIVER, "CUXTRA_CUDA_LIB": DRIVER}),
-        ("_HIP", {"XSCHED_HIP_LIB": "/torch/libamdhip64.so.7"}),
-    ],
-)
+@pytest.mark.parametrize("kind", ["cuda", "hip"])
 def test_the_library_alone_is_started_without_server_priority_or_xqueue(
-    root: Path, monkeypatch: pytest.MonkeyPatch, platform: str, more: dict[str, str]
-) -> None:
-    monkeypatch.setattr(xsched, "_platform", lambda: getattr(xsched, platform))
-    monkeypatch.setattr(inside_evidence, "hip_runtime", lambda: Path("/torch/libamdhip64.so.7"))
+    root: Path, driver: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:  # fmt: skip
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    if platform == "_HIP":
-        more["LD_PRELOAD"] = f"{root}/lib/libshimhip.so"
+    more = {"XSCHED_CUDA_LIB": driver, "CUXTRA_CUDA_LIB": driver}
+    if kind == "hip":
+        runtime = request.getfixturevalue("hip_runtime")
+        more = {"XSCHED_HIP_LIB": runtime, "LD_PRELOAD": f"{root}/lib/libshimhip.so"}
     # It needs none, and equal priorities are as good as others.
     (root / "bin" / "xserver").unlink()
     alone = opened("xsched-app", root)
     equals = tenant_requests(
         [Tenant("a", "resnet18", priority=1), Tenant("b", "resnet18", priority=1)]
     )
-    kind = platform.strip("_").lower()
+    mine = os.environ["LD_LIBRARY_PATH"]
     assert alone.unavailable(kind, equals) is None
     assert alone.placements == {"processes", "threads"}
     with alone.services(root / "logs"):
         for tenant in LOW_AND_HIGH:
             assert alone.environment(tenant) == {
-                "LD_LIBRARY_PATH": f"{root}/lib", "XSCHED_ROOT": str(root),
+                "LD_LIBRARY_PATH": f"{root}/lib:{mine}", "XSCHED_ROOT": str(root),
                 "XSCHED_SCHEDULER": "APP", "XSCHED_AUTO_XQUEUE": "OFF", **more,
             }  # fmt: skip
     assert "has no bin/xserver" in (opened("xsched", root).unavailable(kind, LOW_AND_HIGH) or "")
@@ -383,8 +407,6 @@ def test_what_an_installation_lacks_is_named(root: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XSCHED_POLICY", "HPF")
     assert "XSCHED_POLICY is set" in reason()
     monkeypatch.delenv("XSCHED_POLICY")
-    monkeypatch.setattr(inside_evidence, "cuda_driver", lambda shims: None)
-    assert "the real libcuda.so was not found" in reason()
     (root / "bin" / "xserver").chmod(0o644)
     assert "is not executable" in reason() or os.getuid() == 0
     (root / "lib" / "libcuda.so.1").unlink()
@@ -402,19 +424,24 @@ def test_the_driver_is_the_one_the_loader_would_load(
     (real.parent / "libcuda.so.1").symlink_to(real.name)
     # The user has put the shim first: it is never taken for the real one.
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{root}/lib:{real.parent}")
-    assert _FIND_DRIVER(root / "lib") == real
+    assert inside_evidence.cuda_driver(root / "lib", tmp_path) == real
 
 
 @pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="a driver is installed")
 def test_a_driver_that_cannot_be_loaded_is_looked_for_by_name(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inside_evidence, "_FOLDER", str(tmp_path))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(root / "lib"))
-    assert _FIND_DRIVER(root / "lib") is None
-    _FIND_DRIVER.cache_clear()
-    (real := tmp_path / "libcuda.so.1").write_text("no ELF")
-    assert _FIND_DRIVER(root / "lib") == real
+    inside_evidence.cuda_driver.cache_clear()
+    assert "the real libcuda.so was not found" in str(
+        opened("xsched", root).unavailable("cuda", LOW_AND_HIGH)
+    )
+    containers = tmp_path / "containers"
+    assert inside_evidence.cuda_driver(root / "lib", containers) is None
+    inside_evidence.cuda_driver.cache_clear()
+    containers.mkdir()
+    (real := containers / "libcuda.so.1").write_text("no ELF")
+    assert inside_evidence.cuda_driver(root / "lib", containers) == real
 
 
 def test_the_hip_runtime_is_torchs_own_before_the_systems(
@@ -461,11 +488,11 @@ def test_a_report_keeps_handles_of_64_bits() -> None:
 
 
 def test_it_is_ready_when_it_answers_and_is_stopped_by_sigint(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No proxy of the environment is asked.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with serve(root, "CFS", tmp_path / "logs") as server:
+    with serve(root, "CFS", tmp_path / "logs", proc) as server:
         assert server.policy() == 10
         before = int((root / "connections").read_text())
         assert server.report().queues == server.report().queues == ()
@@ -492,26 +519,27 @@ _ENDS = "print('invalid policy name HPF')\nraise SystemExit(1)\n"
         # So does the real one where its port is taken.
         ("root/mute", "", "runs, but did not answer over HTTP"),
         ("root/bin/xserver", _ENDS, "(?s)exited with status 1.*invalid policy name"),
-        ("queues", table((16120, 5), (1, 7)), "scheduled by nobody.*ipcrm -Q 1$"),
+        ("proc/sysvipc/msg", table((16120, 5), (1, 7)), "scheduled by nobody.*ipcrm -Q 1$"),
     ],
 )
 def test_one_that_is_not_ours_or_does_not_serve_is_refused_and_ended(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, said: str
-) -> None:
+    root: Path, proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str,
+    content: str, said: str,
+) -> None:  # fmt: skip
     if file == "root/mute":
         monkeypatch.setattr(services, "_READY_S", 0.3)
     if file == "root/bin/xserver":
         program(tmp_path / file, content)
     else:
         (tmp_path / file).write_text(content)
-    with pytest.raises(ServiceFailed, match=said), serve(root, "HPF", tmp_path):
+    with pytest.raises(ServiceFailed, match=said), serve(root, "HPF", tmp_path, proc):
         pytest.fail("it serves nobody")
     pid = root / "pid"
-    assert not pid.exists() or (file != "queues" and has_ended(int(pid.read_text())))
+    assert not pid.exists() or (file != "proc/sysvipc/msg" and has_ended(int(pid.read_text())))
 
 
 def test_anothers_answers_are_not_taken_for_those_of_one_without_its_port(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -528,7 +556,7 @@ def test_anothers_answers_are_not_taken_for_those_of_one_without_its_port(
     (root / "mute").touch()
     said = rf"xserver: on port {port} .* \(process {os.getpid()}\), which it has not started"
     try:
-        with pytest.raises(NotProven, match=said), serve(root, "HPF", tmp_path):
+        with pytest.raises(NotProven, match=said), serve(root, "HPF", tmp_path, proc):
             pytest.fail("it serves nobody")
     finally:
         stranger.shutdown()
@@ -551,14 +579,14 @@ def test_living_servers_are_found_by_name(tmp_path: Path) -> None:
     other = program(tmp_path / "xserver", "import time\ntime.sleep(600)\n")
     with subprocess.Popen([other]) as process:
         try:
-            wait_for(lambda: process.pid in _LIVING(), "the server to be seen")
+            wait_for(lambda: process.pid in living_servers(REAL_PROC), "the server to be seen")
         finally:
             process.kill()
-    assert process.pid not in _LIVING()
+    assert process.pid not in living_servers(REAL_PROC)
 
 
 def test_the_queue_of_a_dead_client_is_removed_and_no_other(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, proc: Path, tmp_path: Path
 ) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     create, permissions = 0o1000, 0o600
@@ -569,14 +597,16 @@ def test_the_queue_of_a_dead_client_is_removed_and_no_other(
     made = [library.msgget(key, create | permissions) for key in keys]
     if -1 in made:
         pytest.skip(f"this machine gives no System V queues: {os.strerror(ctypes.get_errno())}")
-    monkeypatch.setattr(xsched_server, "_TABLE", Path("/proc/sysvipc/msg"))
-    monkeypatch.setattr(xsched_server, "refuse_other", lambda table, servers: None)
+    # Of the machine's queues only these, of its processes only this one.
+    queues = parse_queues((REAL_PROC / "sysvipc" / "msg").read_text())
+    (proc / "sysvipc" / "msg").write_text(table(*((key, queues[key]) for key in keys)))
+    (proc / str(os.getpid())).mkdir()
     report = {"processes": [{"pid": key} for key in keys], "xqueues": []}
     (root / "answer.json").write_text(json.dumps(report))
     try:
-        with serve(root, "HPF", tmp_path) as server:
+        with serve(root, "HPF", tmp_path, proc) as server:
             server.report()
-        left = parse_queues(Path("/proc/sysvipc/msg").read_text())
+        left = parse_queues((REAL_PROC / "sysvipc" / "msg").read_text())
         assert left.keys() & {*keys} == {os.getpid()}
     finally:
         for identifier in made:

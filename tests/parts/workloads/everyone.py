@@ -60,14 +60,14 @@ class Case:
 _LAYERS = {"hidden": 8, "heads": 2, "sequence": 4}
 CASES: dict[str, Case] = {
     "hetero_kernels": Case(
-        lambda w: [*(product.out for product in w._products), *w._chains],
+        lambda w: [*(product.out for product in w.products), *w.chains],
         {"mm_dim": 24, "elements": 16, "chain_length": 3},
         lambda streams: {"large": streams // 2, "small": streams - streams // 2},
         samples=lambda streams: streams - streams // 2,
         whole=False,
     ),
     "tiny_kernel_stress": Case(
-        lambda w: list(w._outputs),
+        lambda w: list(w.outputs),
         {"rounds": 3, "elements": 16},
         lambda streams: {"burst": streams},
         lambda streams: {"kernels": 12.0 * streams},
@@ -76,7 +76,7 @@ CASES: dict[str, Case] = {
         whole=False,
     ),
     "large_gemm_only": Case(
-        lambda w: [product.out for product in w._products],
+        lambda w: [product.out for product in w.products],
         {"mm_dim": 24},
         lambda streams: {"product": streams},
         lambda streams: {"TFLOP": streams * 2 * 24**3 / 1e12},
@@ -84,7 +84,7 @@ CASES: dict[str, Case] = {
         whole=False,
     ),
     "llm_decode": Case(
-        lambda w: [text[0, w.parameters.context :] for text in w._texts],
+        lambda w: [text[0, w.parameters.context :] for text in w.texts],
         {"layers": 1, "tokens": 2},
         lambda streams: {"first_token": 1, "token": 2 * streams - 1},
         lambda streams: {"tokens": 2.0 * streams},
@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
     "speculative_decode": Case(
         lambda w: [
             part
-            for each in w._sequences
+            for each in w.sequences
             for part in (each.text[w.parameters.context : int(each.length)], each.drafts[0])
         ],
         {"draft_tokens": 1, "rounds": 2},
@@ -103,19 +103,19 @@ CASES: dict[str, Case] = {
         samples=lambda streams: 2 * (streams // 2 + 1),
     ),
     "continuous_batch": Case(
-        lambda w: w._outputs(),
+        lambda w: w.outputs(),
         {"output": 3},
         lambda streams: {},
-        spots=lambda w: [w._first[1], w._first[-1]],
+        spots=lambda w: [w.first[1], w.first[-1]],
     ),
     "rag_pipeline": Case(
-        lambda w: [part for each in w._queries for part in (each.found, each.text[0])],
+        lambda w: [part for each in w.queries for part in (each.found, each.text[0])],
         {"generated": 2},
         lambda streams: {},
         lambda streams: {"queries": 2.0 * -(-streams // 4)},
     ),
     "graph_subgraphs": Case(
-        lambda w: [w._merged],
+        lambda w: [w.merged],
         {"batch": 3, "inputs": 8, "hidden": 12, "outputs": 5},
         lambda streams: {"subgraph": streams - 1, "merge": 1},
         lambda streams: {"samples": 3.0 * (streams - 1)},
@@ -124,8 +124,8 @@ CASES: dict[str, Case] = {
     ),
     "comms_compute_overlap": Case(
         lambda w: [
-            *(product.out for product in w._products),
-            *(output for exchange in w._exchanges for output in exchange._outputs),
+            *(product.out for product in w.products),
+            *(output for exchange in w.exchanges for output in exchange.outputs),
         ],
         {"mm_dim": "8,4,6", "num_compute": 2, "comm_size": "1K", "num_coll": 3},
         lambda streams: {
@@ -140,7 +140,7 @@ CASES: dict[str, Case] = {
         unnoticed=frozenset({1, 2}),
     ),
     "activation_ckpt": Case(
-        lambda w: w._sums,
+        lambda w: w.sums,
         {**_LAYERS, "blocks": 4},
         lambda streams: {
             tag: count * (streams // 2)
@@ -155,7 +155,7 @@ CASES: dict[str, Case] = {
         unneeded={2: {3, 4, 5, 7, 10, 11}},
     ),
     "fsdp_tp": Case(
-        lambda w: [each.gradients for lane in w._lanes for each in lane._sharded],
+        lambda w: [each.gradients for lane in w.lanes for each in lane.sharded],
         {**_LAYERS, "layers": 3},
         # The last block is gathered once for both passes.
         lambda streams: {
@@ -172,7 +172,7 @@ CASES: dict[str, Case] = {
         unnoticed=frozenset({3, 6}),
     ),
     "moe": Case(
-        lambda w: [w._output],
+        lambda w: [w.output],
         {"experts": 8, "hidden": 8, "inner": 16, "tokens": 32},
         lambda streams: {"gate": 1, "expert": 8 if streams <= 9 else 32, "combine": 1},
         lambda streams: {"tokens": 32.0 if streams <= 9 else 128.0},
@@ -181,7 +181,7 @@ CASES: dict[str, Case] = {
         unneeded={4: set(), 6: set()},
     ),
     "grad_accum": Case(
-        lambda w: w._sums,
+        lambda w: w.sums,
         {**_LAYERS, "blocks": 2},
         lambda streams: {
             tag: count * max(4, streams - 1)
@@ -194,7 +194,7 @@ CASES: dict[str, Case] = {
         unneeded={2: {15}, 3: {12, 15}},
     ),
     "copy_engines": Case(
-        lambda w: list(w._returned),
+        lambda w: list(w.returned),
         {"mebibytes": 1},
         lambda streams: dict.fromkeys(("to_device", "within", "to_host"), streams),
         lambda streams: {"GB": streams * 3 * 2**20 / 1e9},
@@ -203,7 +203,7 @@ CASES: dict[str, Case] = {
         whole=False,
     ),
     "async_dataload": Case(
-        lambda w: list(w._outputs),
+        lambda w: list(w.outputs),
         # Five batches, so that buffers are used again within an iteration.
         {"batches": 5, "batch": 1},
         lambda streams: dict.fromkeys(("copy", "preprocess", "compute"), 5),
@@ -214,7 +214,7 @@ CASES: dict[str, Case] = {
         unneeded={3: {17, 19}},
     ),
     "zero_offload": Case(
-        lambda w: [*w._host_gradients, *w._masters],
+        lambda w: [*w.host_gradients, *w.masters],
         # One layer and one sample more than a group can have streams, to be shared unevenly.
         {"layers": 5, "hidden": 8, "inner": 12, "batch": 5, "sequence": 3},
         lambda streams: {"prefetch": 9, "compute": 10 * thirds(streams)[0], "offload": 5},
@@ -227,7 +227,7 @@ CASES: dict[str, Case] = {
         unnoticed=frozenset({9}),
     ),
     "torch_compile": Case(
-        lambda w: w._joined[1:],
+        lambda w: w.joined[1:],
         {"stages": 3, "hidden": 8, "inner": 12, "batch": 3},
         lambda streams: {"region": 3 * streams},
         lambda streams: {"samples": 3.0},

@@ -90,13 +90,13 @@ def test_one_wrong_element_or_launch_of_every_collective_is_noticed(
         workload: Any = run.workload
         workload.check(run.once)
         assert workload.traffic() == Traffic(3 * 1024, 0.0, "comms_only")
-        inputs = workload._exchanges[0]._inputs
+        inputs = workload.exchanges[0].inputs
         assert not any(itertools.starmap(torch.equal, itertools.combinations(inputs, 2)))
         for number in range(3):
 
             def spoiled(number: int = number) -> None:
                 run.once()
-                workload._exchanges[0]._outputs[number][77] += 1
+                workload.exchanges[0].outputs[number][77] += 1
 
             text = f"stream 2: 1 of 256 elements that {collective} {number} gave rank 0 differ"
             with pytest.raises(CheckFailed, match=text):

@@ -35,12 +35,12 @@ def test_each_request_gets_the_tokens_of_decoding_it_alone(streams: int) -> None
     with Run(make(ContinuousBatch, BUSY), streams) as run:
         run.workload.check(run.once)
         workload: Any = run.workload
-        outputs = workload._outputs()
+        outputs = workload.outputs()
         for request, prompt, output in zip(
-            workload._requests, workload._prompts, outputs, strict=True
+            workload.requests, workload.prompts, outputs, strict=True
         ):
             assert prompt.shape == (1, request.prompt_tokens)
-            alone = generated(workload._decoder.model, prompt[0].clone(), request.output_tokens)
+            alone = generated(workload.decoder.model, prompt[0].clone(), request.output_tokens)
             assert torch.equal(output, alone)
         lengths = {len(output) for output in outputs}
         assert len(lengths) > 1, "requests differ"
@@ -51,14 +51,14 @@ def test_requests_go_on_in_the_next_iteration() -> None:
     with Run(make(ContinuousBatch, BUSY), 3) as run:
         run.once()
         workload: Any = run.workload
-        early = [each.clone() for each in workload._outputs()]
+        early = [each.clone() for each in workload.outputs()]
         run.once()
-        whole = [each.clone() for each in workload._outputs()]
+        whole = [each.clone() for each in workload.outputs()]
         run.once()
-        assert all(map(torch.equal, whole, workload._outputs()))
+        assert all(map(torch.equal, whole, workload.outputs()))
         # Those that began in the iteration before had nothing to go on from in the first.
         assert not all(map(torch.equal, early, whole))
-        ends = {step.running for step in workload._plan[-1].steps}
+        ends = {step.running for step in workload.plan[-1].steps}
         assert any(each is not None for running in ends for each in running)
 
 

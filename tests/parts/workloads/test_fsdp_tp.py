@@ -24,7 +24,7 @@ NAME = "fsdp_tp"
 
 
 def lanes(run: Run) -> Any:
-    return run.workload._lanes  # type: ignore[attr-defined]
+    return run.workload.lanes  # type: ignore[attr-defined]
 
 
 def test_no_more_than_two_blocks_are_gathered_at_a_time() -> None:
@@ -119,7 +119,7 @@ def of_ranks(rank: int, size: int, store_path: str) -> None:
                 steps(1)
                 workload.check(lambda: steps(1))
                 workload.check(lambda: steps(2))
-                sums = [float(torch.cat(lane.gradients()).sum()) for lane in workload._lanes]
+                sums = [float(torch.cat(lane.gradients()).sum()) for lane in workload.lanes]
                 print(workload.work_per_iteration()["samples"], sums)
 
 

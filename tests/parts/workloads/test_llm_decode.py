@@ -40,9 +40,9 @@ def test_each_stream_decodes_what_transformers_decodes() -> None:
         run.once()
         workload: Any = run.workload
         decoded = []
-        for text in workload._texts:
+        for text in workload.texts:
             prompt = text[0, :16].clone()
-            assert torch.equal(text[0, 16:], generated(workload._decoder.model, prompt, 8))
+            assert torch.equal(text[0, 16:], generated(workload.decoder.model, prompt, 8))
             decoded.append(tuple(text[0, 16:].tolist()))
     assert len(set(decoded)) == 3, "each stream has a sequence of its own"
     assert len({token for tokens in decoded for token in tokens}) > 4, "tokens depend on the text"
@@ -59,7 +59,7 @@ def test_full_model_is_qwen3_0_6b() -> None:
 
 def test_first_sequence_is_prefilled_in_each_iteration() -> None:
     with Run(make(LlmDecode), 2) as run:
-        caches = run.workload._caches  # type: ignore[attr-defined]
+        caches = run.workload.caches  # type: ignore[attr-defined]
         for cache in caches:
             cache[:, :, :, :, :8].zero_()
         run.once()

@@ -89,8 +89,8 @@ def tiny(name: str, seed: int = 3, **given: Any) -> OpenModel:
 
 
 def output_of(model: OpenModel) -> torch.Tensor:
-    assert model._output is not None
-    return model._output
+    assert model.output is not None
+    return model.output
 
 
 def output(model: OpenModel) -> torch.Tensor:
@@ -249,7 +249,7 @@ def test_models_run_on_the_simulated_device(name: str, dtype: Any, saved: Path) 
         pool.synchronize()
         first_ns = device.clock_ns()
         assert first_ns > enqueued_ns, "a request does not wait"
-        assert isinstance(model._output, FakeTensor)
+        assert isinstance(model.output, FakeTensor)
         model.request()
         pool.synchronize()
         assert device.clock_ns() > first_ns

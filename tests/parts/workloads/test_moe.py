@@ -39,7 +39,7 @@ def test_what_finds_no_room_is_dropped_and_counted(top_k: int, factor: float) ->
     with Run(small(NAME, top_k=top_k, capacity_factor=factor), 4) as run:
         workload: Any = run.workload
         workload.check(run.once)
-        chosen = Counter(workload._router.chosen.flatten().tolist())
+        chosen = Counter(workload.router.chosen.flatten().tolist())
         # At least one slot, however small the factor.
         capacity = max(1, min(32, int(factor * 32 * top_k / 8)))
         dropped = sum(max(0, asked - capacity) for asked in chosen.values())
@@ -89,7 +89,7 @@ def test_ranks_share_the_model_and_have_tokens_of_their_own() -> None:
         workload: Any = small(NAME)
         with gloo_group():
             workload.setup(Setup(HostDevice(), 4, 3, Ranks(rank, 2)))
-        routers.append(workload._router)
+        routers.append(workload.router)
         numbers += [expert.number for expert in workload._experts]
     assert numbers == list(range(8))
     assert torch.equal(routers[0]._gate, routers[1]._gate)
@@ -110,7 +110,7 @@ def of_ranks(rank: int, size: int, store_path: str) -> None:
 
         workload.check(run_once)
         assert workload.work_per_iteration() == {"tokens": 64.0}
-        print(json.dumps(workload._output.tolist()))
+        print(json.dumps(workload.output.tolist()))
         # Gate, dispatch, four experts, return, combine.
         for left_out in range(8):
             around = LeftOut(left_out).around
@@ -145,5 +145,5 @@ def test_two_ranks_send_tokens_to_each_others_experts(printed_by_ranks: Printed)
         run.once()
         alone: Any = run.workload
         # The model and the first rank's tokens are the same, wherever the experts are.
-        torch.testing.assert_close(torch.tensor(first), alone._output)
+        torch.testing.assert_close(torch.tensor(first), alone.output)
     assert first != second

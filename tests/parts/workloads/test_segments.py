@@ -39,7 +39,7 @@ def test_no_more_than_two_graphs_are_kept_and_lanes_share_the_weights() -> None:
     kept: list[int] = []
     with Run(small("activation_ckpt"), 4) as run:
         workload: Any = run.workload
-        lane = workload._lanes[0]
+        lane = workload.lanes[0]
 
         def counting(name: str) -> None:
             original = getattr(lane, name)
@@ -55,7 +55,7 @@ def test_no_more_than_two_graphs_are_kept_and_lanes_share_the_weights() -> None:
         run.once()
         assert max(kept) == 2
         assert all(segment.result is None for segment in lane.segments), "when the step is over"
-        segments = [segment for each in workload._lanes for segment in each.segments]
+        segments = [segment for each in workload.lanes for segment in each.segments]
         places = {leaf.data_ptr() for segment in segments for leaf in segment._leaves}
         blocks = workload._model
         assert places == {leaf.data_ptr() for block in blocks for leaf in block.parameters()}
@@ -83,11 +83,11 @@ def test_every_bucket_of_every_microbatch_goes_through_the_reduction(
     with Run(small("grad_accum"), 3) as run:
         workload: Any = run.workload
         run.once()
-        alone = [each.clone() for each in workload._sums]
+        alone = [each.clone() for each in workload.sums]
         monkeypatch.setattr(grad_accum, "all_reduce", over_two_equal_ranks)
         run.once()
         assert len(seen) == 4 * 2
         assert len({bucket.data_ptr() for bucket in seen}) == 2 * 2, "two streams, two buckets"
         workload.check(run.once)
-        for once, twice in zip(alone, workload._sums, strict=True):
+        for once, twice in zip(alone, workload.sums, strict=True):
             torch.testing.assert_close(2 * once, twice)

@@ -78,69 +78,69 @@ def parameter(**changed: Any) -> Spoil:
 
 
 def another_sample(w: Any) -> None:
-    for lane in w._lanes:
+    for lane in w.lanes:
         lane.samples += 1
 
 
 def best_document_missing(w: Any) -> None:
-    query = w._queries[1]
-    query.found[9] = (w._index @ query.vector).argsort(descending=True)[10]
+    query = w.queries[1]
+    query.found[9] = (w.index @ query.vector).argsort(descending=True)[10]
 
 
 SPECULATING = {"draft_tokens": 3, "rounds": 5, "divergence": 0.1}
 # A workload, streams, parameters, what is spoiled behind an iteration, and what is said.
 BEHIND: list[tuple[str, int, Given, Spoil, str]] = [
     *[("async_dataload", 3, {},
-       lambda w, batch=batch: w._outputs.__setitem__(batch, w._outputs[batch - 1].clone()),
+       lambda w, batch=batch: w.outputs.__setitem__(batch, w.outputs[batch - 1].clone()),
        f"batch {batch}: relative error") for batch in range(5)],
-    ("fsdp_tp", 6, {}, lambda w: w._lanes[0]._sharded[1].gradients[5].add_(1.0),
+    ("fsdp_tp", 6, {}, lambda w: w.lanes[0].sharded[1].gradients[5].add_(1.0),
      "gradient of block 1 of model 0"),
-    ("fsdp_tp", 6, {}, lambda w: next(w._lanes[1].blocks[1].parameters()).to_local()[5].add_(1e-3),
+    ("fsdp_tp", 6, {}, lambda w: next(w.lanes[1].blocks[1].parameters()).to_local()[5].add_(1e-3),
      "change of block 1 of model 1"),
-    ("graph_subgraphs", 4, {}, lambda w: w._weight[1, 2].add_(1), "merge"),
-    ("moe", 4, {"dtype": "bf16"}, lambda w: w._output[5, 3].add_(0.5),
+    ("graph_subgraphs", 4, {}, lambda w: w.weight[1, 2].add_(1), "merge"),
+    ("moe", 4, {"dtype": "bf16"}, lambda w: w.output[5, 3].add_(0.5),
      "result of token 5: relative error 0"),
-    ("moe", 4, {}, lambda w: w._router.chosen[:, 7].copy_(w._router.chosen[:, 7].flip(0)),
+    ("moe", 4, {}, lambda w: w.router.chosen[:, 7].copy_(w.router.chosen[:, 7].flip(0)),
      "gate: an expert was chosen whose logit is off by"),
-    ("moe", 4, {}, lambda w: w._router.dropped.mul_(2),
+    ("moe", 4, {}, lambda w: w.router.dropped.mul_(2),
      r"\d+ choices find no room, \d+ were counted"),
     *[("rag_pipeline", 4, {}, spoil, f"query 1: {says}") for spoil, says in (
-        (lambda w: w._queries[1].vector[3].add_(0.01), "its vector"),
+        (lambda w: w.queries[1].vector[3].add_(0.01), "its vector"),
         (best_document_missing, "scores of its documents"),
-        (lambda w: w._queries[1].found[9].copy_(w._queries[1].found[8]), "scores of its documents"),
-        (lambda w: w._queries[1].scores[4].add_(0.01), "reranked scores"),
-        (lambda w: w._queries[1].text[0, 2].add_(1), "its prompt is not"),
-        (lambda w: w._queries[1].text[0, -1].add_(1).remainder_(512), "its answer: decoded token"),
+        (lambda w: w.queries[1].found[9].copy_(w.queries[1].found[8]), "scores of its documents"),
+        (lambda w: w.queries[1].scores[4].add_(0.01), "reranked scores"),
+        (lambda w: w.queries[1].text[0, 2].add_(1), "its prompt is not"),
+        (lambda w: w.queries[1].text[0, -1].add_(1).remainder_(512), "its answer: decoded token"),
     )],
     *[("speculative_decode", 2, SPECULATING, spoil, "sequence 1") for spoil in (
-        lambda w: w._sequences[1].accepted.add_(1),
-        lambda w: w._sequences[1].length.sub_(1),
-        lambda w: w._sequences[1].drafts[2, 1].add_(1).remainder_(512),
+        lambda w: w.sequences[1].accepted.add_(1),
+        lambda w: w.sequences[1].length.sub_(1),
+        lambda w: w.sequences[1].drafts[2, 1].add_(1).remainder_(512),
     )],
-    *[("torch_compile", 2, {}, lambda w, stage=stage: w._joined[stage + 1][1, 2].add_(0.01),
+    *[("torch_compile", 2, {}, lambda w, stage=stage: w.joined[stage + 1][1, 2].add_(0.01),
        f"stage {stage}: relative error") for stage in range(3)],
     *[("zero_offload", 3, {"dtype": "bf16"},
        lambda w, where=where, layer=layer: getattr(w, where)[layer][7].add_(0.5),
        f"layer {layer}: {says}")
-      for where, says in (("_host_gradients", "relative error"), ("_masters", "relative error"),
-                          ("_host_parameters", "what will be fetched"))
+      for where, says in (("host_gradients", "relative error"), ("masters", "relative error"),
+                          ("host_parameters", "what will be fetched"))
       for layer in (0, 2, 4)],
 ]  # fmt: skip
 # The same of what is spoiled before an iteration, which does not make it right again.
 BEFORE: list[tuple[str, int, Given, Spoil, str]] = [
     ("activation_ckpt", 4, {}, another_sample, "gradient of block 0: relative error"),
-    ("graph_subgraphs", 4, {}, lambda w: w._subgraphs.reverse(), "merge"),
+    ("graph_subgraphs", 4, {}, lambda w: w.subgraphs.reverse(), "merge"),
     *[(name, 2, {}, parameter(**{length: other}), "relative error") for name, length in (
         ("hetero_kernels", "chain_length"), ("tiny_kernel_stress", "rounds"),
     ) for other in (2, 4)],
     # The first stream's context is computed in each iteration, the second's in setting up.
     *[("llm_decode", 2, {"layers": 2, "tokens": 4}, spoil, "stream 1: decoded token") for spoil in (
-        lambda w: w._caches[1][:, :, :, :, :8].zero_(), lambda w: w._caches[1][:, 1].neg_(),
-        lambda w: w._decoder._positions.sub_(5),
+        lambda w: w.caches[1][:, :, :, :, :8].zero_(), lambda w: w.caches[1][:, 1].neg_(),
+        lambda w: w.decoder._positions.sub_(5),
     )],
     *[("speculative_decode", 2, SPECULATING, spoil, "sequence 1") for spoil in (
-        lambda w: w._sequences[1].small[:, 1, :, :, :7].neg_(),
-        lambda w: w._sequences[1].large[:, 1, :, :, :7].neg_(),
+        lambda w: w.sequences[1].small[:, 1, :, :, :7].neg_(),
+        lambda w: w.sequences[1].large[:, 1, :, :, :7].neg_(),
     )],
 ]  # fmt: skip
 

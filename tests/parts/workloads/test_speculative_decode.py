@@ -50,13 +50,13 @@ def test_texts_and_acceptance_are_those_of_plain_speculation(seed: int) -> None:
         run.once()
         total = 0
         with torch.inference_mode():
-            for sequence in workload._sequences:
+            for sequence in workload.sequences:
                 # All its tokens are the large model's greedy ones.
                 text, accepted = decoded_plainly(workload, sequence)
                 assert sequence.text[: int(sequence.length)].tolist() == text
                 assert int(sequence.accepted) == accepted
                 total += accepted
-        rounds = 5 * len(workload._sequences)
+        rounds = 5 * len(workload.sequences)
         work = workload.work_per_iteration()
         assert work == {"accepted tokens": total + rounds, "verifications": rounds}
         assert work == before, "the counters are right before the first iteration as well"

@@ -83,15 +83,15 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
         self._model = make_blocks(parameters.blocks, parameters, setup)
         generator = setup.generator()
         self._cuts = [self._model[begin:end] for begin, end in pairwise(ends)]
-        self._lanes = [
+        self.lanes = [
             _Lane(self._cuts, len(streams), lanes * parameters.batch,
                   random_batch(self._model, parameters, setup, generator),
                   random_batch(self._model, parameters, setup, generator))
             for streams in self._lane_streams
         ]  # fmt: skip
-        self._sums = [
+        self.sums = [
             torch.empty(segment.size, device=setup.device.torch_device)
-            for segment in self._lanes[0].segments
+            for segment in self.lanes[0].segments
         ]
 
     def iterate(self, streams: Sequence[Stream]) -> None:
@@ -106,28 +106,28 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the samples of all lanes."""
-        return {"samples": float(len(self._lanes) * self.parameters.batch)}
+        return {"samples": float(len(self.lanes) * self.parameters.batch)}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each block's gradient with one without checkpoints and other streams."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.poison()
-        poison(*self._sums)
+        poison(*self.sums)
         run_once()
-        samples = sum(lane.inputs.shape[0] for lane in self._lanes)
+        samples = sum(lane.inputs.shape[0] for lane in self.lanes)
         of_lanes = [
-            plain_gradients(self._model, lane.inputs, lane.target, samples) for lane in self._lanes
+            plain_gradients(self._model, lane.inputs, lane.target, samples) for lane in self.lanes
         ]
         expected = [torch.stack(of_block).sum(0) for of_block in zip(*of_lanes, strict=True)]
-        require_gradients(self._sums, self._cuts, expected, _TOLERANCES[self.parameters.dtype])
+        require_gradients(self.sums, self._cuts, expected, _TOLERANCES[self.parameters.dtype])
 
     def _go_forward(self, turns: Sequence[Sequence[Stream]]) -> None:
         last = len(self._cuts) - 1
         for segment in range(last):
-            for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
+            for number, (lane, of_lane) in enumerate(zip(self.lanes, turns, strict=True)):
                 of_lane[segment].launch(lane.forward, segment, tag=f"forward#{number}")
                 of_lane[segment + 1].wait(of_lane[segment].record())
-        for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
+        for number, (lane, of_lane) in enumerate(zip(self.lanes, turns, strict=True)):
             of_lane[last].launch(lane.forward_last, tag=f"forward#{number}")
 
     def _go_back(self, turns: Sequence[Sequence[Stream]]) -> None:
@@ -135,7 +135,7 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
         reached = [of_lane[-1].record() for of_lane in turns]
         for segment in reversed(range(len(self._cuts))):
             added: Event | None = None
-            for number, (lane, of_lane) in enumerate(zip(self._lanes, turns, strict=True)):
+            for number, (lane, of_lane) in enumerate(zip(self.lanes, turns, strict=True)):
                 stream = of_lane[segment]
                 if segment > 0:
                     # Alongside the backward enqueued next; the one before it has let its graph go.
@@ -152,7 +152,7 @@ class ActivationCheckpoint(Workload, declared="activation_ckpt"):
                 added = stream.record()
 
     def _add(self, number: int, segment: int) -> None:
-        total, bucket = self._sums[segment], self._lanes[number].buckets[segment]
+        total, bucket = self.sums[segment], self.lanes[number].buckets[segment]
         if number == 0:
             total.copy_(bucket)
         else:

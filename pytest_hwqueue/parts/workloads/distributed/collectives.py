@@ -125,25 +125,25 @@ class Exchange:
         part = self.elements // len(self.members)
         own = self.setup.ranks.rank
         self._place = self.members.index(own)
-        self._inputs = [self._draw(own, number) for number in range(self.count)]
+        self.inputs = [self._draw(own, number) for number in range(self.count)]
         # In place, the sum over one rank is what was there before: nobody would notice its absence.
         self._in_place = self.collective == "all_reduce" and len(self.members) > 1
         if self._in_place:
-            self._outputs = self._inputs
+            self.outputs = self.inputs
         else:
             size = part if self.collective == "reduce_scatter" else self.elements
-            self._outputs = [each.new_empty(size) for each in self._inputs]
+            self.outputs = [each.new_empty(size) for each in self.inputs]
 
     def run(self) -> None:
         """Enqueue all collectives on the current stream, and its wait for their ends."""
-        for work in [self._start(*each) for each in zip(self._outputs, self._inputs, strict=True)]:
+        for work in [self._start(*each) for each in zip(self.outputs, self.inputs, strict=True)]:
             if work is not None:
                 work.wait()
 
     def reset(self) -> None:
         """Spoil results, so that one that was never written fails the check."""
         own = self.setup.ranks.rank
-        for number, output in enumerate(self._outputs):
+        for number, output in enumerate(self.outputs):
             if self._in_place:
                 output.copy_(self._draw(own, number))
             else:
@@ -151,7 +151,7 @@ class Exchange:
 
     def check(self) -> None:
         """Compare every result; raise CheckFailed if one differs."""
-        for number, output in enumerate(self._outputs):
+        for number, output in enumerate(self.outputs):
             expected = self._expected(number)
             wrong = int((output != expected).sum())
             if wrong:

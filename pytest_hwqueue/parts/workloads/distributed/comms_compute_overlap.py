@@ -216,14 +216,14 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
         self._ranks, self._members = setup.ranks.size, len(members)
         set_precision(parameters.comp_dtype)
         generator = setup.generator()
-        self._products = [
+        self.products = [
             Matmul(*parameters.matrix, parameters.comp_dtype, setup, generator)
             for _ in range(computing)
         ]
         elements = self._part(len(members)) * len(members)
         dtype = TORCH_TYPES[parameters.comm_dtype]
         self._array_bytes = elements * dtype.itemsize
-        self._exchanges = [
+        self.exchanges = [
             Exchange(
                 parameters.collective, parameters.num_coll, elements, dtype, members,
                 _own_group(groups, setup), setup, f"stream {index}", async_op=parameters.async_op,
@@ -250,43 +250,43 @@ class CommsComputeOverlap(Workload, declared="comms_compute_overlap"):
         """
         parameters = self.parameters
         work = {}
-        if self._products:
-            products = self._ranks * len(self._products) * parameters.num_compute
-            work["TFLOP"] = products * self._products[0].flop / 1e12
+        if self.products:
+            products = self._ranks * len(self.products) * parameters.num_compute
+            work["TFLOP"] = products * self.products[0].flop / 1e12
         traffic = self.traffic()
         if traffic is not None and traffic.bus_factor > 0:
             work[_BUS_TRAFFIC] = traffic.bus_factor * traffic.array_bytes / 1e9
-        return work or {"collectives": float(len(self._exchanges) * parameters.num_coll)}
+        return work or {"collectives": float(len(self.exchanges) * parameters.num_coll)}
 
     def traffic(self) -> Traffic | None:
         """Return what one rank exchanges in an iteration; None if nothing."""
-        if not self._exchanges:
+        if not self.exchanges:
             return None
         parameters = self.parameters
         return Traffic(
-            array_bytes=self._array_bytes * parameters.num_coll * len(self._exchanges),
+            array_bytes=self._array_bytes * parameters.num_coll * len(self.exchanges),
             bus_factor=bus_factor(parameters.collective, self._members),
             reference=None if self.overlap is None else self.overlap[1],
         )
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare products with float64, and collectives with all ranks' inputs."""
-        poison(*(product.out for product in self._products))
-        for exchange in self._exchanges:
+        poison(*(product.out for product in self.products))
+        for exchange in self.exchanges:
             exchange.reset()
         run_once()
-        for index, product in enumerate(self._products):
+        for index, product in enumerate(self.products):
             product.check(f"product of stream {index}")
-        for exchange in self._exchanges:
+        for exchange in self.exchanges:
             exchange.check()
 
     def _communicate(self, streams: Sequence[Stream]) -> None:
-        for stream, exchange in zip(streams[len(self._products) :], self._exchanges, strict=True):
+        for stream, exchange in zip(streams[len(self.products) :], self.exchanges, strict=True):
             stream.launch(exchange.run, tag="comm")
 
     def _compute(self, streams: Sequence[Stream]) -> None:
         for _ in range(self.parameters.num_compute):
-            for index, product in enumerate(self._products):
+            for index, product in enumerate(self.products):
                 streams[index].launch(product.run, tag="compute")
 
     def _computing(self, streams: int) -> int:

@@ -101,10 +101,10 @@ class FsdpLane:
         self._target = target
         self._samples = grid.data_ranks * len(inputs)
         mesh = grid.mesh(inputs.device.type)
-        self._sharded = [_Sharded(block, mesh, inputs.dtype, learning_rate) for block in blocks]
+        self.sharded = [_Sharded(block, mesh, inputs.dtype, learning_rate) for block in blocks]
         self._reduce_groups = [grid.data_group() for _ in range(max(1, streams - 3))]
         # Their elements by the rank that gets their sum.
-        shape = (grid.data_ranks, self._sharded[0].gradients.numel())
+        shape = (grid.data_ranks, self.sharded[0].gradients.numel())
         self._buckets = [inputs.new_empty(shape, dtype=torch.float32) for _ in range(_BUCKETS)]
         # By block, from its forward to its backward: what it was given, and what it made of that.
         self._graphs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -150,12 +150,12 @@ class FsdpLane:
             reduced[number] = reduce.record()
             if update is not reduce:
                 update.wait(reduced[number])
-            update.launch(self._sharded[number].optimiser.step, tag=self._tag(""))
+            update.launch(self.sharded[number].optimiser.step, tag=self._tag(""))
             yield
 
     def poison(self) -> None:
         """Make what is read before it was written fail the check."""
-        poison(*self._buckets, *(sharded.gradients for sharded in self._sharded))
+        poison(*self._buckets, *(sharded.gradients for sharded in self.sharded))
 
     def parameters(self) -> list[torch.Tensor]:
         """Return each block's whole parameters, flat and in fp32; all ranks must take part."""
@@ -163,7 +163,7 @@ class FsdpLane:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the last step's gradients in the same form."""
-        return [_flat(sharded.whole_gradients()) for sharded in self._sharded]
+        return [_flat(sharded.whole_gradients()) for sharded in self.sharded]
 
     def _gather(self, stream: Stream, number: int, of: Pass) -> Event:
         stream.launch(self._unshard, number, of, tag=self._tag("all_gather"))
@@ -177,10 +177,10 @@ class FsdpLane:
     # see: so they receive which pass they are in.
 
     def _unshard(self, number: int, _: Pass) -> None:
-        self._sharded[number].fsdp.unshard()
+        self.sharded[number].fsdp.unshard()
 
     def _free(self, number: int, _: Pass) -> None:
-        self._sharded[number].fsdp.reshard()
+        self.sharded[number].fsdp.reshard()
 
     def _forward(self, number: int) -> None:
         inputs = self._graphs[number - 1][1] if number > 0 else self._inputs
@@ -206,7 +206,7 @@ class FsdpLane:
 
     def _reduce(self, number: int, turn: int) -> None:
         bucket = self._buckets[number % _BUCKETS]
-        gradients, group = self._sharded[number].gradients, self._reduce_groups[turn]
+        gradients, group = self.sharded[number].gradients, self._reduce_groups[turn]
         reduce_scatter(gradients, bucket.view(-1), group=group)
 
 

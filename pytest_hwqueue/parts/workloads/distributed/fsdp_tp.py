@@ -100,7 +100,7 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
         # The first lane has the streams that are left over.
         firsts = [0, *range(setup.streams % 3 + 3, setup.streams, 3)]
         self._own = [slice(*ends) for ends in pairwise([*firsts, setup.streams])]
-        self._lanes = [
+        self.lanes = [
             FsdpLane(
                 lane,
                 self._blocks(),
@@ -116,8 +116,7 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
         """Enqueue one step of each model, block by block, each on all models."""
         by_lane = [streams[own] for own in self._own]
         steps = [
-            lane.enqueue(LaneStreams.of(own))
-            for lane, own in zip(self._lanes, by_lane, strict=True)
+            lane.enqueue(LaneStreams.of(own)) for lane, own in zip(self.lanes, by_lane, strict=True)
         ]
         for _ in zip(*steps, strict=True):
             pass
@@ -127,19 +126,19 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the samples of all models on all ranks."""
-        samples = len(self._lanes) * self._grid.data_ranks * self.parameters.batch
+        samples = len(self.lanes) * self._grid.data_ranks * self.parameters.batch
         return {"samples": float(samples)}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare the last step's gradients and all parameters with training in one process."""
-        before = [lane.parameters() for lane in self._lanes]
-        for lane in self._lanes:
+        before = [lane.parameters() for lane in self.lanes]
+        for lane in self.lanes:
             lane.poison()
         begun = self._steps
         run_once()
         steps = self._steps - begun
         tolerance = _TOLERANCES[self.parameters.dtype]
-        for number, lane in enumerate(self._lanes):
+        for number, lane in enumerate(self.lanes):
             gradients, after = lane.gradients(), lane.parameters()
             expected, reached = self._plain_steps(number, before[number], steps)
             for block, start in enumerate(before[number]):

@@ -85,7 +85,7 @@ class GradientAccumulation(Workload, declared="grad_accum"):
         self._replicas = [
             Chain(self._cuts, self._inputs[0], 1, len(self._cuts)) for _ in range(computing)
         ]
-        self._sums = [
+        self.sums = [
             torch.empty(bucket.numel(), device=setup.device.torch_device)
             for bucket in self._replicas[0].buckets
         ]
@@ -120,21 +120,21 @@ class GradientAccumulation(Workload, declared="grad_accum"):
         """Compare each block's gradient with that of all ranks' microbatches as one batch."""
         for replica in self._replicas:
             replica.poison()
-        poison(*self._sums)
+        poison(*self.sums)
         run_once()
         inputs, target = torch.cat(self._inputs).float(), torch.cat(self._targets)
         model = [copy.deepcopy(block).float() for block in self._model]
         expected = plain_gradients(model, inputs, target, self._samples)
         for gradient in expected:
             all_reduce(gradient, self._group)
-        require_gradients(self._sums, self._cuts, expected, _TOLERANCES[self.parameters.dtype])
+        require_gradients(self.sums, self._cuts, expected, _TOLERANCES[self.parameters.dtype])
 
     def _forward(self, place: int, microbatch: int) -> None:
         inputs, target = self._inputs[microbatch], self._targets[microbatch]
         self._replicas[place].record(inputs, target, self._samples)
 
     def _reduce(self, place: int, bucket: int, first: bool) -> None:
-        gradients, total = self._replicas[place].buckets[bucket], self._sums[bucket]
+        gradients, total = self._replicas[place].buckets[bucket], self.sums[bucket]
         all_reduce(gradients, self._group)
         if first:
             total.copy_(gradients)

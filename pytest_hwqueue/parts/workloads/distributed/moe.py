@@ -223,7 +223,7 @@ class MixtureOfExperts(Workload, declared="moe"):
         tokens = _draw((parameters.tokens, hidden), f"tokens of rank {ranks.rank}", setup)
         tokens = tokens.to(dtype)
         gate = _draw((hidden, parameters.experts), "gate", setup).div_(math.sqrt(hidden))
-        self._router = Router(tokens, gate, top_k, capacity)
+        self.router = Router(tokens, gate, top_k, capacity)
         # With a slot for what was dropped, which stays zero.
         self._combined = tokens.new_zeros(parameters.experts * capacity + 1, hidden)
         self._returned = self._combined[:-1]
@@ -231,7 +231,7 @@ class MixtureOfExperts(Workload, declared="moe"):
             torch.empty_like(self._returned) for _ in range(3)
         )
         self._of_choices = tokens.new_empty(top_k * parameters.tokens, hidden)
-        self._output = torch.empty_like(tokens)
+        self.output = torch.empty_like(tokens)
         # By rank that has sent the tokens, by this rank's experts, by slot.
         parts = (ranks.size, own, capacity, hidden)
         received, computed = self._received.view(parts), self._computed.view(parts)
@@ -244,7 +244,7 @@ class MixtureOfExperts(Workload, declared="moe"):
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue the routing, the experts between two exchanges, and the weighted sum."""
         first, *computing = streams
-        first.launch(self._router.run, tag="gate")
+        first.launch(self.router.run, tag="gate")
         first.launch(self._dispatch)
         dispatched = first.record()
         for stream in computing:
@@ -268,8 +268,8 @@ class MixtureOfExperts(Workload, declared="moe"):
         """
         if not self._has_values:
             return {}
-        dropped = int(self._router.dropped)
-        return {"dropped_choices_percent": 100.0 * dropped / len(self._router.slots)}
+        dropped = int(self.router.dropped)
+        return {"dropped_choices_percent": 100.0 * dropped / len(self.router.slots)}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """The routing, and each token's result against all experts' on all tokens, weighted.
@@ -280,8 +280,8 @@ class MixtureOfExperts(Workload, declared="moe"):
         dtype = self.parameters.dtype
         self._poison()
         run_once()
-        weights, wrong = self._router.plain(_GATE_TOLERANCES[dtype])
-        tokens, weights = self._of_all_ranks(self._router.tokens), self._of_all_ranks(weights)
+        weights, wrong = self.router.plain(_GATE_TOLERANCES[dtype])
+        tokens, weights = self._of_all_ranks(self.router.tokens), self._of_all_ranks(weights)
         expected = torch.zeros_like(tokens, dtype=torch.float64)
         for expert in self._experts:
             expected += weights[:, expert.number, None] * expert.expected(tokens)
@@ -289,21 +289,21 @@ class MixtureOfExperts(Workload, declared="moe"):
         if wrong:
             raise CheckFailed(wrong)
         own = expected.chunk(self._ranks.size)[self._ranks.rank]
-        _require_tokens_close(self._output, own, _TOLERANCES[dtype])
+        _require_tokens_close(self.output, own, _TOLERANCES[dtype])
 
     def _dispatch(self) -> None:
-        torch.index_select(self._router.rows, 0, self._router.sources, out=self._sent)
+        torch.index_select(self.router.rows, 0, self.router.sources, out=self._sent)
         all_to_all(self._received, self._sent, group=self._group)
 
     def _return(self) -> None:
         all_to_all(self._returned, self._computed, group=self._group)
 
     def _combine(self) -> None:
-        weights = self._router.weights
-        torch.index_select(self._combined, 0, self._router.slots, out=self._of_choices)
+        weights = self.router.weights
+        torch.index_select(self._combined, 0, self.router.slots, out=self._of_choices)
         weighted = self._of_choices.view(*weights.shape, -1)
         weighted.mul_(weights[..., None])
-        torch.sum(weighted, dim=0, out=self._output)
+        torch.sum(weighted, dim=0, out=self.output)
 
     def _of_all_ranks(self, own: torch.Tensor) -> torch.Tensor:
         everyones = own.new_empty(self._ranks.size * len(own), *own.shape[1:])
@@ -311,10 +311,10 @@ class MixtureOfExperts(Workload, declared="moe"):
         return everyones
 
     def _poison(self) -> None:
-        self._router.poison()
+        self.router.poison()
         poison(
             self._sent, self._received, self._computed, self._returned, self._of_choices,
-            self._output, *(expert.inner for expert in self._experts),
+            self.output, *(expert.inner for expert in self._experts),
         )  # fmt: skip
 
 

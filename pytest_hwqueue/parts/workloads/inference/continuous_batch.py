@@ -108,32 +108,32 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         parameters = self.parameters
         place = setup.device.torch_device
         self._groups, self._prefills, self._moves = _shares(setup.streams)
-        self._requests = draw_requests(
+        self.requests = draw_requests(
             parameters.requests * self._groups,
             parameters.steps,
             parameters.prompt,
             parameters.output,
             setup.seed,
         )
-        self._plan = plan(self._requests, self._prefills, self._groups, parameters.steps)
-        self._decoder = Decoder(parameters, setup.device, setup.seed, parameters.prompt)
+        self.plan = plan(self.requests, self._prefills, self._groups, parameters.steps)
+        self.decoder = Decoder(parameters, setup.device, setup.seed, parameters.prompt)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
-        self._prompts = [
+        self.prompts = [
             torch.randint(parameters.vocabulary, (1, each.prompt_tokens), generator=generator).to(
                 place
             )
-            for each in self._requests
+            for each in self.requests
         ]
         capacity = parameters.prompt + parameters.output
         slots = parameters.requests
         self._staging = [
-            self._decoder.new_cache(1, parameters.prompt) for _ in range(self._prefills)
+            self.decoder.new_cache(1, parameters.prompt) for _ in range(self._prefills)
         ]
-        self._caches = [self._decoder.new_cache(slots, capacity) for _ in range(self._groups)]
-        self._steps = [step for moment in self._plan for step in moment.steps]
+        self._caches = [self.decoder.new_cache(slots, capacity) for _ in range(self._groups)]
+        self._steps = [step for moment in self.plan for step in moment.steps]
         self._positions = torch.tensor([self._positions_of(step) for step in self._steps]).to(place)
-        self._first = torch.zeros((len(self._requests), 1), dtype=torch.int64, device=place)
+        self.first = torch.zeros((len(self.requests), 1), dtype=torch.int64, device=place)
         # By step: the tokens that it is given, and those that it decodes.
         self._given = torch.zeros((len(self._steps), slots), dtype=torch.int64, device=place)
         self._decoded = torch.zeros_like(self._given)
@@ -148,7 +148,7 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         # The last step of each group, at first that of the iteration before.
         last = {step.group: number for number, step in enumerate(self._steps)}
         numbers = itertools.count()
-        for moment in self._plan:
+        for moment in self.plan:
             steps = {step.group: (next(numbers), step) for step in moment.steps}
             for group, (number, step) in steps.items():
                 if step.continues:
@@ -181,7 +181,7 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
                     # What was prefilled here before must have been moved away.
                     prefilling[place].wait(moved.pop(place))
                 prefilling[place].launch(
-                    self._prefill, self._prompts[request], self._first[request],
+                    self._prefill, self.prompts[request], self.first[request],
                     self._staging[place], tag="prefill",
                 )  # fmt: skip
                 prefilled[place] = prefilling[place].record()
@@ -194,18 +194,18 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         # The next iteration begins behind all that it reads and writes over.
         for place, event in moved.items():
             prefilling[place].wait(event)
-        for request in self._plan[0].joins:
+        for request in self.plan[0].joins:
             moving[request % self._moves].wait(prefilled[request % self._prefills])
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the tokens decoded for requests; those of empty slots do not count."""
-        return {"tokens": float(sum(request.output_tokens for request in self._requests))}
+        return {"tokens": float(sum(request.output_tokens for request in self.requests))}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each request's tokens with a plain pass over its text alone, without a cache."""
         vocabulary = self.parameters.vocabulary
         with torch.inference_mode():
-            for tokens in (self._first, self._given, self._decoded):
+            for tokens in (self.first, self._given, self._decoded):
                 spoil_tokens(tokens, vocabulary)
             for cache in (*self._staging, *self._caches):
                 # Finite: a masked value counts with a weight of zero.
@@ -214,10 +214,10 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
             periods = []
             for _ in range(_PERIODS):
                 run_once()
-                periods.append((self._first.clone(), self._decoded.clone()))
-            outputs = self._outputs(periods)
-            for index, (prompt, output) in enumerate(zip(self._prompts, outputs, strict=True)):
-                self._decoder.require_greedy(f"request {index}", prompt[0], output)
+                periods.append((self.first.clone(), self._decoded.clone()))
+            outputs = self.outputs(periods)
+            for index, (prompt, output) in enumerate(zip(self.prompts, outputs, strict=True)):
+                self.decoder.require_greedy(f"request {index}", prompt[0], output)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
         """Return few requests, tokens and layers: an accelerator cannot hold many kernels."""
@@ -233,21 +233,21 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         A request that joins there overwrites that in turn.
         """
         return [
-            0 if each is None else self._requests[each[0]].prompt_tokens + each[1]
+            0 if each is None else self.requests[each[0]].prompt_tokens + each[1]
             for each in step.running
         ]
 
     def _parts(self, request: int, step: int) -> tuple[torch.Tensor, ...]:
         """Return the sources and destinations of the copies by which a request joins a step."""
-        length, slot = self._requests[request].prompt_tokens, request // self._groups
+        length, slot = self.requests[request].prompt_tokens, request // self._groups
         return (
             self._staging[request % self._prefills][:, :, 0, :, :length],
             self._caches[request % self._groups][:, :, slot, :, :length],
-            self._first[request],
+            self.first[request],
             self._given[step, slot : slot + 1],
         )
 
-    def _outputs(
+    def outputs(
         self, periods: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
     ) -> list[torch.Tensor]:
         """Return each request's tokens.
@@ -259,23 +259,23 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
                 ones.
 
         """
-        given = periods or [(self._first, self._decoded)] * _PERIODS
-        found = [[given[0][0][index]] for index in range(len(self._requests))]
-        begun = {each: at for at, moment in enumerate(self._plan) for each in moment.prefills}
+        given = periods or [(self.first, self._decoded)] * _PERIODS
+        found = [[given[0][0][index]] for index in range(len(self.requests))]
+        begun = {each: at for at, moment in enumerate(self.plan) for each in moment.prefills}
         places: dict[tuple[int, int], tuple[int, int]] = {}
         for number, step in enumerate(self._steps):
             for slot, running in enumerate(step.running):
                 if running is not None:
                     places[running] = number, slot
-        for index, request in enumerate(self._requests):
+        for index, request in enumerate(self.requests):
             for token in range(request.output_tokens - 1):
                 number, slot = places[index, token]
-                period = (begun[index] + 1 + token) // len(self._plan)
+                period = (begun[index] + 1 + token) // len(self.plan)
                 found[index].append(given[period][1][number, slot : slot + 1])
         return [torch.cat(tokens) for tokens in found]
 
     def _prefill(self, prompt: torch.Tensor, first: torch.Tensor, cache: torch.Tensor) -> None:
-        logits = self._decoder.behind(prompt, cache, 0)
+        logits = self.decoder.behind(prompt, cache, 0)
         torch.argmax(logits[:, -1], dim=-1, out=first)
 
     def _move(
@@ -295,7 +295,7 @@ class ContinuousBatch(Workload, declared="continuous_batch"):
         decoded: torch.Tensor,
         cache: torch.Tensor,
     ) -> None:
-        logits = self._decoder.at(given[:, None], positions[:, None], cache)
+        logits = self.decoder.at(given[:, None], positions[:, None], cache)
         torch.argmax(logits[:, -1], dim=-1, out=decoded)
 
 

@@ -58,22 +58,22 @@ class LlmDecode(Workload, declared="llm_decode"):
         place = setup.device.torch_device
         context = parameters.context
         length = context + parameters.tokens
-        self._decoder = Decoder(parameters, setup.device, setup.seed, length)
+        self.decoder = Decoder(parameters, setup.device, setup.seed, length)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
         shape = (setup.streams, 1, length)
         texts = torch.randint(parameters.vocabulary, shape, generator=generator)
-        self._texts = list(texts.to(place))
-        self._caches = [self._decoder.new_cache(1, length) for _ in self._texts]
+        self.texts = list(texts.to(place))
+        self.caches = [self.decoder.new_cache(1, length) for _ in self.texts]
         # The context's last token is what the first step is given.
-        for text, cache in zip(self._texts, self._caches, strict=True):
-            self._decoder.behind(text[:, : context - 1], cache, 0)
+        for text, cache in zip(self.texts, self.caches, strict=True):
+            self.decoder.behind(text[:, : context - 1], cache, 0)
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue the tokens, each for all streams before the next."""
         first = self.parameters.context - 1
         for position in range(first, first + self.parameters.tokens):
-            for index, (text, cache) in enumerate(zip(self._texts, self._caches, strict=True)):
+            for index, (text, cache) in enumerate(zip(self.texts, self.caches, strict=True)):
                 if (index, position) == (0, first):
                     streams[0].launch(self._prefill, text, cache, tag="first_token")
                 else:
@@ -81,20 +81,20 @@ class LlmDecode(Workload, declared="llm_decode"):
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the tokens of all streams."""
-        return {"tokens": float(len(self._texts) * self.parameters.tokens)}
+        return {"tokens": float(len(self.texts) * self.parameters.tokens)}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each sequence with a plain pass over its whole text, without a cache."""
         context = self.parameters.context
         with torch.inference_mode():
-            for text, cache in zip(self._texts, self._caches, strict=True):
+            for text, cache in zip(self.texts, self.caches, strict=True):
                 spoil_tokens(text[:, context:], self.parameters.vocabulary)
                 cache[..., context - 1 :, :] = float("nan")
-            poison(self._caches[0])
+            poison(self.caches[0])
             run_once()
-            for index, text in enumerate(self._texts):
+            for index, text in enumerate(self.texts):
                 what = f"stream {index}"
-                self._decoder.require_greedy(what, text[0, :context], text[0, context:])
+                self.decoder.require_greedy(what, text[0, :context], text[0, context:])
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
         """Return two tokens each and few layers: an accelerator cannot hold many kernels."""
@@ -102,8 +102,8 @@ class LlmDecode(Workload, declared="llm_decode"):
 
     def _prefill(self, text: torch.Tensor, cache: torch.Tensor) -> None:
         """Run the whole context and append its most likely successor."""
-        self._decoder.decode(text, cache, 0, self.parameters.context)
+        self.decoder.decode(text, cache, 0, self.parameters.context)
 
     def _decode(self, position: int, text: torch.Tensor, cache: torch.Tensor) -> None:
         """Run the token at a position and write its most likely successor after it."""
-        self._decoder.decode(text, cache, position, position + 1)
+        self.decoder.decode(text, cache, position, position + 1)

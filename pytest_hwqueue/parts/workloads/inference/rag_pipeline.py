@@ -140,16 +140,16 @@ class RagPipeline(Workload, declared="rag_pipeline"):
             )
             for family, seed in ((Bert("base"), setup.seed), (_Scorer("base"), setup.seed + 1))
         )  # fmt: skip
-        self._decoder = Decoder(parameters, device, setup.seed, prompt + parameters.generated)
+        self.decoder = Decoder(parameters, device, setup.seed, prompt + parameters.generated)
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
         shape = (parameters.documents, parameters.document_tokens)
-        self._documents = torch.randint(vocabulary, shape, generator=generator).to(place)
-        self._index = torch.cat(
-            [self._embedder(part) for part in self._documents.split(_EMBEDDED_AT_ONCE)]
+        self.documents = torch.randint(vocabulary, shape, generator=generator).to(place)
+        self.index = torch.cat(
+            [self.embedder(part) for part in self.documents.split(_EMBEDDED_AT_ONCE)]
         )
         shape = (2 * len(self._stages[-1]), parameters.query_tokens)
-        self._queries = [
+        self.queries = [
             _Query(
                 tokens=tokens,
                 vector=torch.empty(parameters.encoder_hidden, device=place),
@@ -162,13 +162,13 @@ class RagPipeline(Workload, declared="rag_pipeline"):
             for tokens in torch.randint(vocabulary, shape, generator=generator).to(place)
         ]
         self._caches = [
-            self._decoder.new_cache(1, prompt + parameters.generated) for _ in self._stages[-1]
+            self.decoder.new_cache(1, prompt + parameters.generated) for _ in self._stages[-1]
         ]
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue each query's stages, each after the previous one."""
         taken: dict[tuple[int, int], Event] = {}
-        for number, query in enumerate(self._queries):
+        for number, query in enumerate(self.queries):
             cache = self._caches[number % len(self._caches)]
             launches: tuple[tuple[str, Callable[..., None], tuple[torch.Tensor, ...]], ...] = (
                 ("embed", self._embed, (query.tokens, query.vector)),
@@ -191,18 +191,18 @@ class RagPipeline(Workload, declared="rag_pipeline"):
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the number of answered queries."""
-        return {"queries": float(len(self._queries))}
+        return {"queries": float(len(self.queries))}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each stage's result with a plain one from the previous stage's result."""
         with torch.inference_mode():
-            for query in self._queries:
+            for query in self.queries:
                 poison(query.vector, query.scores)
                 spoil_tokens(query.found, self.parameters.documents)
                 spoil_tokens(query.text, self.parameters.vocabulary)
             poison(*self._caches)
             run_once()
-            for index, query in enumerate(self._queries):
+            for index, query in enumerate(self.queries):
                 self._check_query(f"query {index}", query)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
@@ -212,29 +212,29 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         layers = held_layers(self.parameters.layers, passes)
         return {"generated": 1, "layers": layers, "encoder_layers": 1}
 
-    def _embedder(self, texts: torch.Tensor) -> torch.Tensor:
+    def embedder(self, texts: torch.Tensor) -> torch.Tensor:
         """Embed texts (batch, tokens): the mean of their last states, of unit length, in fp32."""
         states: torch.Tensor = self._encoder(input_ids=texts).last_hidden_state
         return torch.nn.functional.normalize(states.float().mean(dim=1), dim=-1)
 
-    def _scorer(self, texts: torch.Tensor) -> torch.Tensor:
+    def scorer(self, texts: torch.Tensor) -> torch.Tensor:
         """Score texts (batch, tokens), each a query and a document, in fp32."""
         scores: torch.Tensor = self._cross_encoder(input_ids=texts).logits
         return scores[:, 0].float()
 
     def _embed(self, tokens: torch.Tensor, vector: torch.Tensor) -> None:
-        vector.copy_(self._embedder(tokens[None])[0])
+        vector.copy_(self.embedder(tokens[None])[0])
 
     def _retrieve(self, vector: torch.Tensor, found: torch.Tensor) -> None:
-        scores = torch.mv(self._index, vector)
+        scores = torch.mv(self.index, vector)
         found.copy_(scores.topk(_RETRIEVED).indices)
 
     def _rerank(
         self, tokens: torch.Tensor, found: torch.Tensor, scores: torch.Tensor, text: torch.Tensor
     ) -> None:
         """Score the documents with the query, and put the best before it as a prompt."""
-        documents = self._documents.index_select(0, found)
-        scores.copy_(self._scorer(self._pairs(tokens, documents)))
+        documents = self.documents.index_select(0, found)
+        scores.copy_(self.scorer(self._pairs(tokens, documents)))
         best = documents.index_select(0, scores.argmax(dim=0, keepdim=True))
         end = self.parameters.document_tokens
         text[:, :end].copy_(best)
@@ -245,7 +245,7 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         end = text.shape[1]
         bounds = [0, *range(end - self.parameters.generated, end)]
         for start, position in itertools.pairwise(bounds):
-            self._decoder.decode(text, cache, start, position)
+            self.decoder.decode(text, cache, start, position)
 
     @staticmethod
     def _pairs(tokens: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
@@ -253,9 +253,9 @@ class RagPipeline(Workload, declared="rag_pipeline"):
 
     def _check_query(self, what: str, query: _Query) -> None:
         tolerance = _TOLERANCES[self.parameters.dtype]
-        expected = self._embedder(query.tokens[None])[0]
+        expected = self.embedder(query.tokens[None])[0]
         require_close(f"{what}: its vector", query.vector, expected, tolerance)
-        scores = self._index.double() @ query.vector.double()
+        scores = self.index.double() @ query.vector.double()
         # Ranks may change places within the rounding of a score, so their scores are compared.
         best = scores.topk(_RETRIEVED).values
         require_close(
@@ -263,14 +263,14 @@ class RagPipeline(Workload, declared="rag_pipeline"):
         )
         if len(query.found.unique()) != _RETRIEVED:
             raise CheckFailed(f"{what}: a document was retrieved twice: {query.found.tolist()}")
-        documents = self._documents[query.found]
-        expected = self._scorer(self._pairs(query.tokens, documents))
+        documents = self.documents[query.found]
+        expected = self.scorer(self._pairs(query.tokens, documents))
         require_close(f"{what}: reranked scores", query.scores, expected, tolerance)
         prompt = torch.cat([documents[query.scores.argmax()], query.tokens])
         text = query.text[0]
         if not torch.equal(text[: len(prompt)], prompt):
             raise CheckFailed(f"{what}: its prompt is not the best document and the query")
-        self._decoder.require_greedy(f"{what}: its answer", prompt, text[len(prompt) :])
+        self.decoder.require_greedy(f"{what}: its answer", prompt, text[len(prompt) :])
 
 
 def _stages(streams: int) -> list[range]:

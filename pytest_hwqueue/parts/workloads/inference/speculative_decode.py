@@ -129,7 +129,7 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
         # The host's generator: the same texts on every device.
         generator = torch.Generator().manual_seed(setup.seed)
         self._drafting = setup.streams // 2
-        self._sequences = [
+        self.sequences = [
             self._new_sequence(capacity, place, generator) for _ in range(self._drafting + 1)
         ]
         self._drawn: int | None = None
@@ -138,7 +138,7 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
         else:
             self.decisions_drawn = ("accepted tokens",)
             source = random.Random(setup.seed)
-            verifications = parameters.rounds * len(self._sequences)
+            verifications = parameters.rounds * len(self.sequences)
             self._drawn = sum(
                 _draw_accepted(source, parameters.draft_tokens) for _ in range(verifications)
             )
@@ -146,7 +146,7 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue the rounds of all sequences, each a draft and then its verification."""
         drafting, verifying = streams[: self._drafting], streams[self._drafting :]
-        for index, sequence in enumerate(self._sequences):
+        for index, sequence in enumerate(self.sequences):
             # Rounds begin before they wait for a stream, so that the wait is part of them.
             drafting[index % len(drafting)].launch(
                 self._begin, sequence.length, sequence.accepted, tag=f"#{index}.0"
@@ -154,7 +154,7 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
         verified: dict[int, Event] = {}
         last: dict[tuple[int, int], Event] = {}
         for number in range(self.parameters.rounds):
-            for index, sequence in enumerate(self._sequences):
+            for index, sequence in enumerate(self.sequences):
                 places = index % len(drafting), index % len(verifying)
                 draft, verify = drafting[places[0]], verifying[places[1]]
                 if index in verified:
@@ -184,10 +184,10 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
 
         The device counted them in the last iteration, which must have ended.
         """
-        verifications = self.parameters.rounds * len(self._sequences)
+        verifications = self.parameters.rounds * len(self.sequences)
         drafts = self._drawn
         if drafts is None:
-            drafts = sum(int(sequence.accepted) for sequence in self._sequences)
+            drafts = sum(int(sequence.accepted) for sequence in self.sequences)
         return {
             "accepted tokens": float(drafts + verifications),
             "verifications": float(verifications),
@@ -197,15 +197,15 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
         """Return how many drafts were accepted; nothing if tensors have no values."""
         if self._drawn is not None:
             return {}
-        accepted = sum(int(sequence.accepted) for sequence in self._sequences)
-        drafted = sum(sequence.drafts.numel() for sequence in self._sequences)
+        accepted = sum(int(sequence.accepted) for sequence in self.sequences)
+        drafted = sum(sequence.drafts.numel() for sequence in self.sequences)
         return {"accepted_drafts_percent": 100.0 * accepted / drafted}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare texts and drafts with plain passes over them, and counters with both."""
         context, vocabulary = self.parameters.context, self.parameters.vocabulary
         with torch.inference_mode():
-            for sequence in self._sequences:
+            for sequence in self.sequences:
                 spoil_tokens(sequence.text[context:], vocabulary)
                 spoil_tokens(sequence.drafts, vocabulary)
                 spoil_tokens(sequence.best, vocabulary)
@@ -215,7 +215,7 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
                 sequence.small[..., context:, :] = 10.0
                 sequence.large[..., context:, :] = 10.0
             run_once()
-            for index, sequence in enumerate(self._sequences):
+            for index, sequence in enumerate(self.sequences):
                 self._check_sequence(f"sequence {index}", sequence)
 
     def timeline_parameters(self, streams: int) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class SpeculativeDecode(Workload, declared="speculative_decode"):
 
     def _run_plainly(self) -> None:
         """Run an iteration without streams: all are the same, so its counters hold for each."""
-        for sequence in self._sequences:
+        for sequence in self.sequences:
             self._begin(sequence.length, sequence.accepted)
             for drafts, best in zip(sequence.drafts, sequence.best, strict=True):
                 self._draft(sequence.text, sequence.length, drafts, sequence.small)

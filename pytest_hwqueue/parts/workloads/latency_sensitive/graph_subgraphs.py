@@ -60,18 +60,16 @@ class GraphSubgraphs(Workload, declared="graph_subgraphs"):
         parameters = self.parameters
         set_precision(parameters.dtype)
         generator = setup.generator()
-        self._subgraphs = [
-            _Subgraph(parameters, setup, generator) for _ in range(setup.streams - 1)
-        ]
-        width = len(self._subgraphs) * parameters.outputs
-        self._weight = _weight(width, parameters.outputs, parameters.dtype, setup, generator)
-        self._joined = self._weight.new_empty(parameters.batch, width)
-        self._merged = self._weight.new_empty(parameters.batch, parameters.outputs)
+        self.subgraphs = [_Subgraph(parameters, setup, generator) for _ in range(setup.streams - 1)]
+        width = len(self.subgraphs) * parameters.outputs
+        self.weight = _weight(width, parameters.outputs, parameters.dtype, setup, generator)
+        self._joined = self.weight.new_empty(parameters.batch, width)
+        self.merged = self.weight.new_empty(parameters.batch, parameters.outputs)
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue each subgraph, and the merge after all of them."""
         *branches, last = streams
-        for subgraph, stream in zip(self._subgraphs, branches, strict=True):
+        for subgraph, stream in zip(self.subgraphs, branches, strict=True):
             stream.launch(subgraph.run, tag="subgraph")
             last.wait(stream.record())
         last.launch(self._merge, tag="merge")
@@ -82,21 +80,21 @@ class GraphSubgraphs(Workload, declared="graph_subgraphs"):
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the number of samples, each of which passes through one subgraph."""
-        return {"samples": float(len(self._subgraphs) * self.parameters.batch)}
+        return {"samples": float(len(self.subgraphs) * self.parameters.batch)}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare the merged result with one in float64."""
-        poison(self._joined, self._merged)
-        for subgraph in self._subgraphs:
+        poison(self._joined, self.merged)
+        for subgraph in self.subgraphs:
             poison(*subgraph.results)
         run_once()
-        joined = torch.cat([subgraph.expected() for subgraph in self._subgraphs], dim=1)
-        expected = joined @ self._weight.double()
-        require_close("merge", self._merged, expected, _TOLERANCES[self.parameters.dtype])
+        joined = torch.cat([subgraph.expected() for subgraph in self.subgraphs], dim=1)
+        expected = joined @ self.weight.double()
+        require_close("merge", self.merged, expected, _TOLERANCES[self.parameters.dtype])
 
     def _merge(self) -> None:
-        torch.cat([subgraph.results[-1] for subgraph in self._subgraphs], dim=1, out=self._joined)
-        torch.mm(self._joined, self._weight, out=self._merged)
+        torch.cat([subgraph.results[-1] for subgraph in self.subgraphs], dim=1, out=self._joined)
+        torch.mm(self._joined, self.weight, out=self.merged)
 
 
 class _Subgraph:

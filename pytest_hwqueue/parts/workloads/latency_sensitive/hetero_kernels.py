@@ -70,12 +70,12 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
         set_precision(parameters.dtype)
         dim, generator = parameters.mm_dim, setup.generator()
         large = setup.streams // 2
-        self._products = [
+        self.products = [
             Matmul(dim, dim, dim, parameters.dtype, setup, generator) for _ in range(large)
         ]
         shape = (setup.streams - large, parameters.elements)
         self._inputs = torch.rand(shape, generator=generator, device=setup.device.torch_device)
-        self._chains = [torch.empty_like(row) for row in self._inputs]
+        self.chains = [torch.empty_like(row) for row in self._inputs]
         self._order = self._enqueue_order(setup.streams, setup.seed)
 
     @classmethod
@@ -85,10 +85,10 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue each large product and each small chain once, in the pattern's order."""
-        large = len(self._products)
+        large = len(self.products)
         for index in self._order:
             if index < large:
-                streams[index].launch(self._products[index].run, tag="large")
+                streams[index].launch(self.products[index].run, tag="large")
             else:
                 streams[index].launch(self._run_chain, index - large, tag="small")
 
@@ -98,31 +98,31 @@ class HeteroKernels(Workload, declared="hetero_kernels"):
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the small kernels, and the large products' arithmetic in TFLOP."""
-        flop = sum(product.flop for product in self._products)
+        flop = sum(product.flop for product in self.products)
         return {
-            "small kernels": float(len(self._chains) * self.parameters.chain_length),
+            "small kernels": float(len(self.chains) * self.parameters.chain_length),
             "TFLOP": flop / 1e12,
         }
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare products with float64, and chains with the sum they amount to."""
-        poison(*(product.out for product in self._products))
-        poison(*self._chains)
+        poison(*(product.out for product in self.products))
+        poison(*self.chains)
         run_once()
-        for index, product in enumerate(self._products):
+        for index, product in enumerate(self.products):
             product.check(f"large product {index}")
         expected = self._inputs + self.parameters.chain_length
-        for index, chain in enumerate(self._chains):
+        for index, chain in enumerate(self.chains):
             require_close(f"small chain {index}", chain, expected[index], 1e-6)
 
     def _small_alone(self, streams: Sequence[Stream]) -> None:
-        streams[len(self._products)].launch(self._run_chain, 0, tag="small")
+        streams[len(self.products)].launch(self._run_chain, 0, tag="small")
 
     def _large_alone(self, streams: Sequence[Stream]) -> None:
-        streams[0].launch(self._products[0].run, tag="large")
+        streams[0].launch(self.products[0].run, tag="large")
 
     def _run_chain(self, index: int) -> None:
-        chain = self._chains[index]
+        chain = self.chains[index]
         torch.add(self._inputs[index], 1.0, out=chain)
         for _ in range(self.parameters.chain_length - 1):
             chain.add_(1.0)

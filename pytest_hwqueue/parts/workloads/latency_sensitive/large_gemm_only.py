@@ -45,23 +45,23 @@ class LargeGemmOnly(Workload, declared="large_gemm_only"):
         """Create inputs and an output for each stream."""
         set_precision(self.parameters.dtype)
         dim, generator = self.parameters.mm_dim, setup.generator()
-        self._products = [
+        self.products = [
             Matmul(dim, dim, dim, self.parameters.dtype, setup, generator)
             for _ in range(setup.streams)
         ]
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue one product on each stream."""
-        for index, product in enumerate(self._products):
+        for index, product in enumerate(self.products):
             streams[index].launch(product.run, tag="product")
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the arithmetic in TFLOP."""
-        return {"TFLOP": sum(product.flop for product in self._products) / 1e12}
+        return {"TFLOP": sum(product.flop for product in self.products) / 1e12}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each product with one in float64."""
-        poison(*(product.out for product in self._products))
+        poison(*(product.out for product in self.products))
         run_once()
-        for index, product in enumerate(self._products):
+        for index, product in enumerate(self.products):
             product.check(f"product {index}")

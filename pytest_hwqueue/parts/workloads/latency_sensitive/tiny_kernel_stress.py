@@ -55,27 +55,27 @@ class TinyKernelStress(Workload, declared="tiny_kernel_stress"):
         shape = (setup.streams, self.parameters.elements)
         place = setup.device.torch_device
         self._inputs = torch.randn(shape, generator=setup.generator(), device=place)
-        self._outputs = [torch.empty_like(row) for row in self._inputs]
+        self.outputs = [torch.empty_like(row) for row in self._inputs]
         apart = max(self.parameters.elements, _ELEMENTS_APART)
         between = torch.empty((setup.streams, _VECTORS, apart), device=place)
         self._between = [list(each[:, : self.parameters.elements]) for each in between]
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue each stream's chain, stream by stream."""
-        for index, output in enumerate(self._outputs):
+        for index, output in enumerate(self.outputs):
             chain = (self._inputs[index], self._between[index], output)
             streams[index].launch(self._run_chain, *chain, tag="burst")
 
     def work_per_iteration(self) -> dict[str, float]:
         """Return the kernels of all streams."""
         per_stream = self.parameters.rounds * _KERNELS_PER_ROUND
-        return {"kernels": float(len(self._outputs) * per_stream)}
+        return {"kernels": float(len(self.outputs) * per_stream)}
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each stream's result with the same chain in float64."""
-        poison(*self._outputs)
+        poison(*self.outputs)
         run_once()
-        for index, output in enumerate(self._outputs):
+        for index, output in enumerate(self.outputs):
             expected = self._inputs[index].double()
             for _ in range(self.parameters.rounds):
                 expected = (expected * _FACTOR + _SUMMAND).abs().clamp(max=2.0)

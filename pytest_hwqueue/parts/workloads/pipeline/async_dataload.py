@@ -97,7 +97,7 @@ class AsyncDataload(Workload, declared="async_dataload"):
         if place.type != "cpu":
             self._model.to(place)
         shape_out = (parameters.batches, parameters.batch, self._model.config.num_labels)
-        self._outputs = torch.empty(shape_out, dtype=dtype, device=place)
+        self.outputs = torch.empty(shape_out, dtype=dtype, device=place)
 
     def iterate(self, streams: Sequence[Stream]) -> None:
         """Enqueue every batch's copy, preprocessing and forward pass, batch by batch."""
@@ -139,15 +139,15 @@ class AsyncDataload(Workload, declared="async_dataload"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each batch's classes with a plain pass over the normalised images."""
-        poison(self._ready, self._outputs)
+        poison(self._ready, self.outputs)
         self._raw.zero_()
         run_once()
-        place, dtype = self._outputs.device, self._outputs.dtype
+        place, dtype = self.outputs.device, self.outputs.dtype
         mean = torch.tensor(_MEAN, device=place).view(3, 1, 1)
         deviation = torch.tensor(_DEVIATION, device=place).view(3, 1, 1)
         tolerance = _TOLERANCES[self.parameters.dtype]
         with torch.inference_mode():
-            for batch, output in enumerate(self._outputs):
+            for batch, output in enumerate(self.outputs):
                 images = self._host[batch].to(place).float() / 255
                 images = ((images - mean) / deviation).to(dtype)
                 expected = self._model(pixel_values=images).logits
@@ -165,4 +165,4 @@ class AsyncDataload(Workload, declared="async_dataload"):
         torch.sub(self._raw[raw], self._mean, out=self._ready[ready]).mul_(self._factor)
 
     def _forward(self, ready: int, batch: int) -> None:
-        self._outputs[batch].copy_(self._model(pixel_values=self._ready[ready]).logits)
+        self.outputs[batch].copy_(self._model(pixel_values=self._ready[ready]).logits)

@@ -80,7 +80,7 @@ class CopyEngines(Workload, declared="copy_engines"):
         self._given = host_empty(setup.device, shape, torch.float32)
         self._given.uniform_(generator=torch.Generator().manual_seed(setup.seed))
         self._landed, self._kept = torch.empty((2, *shape), device=place)
-        self._returned = host_empty(setup.device, shape, torch.float32)
+        self.returned = host_empty(setup.device, shape, torch.float32)
         if self.parameters.peer:
             peer = torch.device("cuda", (place.index + 1) % visible_accelerators()[1])
             self._beside = torch.empty(shape, device=peer)
@@ -102,7 +102,7 @@ class CopyEngines(Workload, declared="copy_engines"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Require that what came back is what was sent."""
-        arrived = [("back", self._returned)]
+        arrived = [("back", self.returned)]
         if self.parameters.peer:
             arrived.append(("at the other device", self._beside))
         poison(self._landed, self._kept, *(buffer for _, buffer in arrived))
@@ -122,7 +122,7 @@ class CopyEngines(Workload, declared="copy_engines"):
         self._kept[index].copy_(self._landed[index])
 
     def _to_host(self, index: int) -> None:
-        self._returned[index].copy_(self._kept[index], non_blocking=True)
+        self.returned[index].copy_(self._kept[index], non_blocking=True)
 
     def _to_peer(self, index: int) -> None:
         with torch.cuda.stream(self._there[index]):

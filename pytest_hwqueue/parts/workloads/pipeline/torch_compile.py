@@ -128,7 +128,7 @@ class TorchCompile(Workload, declared="torch_compile"):
         ]
         self._inputs = normal(parameters.batch, hidden)
         # What each stage is given, and at the end the result.
-        self._joined = [self._inputs, *(torch.empty_like(self._inputs) for _ in stages)]
+        self.joined = [self._inputs, *(torch.empty_like(self._inputs) for _ in stages)]
         self._made = [self._inputs.new_empty((len(streams), *self._inputs.shape)) for _ in stages]
         self._compile(setup)
 
@@ -161,7 +161,7 @@ class TorchCompile(Workload, declared="torch_compile"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare each stage's result with the same functions, uncompiled, one after another."""
-        poison(*self._joined[1:], *self._made)
+        poison(*self.joined[1:], *self._made)
         run_once()
         tolerance = _TOLERANCES[self.parameters.dtype]
         with torch.inference_mode():
@@ -169,7 +169,7 @@ class TorchCompile(Workload, declared="torch_compile"):
             for stage, weights in enumerate(self._weights):
                 made = torch.stack([_region(given, *of_stream) for of_stream in weights])
                 given = _join(made)
-                require_close(f"stage {stage}", self._joined[stage + 1], given, tolerance)
+                require_close(f"stage {stage}", self.joined[stage + 1], given, tolerance)
 
     def _compile(self, setup: Setup) -> None:
         mode = self.parameters.mode
@@ -193,7 +193,7 @@ class TorchCompile(Workload, declared="torch_compile"):
             ]
             self._joins = [_compiled(_join, _GRAPHS) for _ in self._weights]
             weights = [each for of_stage in self._weights for each in of_stage]
-            for buffer in (*sum(weights, ()), *self._joined, *self._made):
+            for buffer in (*sum(weights, ()), *self.joined, *self._made):
                 # Or each replay would copy it into the graph's own.
                 mark_static_address(buffer, guard=False)
         try:
@@ -218,11 +218,11 @@ class TorchCompile(Workload, declared="torch_compile"):
 
     def _run_region(self, stage: int, index: int) -> None:
         region = self._regions[stage][index]
-        made = region(self._joined[stage], *self._weights[stage][index])
+        made = region(self.joined[stage], *self._weights[stage][index])
         self._made[stage][index].copy_(made)
 
     def _run_join(self, stage: int) -> None:
-        self._joined[stage + 1].copy_(self._joins[stage](self._made[stage]))
+        self.joined[stage + 1].copy_(self._joins[stage](self._made[stage]))
 
 
 def _region(

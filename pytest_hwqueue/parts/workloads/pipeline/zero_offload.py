@@ -218,10 +218,10 @@ class ZeroOffload(Workload, declared="zero_offload"):
 
     def check(self, run_once: Callable[[], None]) -> None:
         """Compare with plain training: autograd on the whole batch, torch's Adam, one stream."""
-        before = [master.clone() for master in self._masters]
+        before = [master.clone() for master in self.masters]
         plain = self._plain_adam()
         partial = [flat for ring in self._partial_gradients for flat in ring]
-        poison(*self._slots, *self._host_gradients, *partial)
+        poison(*self._slots, *self.host_gradients, *partial)
         for share in self._shares:
             share.poison()
         steps = self.steps
@@ -234,9 +234,9 @@ class ZeroOffload(Workload, declared="zero_offload"):
         tolerance = _TOLERANCES[self.parameters.dtype]
         weights = plain.param_groups[0]["params"]
         for layer, (master, sent) in enumerate(
-            zip(self._masters, self._host_parameters, strict=True)
+            zip(self.masters, self.host_parameters, strict=True)
         ):
-            actual, expected = self._host_gradients[layer], gradients[layer].cpu()
+            actual, expected = self.host_gradients[layer], gradients[layer].cpu()
             require_close(f"gradient of layer {layer}", actual, expected, tolerance)
             step, plain_step = master - before[layer], weights[layer] - before[layer]
             require_close(f"step of layer {layer}", step, plain_step, tolerance * _STEP_FACTOR)
@@ -255,12 +255,12 @@ class ZeroOffload(Workload, declared="zero_offload"):
         size = (2 * parameters.hidden * parameters.inner,)
         count = range(parameters.layers)
         generator = torch.Generator().manual_seed(setup.seed)
-        self._host_parameters = [host_empty(setup.device, size, dtype) for _ in count]
-        self._host_gradients = [host_empty(setup.device, size, dtype) for _ in count]
-        self._masters = self._host_parameters
+        self.host_parameters = [host_empty(setup.device, size, dtype) for _ in count]
+        self.host_gradients = [host_empty(setup.device, size, dtype) for _ in count]
+        self.masters = self.host_parameters
         if dtype is not torch.float32:
-            self._masters = [torch.empty(size) for _ in count]
-        for master, sent in zip(self._masters, self._host_parameters, strict=True):
+            self.masters = [torch.empty(size) for _ in count]
+        for master, sent in zip(self.masters, self.host_parameters, strict=True):
             widen, narrow = matrices(master, parameters.hidden)
             # A layer adds a tenth of what it is given, so that a deep sum of them keeps its size.
             widen.normal_(0, parameters.hidden**-0.5, generator=generator)
@@ -271,7 +271,7 @@ class ZeroOffload(Workload, declared="zero_offload"):
         self._counts = [torch.zeros(()) for _ in count]
 
     def _fetch(self, layer: int, slot: int) -> None:
-        self._slots[slot].copy_(self._host_parameters[layer], non_blocking=True)
+        self._slots[slot].copy_(self.host_parameters[layer], non_blocking=True)
 
     def _forward(self, share: int, layer: int, slot: int) -> None:
         self._shares[share].forward(layer, *matrices(self._slots[slot], self.parameters.hidden))
@@ -288,18 +288,18 @@ class ZeroOffload(Workload, declared="zero_offload"):
         total, *others = self._partial_gradients[gradient]
         for other in others:
             total.add_(other)
-        self._host_gradients[layer].copy_(total, non_blocking=True)
+        self.host_gradients[layer].copy_(total, non_blocking=True)
 
     def _step(self) -> None:
         started = time.perf_counter_ns()
         adam(
-            self._masters, [gradient.float() for gradient in self._host_gradients],
+            self.masters, [gradient.float() for gradient in self.host_gradients],
             self._first, self._second, [], self._counts, fused=True, amsgrad=False,
             beta1=_BETAS[0], beta2=_BETAS[1], lr=self.parameters.learning_rate, weight_decay=0.0,
             eps=_EPSILON, maximize=False,
         )  # fmt: skip
-        if self._masters is not self._host_parameters:
-            for master, sent in zip(self._masters, self._host_parameters, strict=True):
+        if self.masters is not self.host_parameters:
+            for master, sent in zip(self.masters, self.host_parameters, strict=True):
                 sent.copy_(master)
         self._steps_ns += time.perf_counter_ns() - started
         self.steps += 1
@@ -307,7 +307,7 @@ class ZeroOffload(Workload, declared="zero_offload"):
     def _plain_adam(self) -> torch.optim.Adam:
         """Return torch's own optimiser, unfused, in the same state as the host's."""
         with torch.inference_mode(False):
-            weights = [master.clone() for master in self._masters]
+            weights = [master.clone() for master in self.masters]
             plain = torch.optim.Adam(
                 weights, lr=self.parameters.learning_rate, betas=_BETAS, eps=_EPSILON,
                 foreach=False, fused=False,

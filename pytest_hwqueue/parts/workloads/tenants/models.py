@@ -173,6 +173,7 @@ class OpenModel:
         items_per_request: images, sequences or tokens in one request.
         description: the model, its inputs, its numeric format and its weights, for people.
         parameters: number of weights.
+        output: of the last forward pass, which may still run; None before the first.
 
     """
 
@@ -183,7 +184,7 @@ class OpenModel:
     items_per_request: int
     description: str
     parameters: int
-    _output: torch.Tensor | None = field(default=None, init=False)
+    output: torch.Tensor | None = field(default=None, init=False)
 
     def request(self) -> None:
         """Enqueue one forward pass on the stream, without waiting for it.
@@ -204,7 +205,7 @@ class OpenModel:
         """Run one forward pass where it is called: what `request` launches."""
         # Inference mode belongs to a thread, and a request may come from any.
         with torch.inference_mode():
-            self._output = self.run()
+            self.output = self.run()
 
     def check(self) -> None:
         """Compare one request's output with a plain pass, on no stream of the pool's.
@@ -215,14 +216,14 @@ class OpenModel:
             CheckFailed: if they differ, or a value is not finite.
 
         """
-        self._output = None
+        self.output = None
         self.request()
         self.stream.synchronize()
-        if self._output is None:
+        if self.output is None:
             raise CheckFailed(f"{self.description}: the request computed nothing")
         with torch.inference_mode(), _plain_stream(self.device):
             expected = self.run()
-            require_close(self.description, self._output, expected, _TOLERANCES[self.dtype])
+            require_close(self.description, self.output, expected, _TOLERANCES[self.dtype])
 
 
 def open_models(
