@@ -261,7 +261,7 @@ def compare(result: TenantResult, log: Log) -> Row:
         (len(good), result.completed or 0),
         (len(own) - len(good), result.failed or 0),
         (sum(each.stream.tokens for each in good), sum(tokens.tokens) if tokens else 0),
-        None if log.connections is None else (log.connections, result.server.connections),
+        None if log.connections is None else (log.connections, result.server.connections or 0),
     ]
     if tokens is None or not good:
         return Row(counts)

@@ -56,7 +56,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for number in range(asked.get("max_tokens", 16)):
             self.worker.work(self.service_s)
-            self._event(json.dumps({"choices": [{"index": 0, "text": f" {number}"}]}))
+            choice = {"index": 0, "text": f" {number}", "finish_reason": None}
+            self._event(json.dumps({"object": "text_completion", "choices": [choice]}))
         self._event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 

@@ -317,9 +317,10 @@ def _planned_in_which(
 
     It is the most urgent of those with a rate, the first if there are several.
     """
-    from pytest_hwqueue.engine.tenants.arrivals import is_closed
+    from pytest_hwqueue.engine.tenants.arrivals import CLIENT, is_closed
 
-    rated = [each for each in wanted[0].scenario.tenants if not is_closed(each.arrival)]
+    tenants = wanted[0].scenario.tenants
+    rated = [each for each in tenants if not is_closed(each.arrival) and each.arrival != CLIENT]
     if not rated:
         raise HwqError("--capacity: no tenant has an arrival rate that could be searched")
     tenant = max(rated, key=lambda each: each.priority).name

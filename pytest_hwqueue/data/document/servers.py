@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from pytest_hwqueue.data.metrics.estimate import Estimate
     from pytest_hwqueue.data.records.tenants import ColocationRecord, ServerLoad, TenantResult
 
+_COUNTED = {
+    "events": "tokens counted by events, since the server did not count each answer's",
+    "client": "tokens counted by the client",
+}
 _TIMES: dict[str, TimesOf] = {
     "first token": "ttft_ns",
     "first of the answer": "ttfo_ns",
@@ -36,9 +40,7 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
         parts = [f"{name}: {sum(each.issued or 0 for each in results)} requests"]
         if len(servers) == len(results):
             parts[0] += (
-                f" to {servers[0].url}{_not_ours(servers)}, "
-                f"{sum(each.connections for each in servers)} connections opened, "
-                f"{_connected(results)}, at most "
+                f" to {servers[0].url}{_not_ours(servers)}, {_connected(servers, results)}at most "
                 f"{max(each.most_at_once for each in servers)} in flight"
             )
         elif not any(each.failures for each in results):
@@ -54,11 +56,15 @@ def request_lines(records: Sequence[ColocationRecord]) -> list[str]:
     return lines
 
 
-def _connected(results: Sequence[TenantResult]) -> str:
-    """Return which share of the windows' requests had to open a connection."""
-    connected = sum(each.server.connected for each in results if each.server is not None)
+def _connected(servers: Sequence[ServerLoad], results: Sequence[TenantResult]) -> str:
+    """Return which share of the windows' requests had to open a connection, if anybody knows."""
+    opened = [each.connections for each in servers if each.connections is not None]
+    if len(opened) < len(servers):
+        return ""
+    connected = sum(each.connected or 0 for each in servers)
     begun = sum(len(each.requests.started_ns) for each in results if each.requests is not None)
-    return f"{100 * connected / max(1, begun):.2g} % of requests connected"
+    share = f"{100 * connected / max(1, begun):.2g} % of requests connected"
+    return f"{sum(opened)} connections opened, {share}, "
 
 
 def _not_ours(servers: Sequence[ServerLoad]) -> str:
@@ -100,8 +106,8 @@ def _of_tokens(windows: Sequence[tuple[TenantResult, float]]) -> list[str]:
         for quantile in (0.5, 0.99)
     ]
     bounds = [each.server.tokens for each, _ in windows if each.server is not None]
-    if any(each is not None and each.counted == "events" for each in bounds):
-        parts.append("tokens counted by events, since the server did not count each answer's")
+    counted = {each.counted for each in bounds if each is not None}
+    parts += [said for by, said in _COUNTED.items() if by in counted]
     if any(each is not None and (each.ttft_bound_ms or each.tbt_bound_ms) for each in bounds):
         good = figures.goodput(measured, CONFIDENCE)
         parts.append(f"goodput {in_unit(good, good.unit)}")

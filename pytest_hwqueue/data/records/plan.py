@@ -25,6 +25,30 @@ FEWER_KERNELS = "give work of fewer kernels"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
+ClientFormat = Literal["aiperf", "guidellm", "vllm"]
+
+
+@dataclass(frozen=True)
+class ClientCommand:
+    """A load generator of another project, whose requests to a server are a tenant's.
+
+    Attributes:
+        command: program and arguments. ``{url}``, ``{port}`` and ``{python}`` are the server's,
+            ``{folder}`` is a new folder, ``{seconds}`` the window's length.
+        records: file that it writes a record of each request to, below ``{folder}``.
+        format: whose records these are.
+        lead_s: it starts so long before the window; what it sends until then does not count.
+
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = PlainData.model_config
+
+    command: tuple[str, ...]
+    records: str
+    format: ClientFormat
+    lead_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Server:
     """A server and its requests.
@@ -51,6 +75,7 @@ class Server:
         status: the expected one; any other is a failure.
         ttft_ms: latest first token of a good request, for goodput; None for no bound.
         tbt_ms: longest mean time between tokens of a good request, likewise.
+        client: makes the requests; None for ours, which the rest says how to make.
 
     """
 
@@ -70,6 +95,7 @@ class Server:
     status: int = 200
     ttft_ms: float | None = None
     tbt_ms: float | None = None
+    client: ClientCommand | None = None
 
     @property
     def ours(self) -> bool:
@@ -90,7 +116,8 @@ class Tenant:
         size: ``tiny``, ``small`` (workloads only), ``full``, or ``auto`` (by the kind of device).
         batch: inputs in one request, for a model.
         arrival: ``closed``, ``closed: delay=100ms``, ``constant: 20/s``, ``poisson: 20/s``,
-            ``lognormal: 20/s, sigma=1.0`` or ``trace: FILE``.
+            ``lognormal: 20/s, sigma=1.0`` or ``trace: FILE``; ``client`` where a server's client
+            decides.
         priority: larger is more urgent; the scheduler in use maps it.
         share: of the device's multiprocessors, above 0 and at most 1, for schedulers that can.
         streams: number of streams, for this tenant only.

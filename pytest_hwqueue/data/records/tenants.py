@@ -75,8 +75,8 @@ class GeneratorLateness(PlainData):
     n: int
 
 
-TokensCounted = Literal["usage", "events"]
-"""Who says how many tokens were streamed: the server, or the number of events that had one."""
+TokensCounted = Literal["usage", "events", "client"]
+"""Who says how many tokens were streamed: the server, the number of events, another's client."""
 
 
 class TokenTimes(PlainData):
@@ -91,7 +91,8 @@ class TokenTimes(PlainData):
     tokens: list[int] = Field(description="how many were streamed")
     counted: TokensCounted = Field(
         description="usage: the server counted the tokens of each; events: those of an answer at "
-        "least are the events with a token, of which one may have several"
+        "least are the events with a token, of which one may have several; client: a client of "
+        "another project did, mostly by a tokenizer of its own"
     )
     ttft_bound_ms: float | None = Field(
         None, description="within which a good request's first token comes; null for no bound"
@@ -118,9 +119,14 @@ class ServerLoad(PlainData):
         "after the window; url: it ran already; container: started here, with process ids or a "
         "network of its own; the mode is proven for the first alone. null: not found out",
     )
-    connections: int = Field(description="opened from its first warm-up to the window's end")
-    connected: int = Field(
-        description="of these, in the window: so many of its requests waited for one to open"
+    connections: int | None = Field(
+        None,
+        description="opened from its first warm-up to the window's end; null where a client of "
+        "another project sent the requests, which does not say",
+    )
+    connected: int | None = Field(
+        None,
+        description="of these, in the window: so many of its requests waited for one to open",
     )
     most_at_once: int = Field(description="most requests in flight")
     tokens: TokenTimes | None = Field(None, description="of streamed completions; else null")

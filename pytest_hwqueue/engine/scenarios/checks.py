@@ -31,6 +31,7 @@ Findings = tuple[Path, str]
 _PLACEMENTS = tuple(TenantPlacement)
 _KINDS = ("model", "workload", "function", "server")
 _NOT_OF_SERVERS = ("batch", "parameters", "streams")
+_BY_CLIENTS = ("arrival", "concurrency", "start")
 _ENDS_BY_TIME = "a window with a server ends by time alone, not by requests"
 MOST_AT_ONCE = 64
 """Requests that one of our own tenants may serve at once."""
@@ -160,6 +161,10 @@ def _check_work(
         for name in _NOT_OF_SERVERS:
             if fields.get(name) is not None:
                 yield (*path, name), "is not of a server, which is asked by requests alone"
+        server = tenant["server"]
+        for name in _BY_CLIENTS if isinstance(server, dict) and server.get("client") else ():
+            if fields.get(name) is not None:
+                yield (*path, name), "is the client's to decide (server.client): tell it instead"
         return
     elif given == ["model"]:
         yield from _check_shape((*path, "parameters"), tenant, fields.get("parameters"))

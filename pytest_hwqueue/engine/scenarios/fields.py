@@ -24,12 +24,12 @@ from pydantic import (
 
 from pytest_hwqueue.data.errors import nearest, shortened, within
 from pytest_hwqueue.data.noise_names import NOISES, NONE, noise_file
-from pytest_hwqueue.data.records.plan import Server, ServerProtocol
+from pytest_hwqueue.data.records.plan import ClientCommand, ClientFormat, Server, ServerProtocol
 from pytest_hwqueue.data.redaction import REDACTED, REFERENCE, redacted
 from pytest_hwqueue.engine.noise.neighbours import described
 from pytest_hwqueue.engine.scenarios.goals import RESERVED, Goal, parse_goal
-from pytest_hwqueue.engine.tenants.arrivals import at_peak, parse_arrival
-from pytest_hwqueue.engine.tenants.servers import MOST_PATH_BYTES, PORT, SOCKET
+from pytest_hwqueue.engine.tenants.arrivals import CLIENT, at_peak, parse_arrival
+from pytest_hwqueue.engine.tenants.servers import FOLDER, MOST_PATH_BYTES, PORT, SOCKET
 from pytest_hwqueue.parts.schedulers.syntax import parse_entry
 from pytest_hwqueue.parts.workloads.own_function import PATTERN, find
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
@@ -90,6 +90,8 @@ def _read_share(value: object) -> float:
 def _read_arrival(value: object, info: ValidationInfo) -> str:
     text = _text(value, "closed, or a rate such as constant: 20/s")
     assert info.context is not None
+    if text == CLIENT:
+        raise ValueError("client is what a tenant with server.client has: leave arrival out")
     arrival = at_peak(text, 1.0)
     with within(remedy="a rate may also be a share, such as 20% of peak"):
         parse_arrival(arrival, info.context["folder"])
@@ -242,6 +244,46 @@ def _shown_url(url: str) -> str:
     return f"{REDACTED}@{place}" if before else place
 
 
+class ClientFields(BaseModel):
+    """A load generator of another project that sends the tenant's requests."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    command: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = Field(
+        description="starts it, in the scenario file's folder; {url}, {port} and "
+        "{python} as for the server, {folder} is a new folder for what it writes, {seconds} the "
+        "window's length",
+        examples=["aiperf profile --url {url} --output-artifact-dir {folder}"],
+    )
+    format: ClientFormat = Field(description="whose records of requests it writes")
+    records: str | None = Field(
+        None,
+        description="file below {folder} that it writes them to; by default profile_export.jsonl "
+        "for aiperf, benchmarks.json for guidellm, result.json for vllm",
+    )
+
+    lead: Seconds = Field(
+        0.0,
+        description="it starts so long before the window; what it sends until then does not count",
+    )
+
+    def client(self) -> ClientCommand:
+        """Return the client as a plan has it."""
+        records = self.records or _CLIENTS_RECORDS[self.format]
+        return ClientCommand(tuple(self.words()), records, self.format, self.lead)
+
+    def words(self) -> list[str]:
+        """Return program and arguments; ValueError if they cannot be told apart."""
+        return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
+
+
+_CLIENTS_RECORDS: Mapping[ClientFormat, str] = {
+    "aiperf": "profile_export.jsonl", "guidellm": "benchmarks.json", "vllm": "result.json",
+}  # fmt: skip
+# What only our own requests have.
+_OF_REQUESTS = ("method", "headers", "body", "status", "model", "prompt", "max_tokens")
+
+
 class ServerFields(BaseModel):
     """A server that does the tenant's work: started here, or running already."""
 
@@ -303,6 +345,12 @@ class ServerFields(BaseModel):
         None, gt=0, description="for openai: a good request's mean time between tokens is within it"
     )
 
+    client: ClientFields | None = Field(
+        None,
+        description="sends the requests, in place of ours; for openai, whose tokens its records "
+        "tell",
+    )
+
     @model_validator(mode="after")
     def _fit_together(self) -> ServerFields:
         for problem in self._problems():
@@ -312,7 +360,7 @@ class ServerFields(BaseModel):
     def server(self) -> Server:
         """Return the server as a plan has it."""
         headers, body = dict(self.headers), self.body
-        if self.protocol == "openai":
+        if self.protocol == "openai" and self.client is None:
             body = self._completion()
         if body is not None and not isinstance(body, str):
             body = json.dumps(body)
@@ -333,6 +381,7 @@ class ServerFields(BaseModel):
             status=self.status,
             ttft_ms=self.ttft_ms,
             tbt_ms=self.tbt_ms,
+            client=None if self.client is None else self.client.client(),
         )
 
     def _command(self) -> list[str]:
@@ -399,11 +448,30 @@ class ServerFields(BaseModel):
         if urlsplit(self.ready or "").netloc:
             yield "ready: with a socket, give a path such as /health: it is asked there, too"
 
+    def _problems_of_client(self, client: ClientFields) -> Iterator[str]:
+        if self.protocol != "openai":
+            yield "client: give protocol: openai, whose tokens its records tell"
+        if given := [name for name in _OF_REQUESTS if name in self.model_fields_set]:
+            yield f"{given[0]} is of our own requests, and the client makes these: tell it instead"
+        try:
+            words = client.words()
+        except ValueError as error:
+            yield f"client.command cannot be split into arguments: {error}"
+            return
+        if not any(FOLDER in word for word in words):
+            yield f"client.command does not take the folder: let it write its records to {FOLDER}"
+        if Path(client.records or "").is_absolute() or ".." in Path(client.records or "").parts:
+            yield f"client.records: give a file below {FOLDER}"
+        if self._socket() is not None:
+            yield "client: a client of another project is not led to a unix socket; use a port"
+
     def _problems_of_protocol(self) -> Iterator[str]:
         given = [name for name in _OF_OPENAI if getattr(self, name) is not None]
         if self.protocol == "http" and given:
             yield f"{given[0]} is for protocol: openai"
         if self.protocol == "openai" and not isinstance(self.body, (dict, type(None))):
             yield "body: for openai, give a table of further fields of the request"
-        if self.protocol == "openai" and self.prompt is None and self.body is None:
+        if self.client is not None:
+            yield from self._problems_of_client(self.client)
+        elif self.protocol == "openai" and self.prompt is None and self.body is None:
             yield "openai: give a prompt, or the request's fields as body"

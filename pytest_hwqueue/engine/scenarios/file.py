@@ -50,6 +50,7 @@ from pytest_hwqueue.engine.scenarios.located_yaml import (
     may_be_secret,
     read_yaml,
 )
+from pytest_hwqueue.engine.tenants.arrivals import CLIENT
 from pytest_hwqueue.engine.tenants.servers import secrets_of
 
 # An H200's clocks, and a model's latency, are where they stay after half of it.
@@ -140,7 +141,8 @@ class TenantFields(TenantChange):
     def tenant(self) -> Tenant:
         """Return the tenant as a plan has it."""
         server = self.server and self.server.server()
-        return Tenant(**{**self.given(), "server": server})
+        arrival = {"arrival": CLIENT} if server is not None and server.client is not None else {}
+        return Tenant(**{**self.given(), "server": server, **arrival})
 
 
 _Modes = Annotated[

@@ -14,7 +14,7 @@ from pytest_hwqueue.data.records.plan import Colocation, Tenant, starts_too_late
 from pytest_hwqueue.engine.scenarios.deciding import PlannedWindow, planned_window
 from pytest_hwqueue.engine.scenarios.file import Scenario, Variant
 from pytest_hwqueue.engine.scenarios.goals import CONFIDENCE, NATIVE, SOLO, Goal, latency_bound_ns
-from pytest_hwqueue.engine.tenants.arrivals import at_peak, parse_arrival, share_of_peak
+from pytest_hwqueue.engine.tenants.arrivals import CLIENT, at_peak, parse_arrival, share_of_peak
 from pytest_hwqueue.engine.tenants.servers import unset_variable as unset_variable_of
 from pytest_hwqueue.parts.workloads.tenants.shapes import TORCHVISION
 
@@ -299,8 +299,9 @@ def planned_windows(cases: Iterable[Case]) -> list[PlannedWindow]:
             if goal.traced:
                 continue
             arrival = tenants[goal.tenant].arrival
-            # A trace has no one rate, and a share of a peak none that is known.
-            if share_of_peak(arrival) is not None or arrival.startswith(("closed", "trace")):
+            # A trace has no one rate, and a client's or a share of a peak none that is known.
+            no_rate = ("closed", "trace", CLIENT)
+            if share_of_peak(arrival) is not None or arrival.startswith(no_rate):
                 continue
             # Its window ends by another count.
             if any(tenant.requests is not None for tenant in case.tenants):

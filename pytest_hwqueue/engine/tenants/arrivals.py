@@ -17,7 +17,10 @@ from typing import Literal, get_args
 
 from pytest_hwqueue.data.errors import BadInput, shortened, translated
 
-ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace"]
+ArrivalKind = Literal["closed", "constant", "poisson", "lognormal", "trace", "client"]
+
+CLIENT = "client"
+"""Of a tenant whose server has a client of another project, which decides."""
 
 _USAGE = (
     "give closed, closed: delay=TIME, constant: RATE/s, poisson: RATE/s, lognormal: RATE/s, "
@@ -43,7 +46,7 @@ class Arrival:
     Attributes:
         kind: ``closed`` starts a request when the previous one is done, or a delay after that; the
             others have a schedule.
-        rate_per_s: mean requests per second; None for ``closed`` and ``trace``.
+        rate_per_s: mean requests per second; None for ``closed``, ``trace`` and ``client``.
         sigma: standard deviation of the gaps' logarithm; only for ``lognormal``.
         file: holds the offsets; only for ``trace``.
         delay_s: from a request's end to the next one's start; only for ``closed``.
@@ -62,6 +65,8 @@ class Arrival:
             return f"closed: delay={_plain(self.delay_s)}s" if self.delay_s else self.kind
         if self.kind == "trace":
             return f"trace: {self.file}"
+        if self.kind == CLIENT:
+            return self.kind
         text = f"{self.kind}: {_plain(self.rate_per_s)}/s"
         return text if self.sigma is None else f"{text}, sigma={_plain(self.sigma)}"
 
@@ -109,6 +114,8 @@ def parse_arrival(text: str, folder: Path) -> Arrival:
         raise BadInput(f"there is no arrival {word!r} (in {text!r}); {_USAGE}")
     if kind == "closed":
         return Arrival(kind, delay_s=_delay_s(rest, text) if colon else 0.0)
+    if kind == CLIENT:
+        return Arrival(kind)
     if kind == "trace":
         if not rest:
             raise BadInput(f"the file is missing in {text!r}; give trace: FILE")
@@ -138,13 +145,13 @@ def schedule(arrival: Arrival, seed: int, duration_ns: int) -> list[int] | None:
         duration_ns: of the window.
 
     Returns:
-        the times; None for a closed loop.
+        the times; None for a closed loop, and where a client decides.
 
     Raises:
         BadInput: if a trace's file can no longer be read.
 
     """
-    if arrival.kind == "closed":
+    if arrival.kind in ("closed", CLIENT):
         return None
     if arrival.kind == "trace":
         assert arrival.file is not None

@@ -283,7 +283,8 @@ class Reply(NamedTuple):
         answer_ns: the first one that is of the answer and no reasoning; None if all is reasoning.
         last_ns: the last one.
         tokens: how many were streamed.
-        counted: whose number that is: the server's (``usage``), or of events with a token.
+        counted: whose number that is: the server's (``usage``), of events with a token, or that of
+            a client of another project.
         done_ns: when the end was announced, or else the last event came.
 
     """

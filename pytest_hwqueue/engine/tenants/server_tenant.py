@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import HwqError, translated
-from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
+from pytest_hwqueue.data.records.plan import ClientCommand, Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.data.redaction import redacted
+from pytest_hwqueue.engine.tenants.external_client import running_client
 from pytest_hwqueue.engine.tenants.open_loop import GREEDY, Load, StoppedServing, Window, lateness
 from pytest_hwqueue.engine.tenants.server_load import Client, allow_files, generate
 from pytest_hwqueue.engine.tenants.servers import secrets_of
@@ -57,6 +60,9 @@ async def _live(spec: Tenant, server: Server, link: Link) -> None:
 async def _serve(
     plan: Colocation, spec: Tenant, client: Client, server: Server, link: Link
 ) -> None:
+    if server.client is not None:
+        link.finish(await _by_client(plan, spec, server, server.client, link))
+        return
     demand = demand_of(plan, spec.name)
     with translated(HwqError, f"the first request to {redacted(server.url)} failed", HwqError):
         await client.first_request()
@@ -79,6 +85,24 @@ async def _serve(
     link.finish(_served(spec, load, client, server, common, opened))
 
 
+async def _by_client(
+    plan: Colocation, spec: Tenant, server: Server, client: ClientCommand, link: Link
+) -> TenantResult:
+    """Serve a window whose requests a client of another project sends; return what it recorded."""
+    ready, common = Ready(None, plan.duration_ns), None
+    if not client.lead_s:
+        common = await asyncio.to_thread(link.wait_for_window, ready)
+    with running_client(server, client, plan.duration_s, Path(plan.folder)) as running:
+        if common is None:
+            await asyncio.to_thread(running.lead)
+            common = await asyncio.to_thread(link.wait_for_window, ready)
+        load = await asyncio.to_thread(running.load, common)
+    work, seen = _seen(load, server, common)
+    # Its time begins with its first request and ends with its last: it starts up, and may end.
+    own = replace(spec, start_s=load.scheduled_ns[0] / 1e9, requests=len(load.finished_ns))
+    return delivered(own, load, common.duration_ns, work, server=seen)
+
+
 def _served(
     spec: Tenant,
     load: Load,
@@ -87,24 +111,30 @@ def _served(
     window: Window,
     opened_before: int,
 ) -> TenantResult:
-    tokens = _tokens(load, window.begin_ns, server)
-    work = WorkDone(f"{server.protocol} server")
-    if tokens is not None:
-        work = work._replace(items_per_request=fmean(tokens.tokens), unit="tokens")
+    work, seen = _seen(load, server, window)
+    connections = {"connections": client.opened, "connected": client.opened - opened_before}
     return delivered(
         spec,
         load,
         window.duration_ns,
         work,
         lateness=lateness(load),
-        server=ServerLoad(
-            url=redacted(server.url, secrets_of(server)),
-            connections=client.opened,
-            connected=client.opened - opened_before,
-            most_at_once=load.most_at_once,
-            tokens=tokens,
-        ),
+        server=seen.model_copy(update=connections),
     )
+
+
+def _seen(load: Load, server: Server, window: Window) -> tuple[WorkDone, ServerLoad]:
+    """Return what one request is, and what was seen of the server but for its connections."""
+    tokens = _tokens(load, window.begin_ns, server)
+    work = WorkDone(f"{server.protocol} server")
+    if tokens is not None:
+        work = work._replace(items_per_request=fmean(tokens.tokens), unit="tokens")
+    seen = ServerLoad(
+        url=redacted(server.url, secrets_of(server)),
+        most_at_once=load.most_at_once,
+        tokens=tokens,
+    )
+    return work, seen
 
 
 def _tokens(load: Load, begin_ns: int, server: Server) -> TokenTimes | None:
@@ -124,7 +154,7 @@ def _tokens(load: Load, begin_ns: int, server: Server) -> TokenTimes | None:
         ],
         last_ns=[reply.last_ns - begin_ns - scheduled for reply, scheduled in answered],
         tokens=[reply.tokens for reply, _ in answered],
-        counted="usage" if all(reply.counted == "usage" for reply, _ in answered) else "events",
+        counted=next((r.counted for r, _ in answered if r.counted != "usage"), "usage"),
         ttft_bound_ms=server.ttft_ms,
         tbt_bound_ms=server.tbt_ms,
     )

@@ -33,6 +33,9 @@ from pytest_hwqueue.parts.processes.process_table import Place, TcpPort, UnixSoc
 PORT, PYTHON, SOCKET = "{port}", "{python}", "{socket}"
 """In a command: the chosen port (in its URL, too), pytest's own Python, and the unix socket."""
 
+URL, FOLDER, SECONDS = "{url}", "{folder}", "{seconds}"
+"""In a client's command: where requests go, its folder, and the window's length."""
+
 MOST_PATH_BYTES = 107
 """Of a unix socket's path: Linux' sun_path has 108, with a zero at the end."""
 
@@ -93,13 +96,14 @@ def secrets_of(server: Server) -> frozenset[str]:
     for name, value in server.headers.items():
         if name.lower() not in _PLAIN_HEADERS:
             sent = expand(value)
-            # Also without its scheme, such as Bearer, and each cookie or parameter by itserver.
+            # Also without its scheme, such as Bearer, and each cookie or parameter by itself.
             values += [sent, sent.partition(" ")[2], *re.findall(r'=\s*"?([^";,]+)', sent)]
     for url in (server.url, server.ready or ""):
         for secret in secrets_in(expand_url(url)):
             values += [secret, secret.partition(":")[2], *_as_header(secret)]
     values += secrets_in(server.body or "")
-    values += secrets_among([expand(part) for part in server.command])
+    for command in _commands(server):
+        values += secrets_among([expand(part) for part in command])
     return known_forms([*stated, *(v for v in values if v.lower() not in NOTHING)])
 
 
@@ -108,7 +112,15 @@ def _with_variables(server: Server) -> Iterator[tuple[str, str]]:
     yield "url", server.url
     yield "ready", server.ready or ""
     yield from (("command", part) for part in server.command)
+    if server.client is not None:
+        yield from (("client.command", part) for part in server.client.command)
     yield from ((f"headers.{name}", value) for name, value in server.headers.items())
+
+
+def _commands(server: Server) -> Iterator[tuple[str, ...]]:
+    yield server.command
+    if server.client is not None:
+        yield server.client.command
 
 
 def _as_header(user: str) -> Iterator[str]:
@@ -150,6 +162,10 @@ def for_records(plan: Colocation) -> Colocation:
             ready=shown(server.ready),
             body=shown(server.body),
             command=tuple(redacted_arguments(server.command, secrets)),
+            client=server.client
+            and replace(
+                server.client, command=tuple(redacted_arguments(server.client.command, secrets))
+            ),
         )
 
     tenants = [
