@@ -92,12 +92,11 @@ ALIKE = {
     "LoopResult Samples", "PlannedRun Scenario", "ProcessRun StoredRun", "Server ServerFields",
     "StoredRun TagFigures", "Tenant TenantChange", "Tenant TenantFields",
 }  # fmt: skip
-# Likewise, with more than six parameters: what belongs together is a type.
+# More than six parameters mostly hide a type. In these nothing belongs together: what a user writes
+# in a test, how a row of the options' table is declared, the terms of a comparison, each decided by
+# somebody else, and what a chart draws beside its curves.
 LONG = {
-    "CapacitySearch.__init__", "FsdpLane.__init__", "Hwq.measure_streams",
-    "InterleavedJudging.__init__", "Option.__init__",
-    "history",
-    "open_models", "rates_chart",
+    "Hwq.measure_streams", "InterleavedJudging.__init__", "Option.__init__", "rates_chart",
     "survival_chart",
 }  # fmt: skip
 

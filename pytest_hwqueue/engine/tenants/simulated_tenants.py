@@ -95,7 +95,7 @@ def simulate(
 
 
 @dataclass(frozen=True)
-class _Model:
+class _ModelledPlan:
     """The model of a plan.
 
     Attributes:
@@ -131,7 +131,7 @@ class _Model:
         return served_all_ns(self.plan, {one.name: one for one in results})
 
 
-def _model(plan: Colocation) -> _Model:
+def _model(plan: Colocation) -> _ModelledPlan:
     """Return the model of a plan; RunEnded if its scheduler or a tenant of it has none."""
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
     sharing = _sharing(plan)
@@ -142,11 +142,11 @@ def _model(plan: Colocation) -> _Model:
         tenant, one = _tenant(plan, spec, device, sharing, request.most_urgent)
         tenants.append(tenant)
         requests.append(one)
-    return _Model(plan, device, sharing, tenants, requests, plan.duration_ns)
+    return _ModelledPlan(plan, device, sharing, tenants, requests, plan.duration_ns)
 
 
 def _run(
-    model: _Model, ran: list[DeviceWork] | None, looks: Sequence[Look], decided: Decided
+    model: _ModelledPlan, ran: list[DeviceWork] | None, looks: Sequence[Look], decided: Decided
 ) -> tuple[list[RequestLog], int]:
     """Run a model; return what each tenant completed, and the length of the window."""
     plan, profile = model.plan, model.device.profile
@@ -185,7 +185,7 @@ def _run(
     return served, window_ns
 
 
-def _notes(model: _Model) -> list[str]:
+def _notes(model: _ModelledPlan) -> list[str]:
     """Say what a model's figures are not."""
     return [
         f"simulated: {model.device.name}; the scheduler is part of the model, so nothing is proven",
@@ -199,7 +199,7 @@ def _notes(model: _Model) -> list[str]:
     ]
 
 
-def _explain(model: _Model, found: FoundOfTenants, ran: Sequence[DeviceWork]) -> list[str]:
+def _explain(model: _ModelledPlan, found: FoundOfTenants, ran: Sequence[DeviceWork]) -> list[str]:
     """Add the device's use and the causes to a traced window; say what a trace did not hold."""
     short = []
     if model.duration_ns < model.plan.duration_ns:
@@ -231,7 +231,7 @@ def _result(
     return delivered(spec, load, window_ns, work.what)
 
 
-def _short_enough(model: _Model) -> _Model:
+def _short_enough(model: _ModelledPlan) -> _ModelledPlan:
     """Return a model with a window short enough for its tenants' kernels to fit into a trace.
 
     Raises:
