@@ -233,7 +233,7 @@ _SCREENFUL, _MOST_HIGH, _ROW_HIGH = 400, 800, 26
 
 
 class _Bar(NamedTuple):
-    stream: str
+    row: str
     name: str
     ready_ns: int | None
     start_ns: int
@@ -300,10 +300,10 @@ def _timeline_chart(title: str, total: int, bars: list[_Bar], most: int, simulat
     """
     bars = sorted(bars, key=lambda bar: bar.start_ns)[:most]
     zero = bars[0].start_ns
-    streams = sorted({bar.stream for bar in bars}, key=_by_number)
+    streams = sorted({bar.row for bar in bars}, key=_by_number)
     names = list(dict.fromkeys(bar.name for bar in bars))
     data: dict[str, list[Any]] = {
-        "row": [streams.index(bar.stream) for bar in bars],
+        "row": [streams.index(bar.row) for bar in bars],
         "name": [names.index(bar.name) for bar in bars],
         "ready": [None if bar.ready_ns is None else bar.ready_ns - zero for bar in bars],
         "start": [bar.start_ns - zero for bar in bars],
