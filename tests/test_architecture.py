@@ -94,7 +94,7 @@ ALIKE = {
     "Server ServerFields", "Tenant TenantChange", "Tenant TenantFields",
     # What is known so far, which changes, and which a run that fails leaves; and a record, which is
     # whole or refused, and stays.
-    "Found Run", "FoundOfCell RunRecord", "ColocationRecord FoundOfTenants", "LoopResult Samples",
+    "Run RunDraft", "CellDraft RunRecord", "ColocationDraft ColocationRecord", "LoopResult Samples",
     # A launch of one timeline, and work of one of several owners, of whatever process.
     "DeviceWork Kernel",
     # A device's file, with the source of each value, and what the engine computes with.

@@ -22,7 +22,7 @@ from pytest_hwqueue.engine.tenants.device_use import device_use
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
 from pytest_hwqueue.engine.tenants.open_loop import Demand, Load, Window
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
-from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
+from pytest_hwqueue.engine.tenants.tenant_processes import ColocationDraft
 from pytest_hwqueue.engine.tenants.tenant_window import (
     demand_of,
     needs_gradients,
@@ -57,7 +57,7 @@ class _Request(NamedTuple):
 
 def simulate(
     plan: Colocation,
-    found: FoundOfTenants,
+    draft: ColocationDraft,
     *,
     traced: bool = False,
     looks: Sequence[Look] = (),
@@ -67,7 +67,7 @@ def simulate(
 
     Args:
         plan: who runs, and how.
-        found: receives the model's results.
+        draft: receives the model's results.
         traced: also find out why tenants' slow requests were slow, from what the model did.
         looks: at the window before its end.
         decided: whether a look ends the window; told what a window of its length has measured.
@@ -80,18 +80,18 @@ def simulate(
     model = _model(plan)
     if traced:
         model = _short_enough(model)
-        found.duration_s = model.duration_ns / 1e9
+        draft.duration_s = model.duration_ns / 1e9
     ran: list[DeviceWork] | None = [] if traced else None
     served, window_ns = _run(model, ran, looks, decided)
     done_ns = model.all_served_ns(served)
     of_all = model.results(served, model.duration_ns)
-    found.counted(plan, done_ns, {one.name: one for one in of_all})
-    found.tenants = model.results(served, window_ns if done_ns is None else done_ns)
+    draft.counted(plan, done_ns, {one.name: one for one in of_all})
+    draft.tenants = model.results(served, window_ns if done_ns is None else done_ns)
     notes = _notes(model)
     if ran is not None:
-        notes += _explain(model, found, ran)
-    found.fingerprint = model.device.fingerprint()
-    found.notes = [*notes, *found.notes]
+        notes += _explain(model, draft, ran)
+    draft.fingerprint = model.device.fingerprint()
+    draft.notes = [*notes, *draft.notes]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _notes(model: _ModelledPlan) -> list[str]:
     ]
 
 
-def _explain(model: _ModelledPlan, found: FoundOfTenants, ran: Sequence[DeviceWork]) -> list[str]:
+def _explain(model: _ModelledPlan, draft: ColocationDraft, ran: Sequence[DeviceWork]) -> list[str]:
     """Add the device's use and the causes to a traced window; say what a trace did not hold."""
     short = []
     if model.duration_ns < model.plan.duration_ns:
@@ -207,11 +207,11 @@ def _explain(model: _ModelledPlan, found: FoundOfTenants, ran: Sequence[DeviceWo
             f"traced for at most {model.duration_ns / 1e9:.2g} s, not {model.plan.duration_s:.2g} "
             "s: the tenants run too many kernels for a trace"
         )
-    tenants = found.tenants
+    tenants = draft.tenants
     traces = {one.name: _trace(one.name, ran) for one in tenants}
-    found.device_use = device_use(tenants, traces, 0, round(found.duration_s * 1e9), model.turns)
-    found.tenants = kept_causes(
-        found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=model.turns
+    draft.device_use = device_use(tenants, traces, 0, round(draft.duration_s * 1e9), model.turns)
+    draft.tenants = kept_causes(
+        draft.kept, tenants, traces, begin_ns=0, notes=[*short], turns=model.turns
     )
     return short
 
