@@ -92,7 +92,7 @@ def ratio_rows(cell: CellBaseline, notes: Notes) -> list[list[str]]:
             ends = None if runs is None or value is None else interval(runs)
             low, high = ends or (-math.inf, math.inf)
             given = Estimate(value=value, low=low, high=high, refused="a run has too few samples")
-            given = given.told(unit="×")
+            given = given.informative(unit="×")
             notes.note(given, f"{name} at {quantile.upper()}", what.id, interval=False)
             row.append(str(printed(given, times)))
         rows.append(row)

@@ -144,7 +144,7 @@ def _loss(
         ends = [_share(end, higher_is_worse) for end in difference.interval(0.0, CONFIDENCE)]
     except OverflowError:
         return Estimate(n=n, refused="rounds differ too much for any bound to be a number")
-    return Estimate(value=value, low=min(ends), high=max(ends), n=n).told()
+    return Estimate(value=value, low=min(ends), high=max(ends), n=n).informative()
 
 
 def _share(log_ratio: float, higher_is_worse: bool) -> float:
@@ -190,7 +190,7 @@ def won_back(
     floor = GateSettings().floor * max(before, after)
     low, high = compare_pairs(*scaled, floor).interval(0.0, CONFIDENCE)
     half = (high - low) / 2
-    won = Estimate(value=value, low=value - half, high=value + half, n=len(rounds)).told()
+    won = Estimate(value=value, low=value - half, high=value + half, n=len(rounds)).informative()
     if won.value is None:
         return lost, won
     spread = max(bases) / min(bases) - 1

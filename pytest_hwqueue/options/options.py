@@ -335,10 +335,8 @@ class Settings:
         "isolated, a description NAME.yaml, one that an installed package adds, or none")
     noise_dir = Option("", read.path, "DIR", "noise",
         "folder on a disk for the noise `disk`",
-        "folder on a disk for the files of the noise `disk`; by default --hwq-dir", rare=True)
-    noise_size = Option("1G", read.size_bytes, "BYTES", "noise",
-        "total size of its files",
-        "total size of these files, such as 512M or 4G; they are removed afterwards", rare=True)
+        "folder on the disk that the noise `disk` loads, such as that of your data; by default "
+        "--hwq-dir. Its files of 1 GiB are removed afterwards", rare=True)
     fault = Option("", read.faults, "slower:PERCENT", "testing",
         "make every cell slower on purpose",
         "make every cell slower, to check that the gate fails: each kernel on a simulated "

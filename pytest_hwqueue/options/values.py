@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 # Nothing is measured for longer: what asks for more has a wrong unit.
 _LONGEST_S = 366 * 24 * 3600.0
-_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3}
 VERDICTS = ("inconclusive", "no-baseline", "incomparable", "missing")
 """Those that --hwq-on gives a reaction to: the others always fail, or always pass."""
 _REACTIONS = ("pass", "warn", "fail")
@@ -237,15 +236,6 @@ def noises(option: str, value: str) -> tuple[str, ...]:
     with refused_as(option, value):
         # What is quiet alone is no comparison.
         return () if value == NONE else parse_noises(value)
-
-
-def size_bytes(option: str, value: str) -> int:
-    """Take a size in bytes, with K, M or G for powers of 1024."""
-    number, unit = (value[:-1], value[-1]) if value[-1:] in _BYTES else (value, "")
-    size = _whole(number, 0) * _BYTES.get(unit, 1)
-    if not 1 <= size < 2**63:
-        raise BadOption(option, value, "give bytes, such as 512M or 4G")
-    return size
 
 
 def names(_option: str, value: str) -> tuple[str, ...]:

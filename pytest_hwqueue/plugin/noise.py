@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def noise_places(config: pytest.Config) -> NoisePlaces:
-    """Return the folders and sizes noises need; paths are relative to pytest's invocation."""
+    """Return the folders that noises need; paths are relative to pytest's invocation."""
     settings = config.stash[SETTINGS]
     folder = config.invocation_params.dir
     place = folder / (settings.noise_dir or settings.dir)
     if settings.noise_dir is None:
         # That of the records is made when the first is written.
         place = next(each for each in (place, *place.parents) if each.is_dir())
-    return NoisePlaces(place, settings.noise_size)
+    return NoisePlaces(place)
 
 
 @contextmanager

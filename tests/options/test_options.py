@@ -86,7 +86,6 @@ VALUES: dict[str, list[tuple[str, object]]] = {
         ("own.yaml,cpu", ("none", "own.yaml", "cpu")),
     ],
     "noise-dir": [("a", Path("a")), ("/b/c", Path("/b/c")), ("d e", Path("d e"))],
-    "noise-size": [("512M", 512 * 1024**2), ("4G", 4 * 1024**3), ("65536", 65536)],
     "dispatch": [
         ("graph", ("graph",)),
         ("eager,graph", ("eager", "graph")),
@@ -177,7 +176,6 @@ BAD: dict[str, list[tuple[str, str]]] = {
     "weights": [],
     "noise": [(",", "give one or more")],
     "noise-dir": [],
-    "noise-size": [(value, "give bytes") for value in ("0", "-1", "much", "1.5G", "G", "1_0")],
     "dispatch": [(value, "eager, graph") for value in ("Eager", "graph,lazy", ",")],
     "cache": [(value, "hot, cold") for value in ("Cold", "warm", "x,y")],
     "sync-mode": [(value, "per_iteration, end_only, none") for value in ("None", "end", "x,y")],

@@ -171,12 +171,12 @@ def _gpu(records: Sequence[RunRecord], place: Path, check: CheckRecord | None) -
         node,
         device,
         str(fingerprint.hard.get("device_name", label)),
-        _comparable_conditions(fingerprint),
-        _log_times(good),
-        tuple(_faults(fingerprint, good)),
+        uuid,
+        pci,
+        conditions=_comparable_conditions(fingerprint),
+        log_times=_log_times(good),
+        faults=tuple(_faults(fingerprint, good)),
         day=good[-1].started[:10],
-        uuid=uuid,
-        pci=pci,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from pytest_hwqueue.answers.fleet.outliers import RATE
 from pytest_hwqueue.answers.fleet.verdicts import ALL_FIGURES, NAMED, FleetVerdict, GpuVerdict
 from pytest_hwqueue.answers.page.render import Page, write_page
-from pytest_hwqueue.data.document.charts import as_it_is, coloured_by, mark, told, view
+from pytest_hwqueue.data.document.charts import as_it_is, coloured_by, mark, tooltip, view
 from pytest_hwqueue.data.document.document import (
     Chart,
     Column,
@@ -100,7 +100,7 @@ def _map(found: FleetVerdict) -> Chart:
     }
     encoding = {
         **where, "fill": coloured_by("verdict", colours), "opacity": as_it_is("opacity"),
-        "tooltip": told({name: name for name in ("node", "gpu", "verdict", "time")}),
+        "tooltip": tooltip({name: name for name in ("node", "gpu", "verdict", "time")}),
     }  # fmt: skip
     spec = view(
         mark("rect", encoding, rows, stroke=colour("line")),

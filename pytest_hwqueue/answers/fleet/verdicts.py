@@ -35,18 +35,13 @@ ALL_FIGURES = "all figures"
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """What was measured on one GPU.
+class GpuIdentity:
+    """Which GPU of a fleet it is.
 
     Attributes:
         node: name of its machine.
         device: its name there.
-        model: such as NVIDIA H200.
-        conditions: driver, clocks and settings, by field of the fingerprint.
-        log_times: by figure, logarithms of times, in the order measured.
-        faults: what its driver reports, in words.
-        unreachable: why nothing was measured; empty if something was.
-        day: when it was measured, as 2026-11-28.
+        model: such as NVIDIA H200; empty if not known.
         uuid: its own, whatever it is called; empty if not known, as of a simulated one.
         pci: its address on its machine's bus; empty if not known.
 
@@ -55,32 +50,6 @@ class Gpu:
     node: str
     device: str
     model: str = ""
-    conditions: dict[str, Value] = field(default_factory=dict)
-    log_times: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    faults: tuple[str, ...] = ()
-    unreachable: str = ""
-    day: str = ""
-    uuid: str = ""
-    pci: str = ""
-
-
-@dataclass(frozen=True)
-class GpuVerdict:
-    """The verdict on one GPU, with its reasons.
-
-    ``deviations`` are relative to the median GPU of its model, by figure; 0.05 is 5 % slower.
-    ``slow`` and ``slow_node`` are what it is called slow for, by figure: how much slower it is than
-    the others of its node, and how much slower its node is than other nodes.
-    """
-
-    node: str
-    device: str
-    model: str
-    verdict: Verdict
-    reasons: tuple[str, ...] = ()
-    deviations: dict[str, float] = field(default_factory=dict)
-    slow: dict[str, float] = field(default_factory=dict)
-    slow_node: dict[str, float] = field(default_factory=dict)
     uuid: str = ""
     pci: str = ""
 
@@ -92,6 +61,42 @@ class GpuVerdict:
         """
         known = ", ".join(filter(None, (self.uuid, self.pci)))
         return f"{self.device} ({known})" if known else self.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(GpuIdentity):
+    """What was measured on one GPU.
+
+    Attributes:
+        conditions: driver, clocks and settings, by field of the fingerprint.
+        log_times: by figure, logarithms of times, in the order measured.
+        faults: what its driver reports, in words.
+        unreachable: why nothing was measured; empty if something was.
+        day: when it was measured, as 2026-11-28.
+
+    """
+
+    conditions: dict[str, Value] = field(default_factory=dict)
+    log_times: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    unreachable: str = ""
+    day: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuVerdict(GpuIdentity):
+    """The verdict on one GPU, with its reasons.
+
+    ``deviations`` are relative to the median GPU of its model, by figure; 0.05 is 5 % slower.
+    ``slow`` and ``slow_node`` are what it is called slow for, by figure: how much slower it is than
+    the others of its node, and how much slower its node is than other nodes.
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    deviations: dict[str, float] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
+    slow_node: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -353,7 +358,9 @@ def _without_figures(gpu: Gpu, unlike: Sequence[str], reason: str) -> GpuVerdict
 
 
 def _named(gpu: Gpu, verdict: Verdict, reasons: tuple[str, ...]) -> GpuVerdict:
-    return GpuVerdict(gpu.node, gpu.device, gpu.model, verdict, reasons, uuid=gpu.uuid, pci=gpu.pci)
+    return GpuVerdict(
+        gpu.node, gpu.device, gpu.model, gpu.uuid, gpu.pci, verdict=verdict, reasons=reasons
+    )
 
 
 def _verdict(

@@ -6,6 +6,7 @@ Exit status: 0, whatever was found; 2 for wrong usage or input, or without apach
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,26 @@ _FIGURES = ("p99", "p50", "iteration_time")
 _MOST_RATE = 0.1
 
 
+@dataclass(frozen=True)
+class HistoryOptions:
+    """What `hwq history` was asked.
+
+    Attributes:
+        figures: names; empty for the usual ones.
+        cells: ids; empty for all.
+        rate: as given, the share of flat series that may have a change point.
+        pool_machines: analyse the sessions of all devices and drivers of one model together.
+        repository: folder in which to look up commits.
+
+    """
+
+    figures: tuple[str, ...]
+    cells: tuple[str, ...]
+    rate: str
+    pool_machines: bool
+    repository: str
+
+
 @options.with_options(only=("baselines", "min-effect", "tau"))
 @click.command()
 @click.argument("name")
@@ -33,7 +54,7 @@ _MOST_RATE = 0.1
     "--figure", "figures", metavar="FIGURE", multiple=True,
     help="p99, p50, throughput, TAG.p99, ...; repeatable (default: p99, p50 and iteration_time)",
 )  # fmt: skip
-@click.option("--cell", "chosen", metavar="CELL", multiple=True, help="only this cell; repeatable")
+@click.option("--cell", "cells", metavar="CELL", multiple=True, help="only this cell; repeatable")
 @click.option(
     "--rate", metavar="SHARE", default="1%", show_default=True,
     help="share of flat series that may have a change point",
@@ -47,10 +68,7 @@ _MOST_RATE = 0.1
 )  # fmt: skip
 @options.out_file("json", "also write all sessions and findings to FILE")
 @options.out_file("markdown", "also write Markdown")
-def history(
-    name: str, more: tuple[str, ...], figures: tuple[str, ...], chosen: tuple[str, ...],
-    rate: str, pool_machines: bool, repository: str, **given: Any,
-) -> None:  # fmt: skip
+def history(name: str, more: tuple[str, ...], **given: Any) -> None:
     """Show a baseline's sessions over time, and what changed.
 
     It finds steps, with the commits between, drifts, and cells with two modes.
@@ -73,22 +91,23 @@ def history(
     from pytest_hwqueue.answers.history.series import arrange
     from pytest_hwqueue.options.values import share
 
+    asked = HistoryOptions(**{each.name: given.pop(each.name) for each in fields(HistoryOptions)})
     store = options.open_store(options.settings_of(given).baselines, packaged=True)
     settings = options.gate_settings(given)
-    accepted = share(_MOST_RATE)("--rate", rate)
+    accepted = share(_MOST_RATE)("--rate", asked.rate)
     if accepted < LEAST_P:
-        raise HwqError(f"--rate: {rate} is below {LEAST_P:.2%}, the least p there can be")
+        raise HwqError(f"--rate: {asked.rate} is below {LEAST_P:.2%}, the least p there can be")
     sources = [source for text in (name, *more) for source in _sources(text, store)]
-    _refuse_unknown(sources, figures, chosen)
+    _refuse_unknown(sources, asked.figures, asked.cells)
     series = [
         each
-        for each in arrange(sources, figures or _FIGURES, pool_machines=pool_machines)
-        if not chosen or each.cell in chosen
+        for each in arrange(sources, asked.figures or _FIGURES, pool_machines=asked.pool_machines)
+        if not asked.cells or each.cell in asked.cells
     ]
     labels = list(dict.fromkeys(source.label for source in sources))
     found = analyse(
-        series, labels, _lookup(Path(repository)), settings,
-        rate=accepted, pool_machines=pool_machines,
+        series, labels, _lookup(Path(asked.repository)), settings,
+        rate=accepted, pool_machines=asked.pool_machines,
     )  # fmt: skip
     options.output(
         history_document(found),

@@ -19,7 +19,7 @@ from pytest_hwqueue.data.document.charts import (
     mark,
     quantity,
     survival_chart,
-    told,
+    tooltip,
     view,
 )
 from pytest_hwqueue.data.document.document import Chart
@@ -176,7 +176,7 @@ def order_chart(
     across = axis_of("x", "sample", domain=[0, 1.08 * starts[-1]], padding=6, format="d")
     what = f"{_series(shown)}, {unit.name}"
     up = axis_of("y", what, padding=8)
-    hints = told({"run": "run", what: "y", "sample": "sample"})
+    hints = tooltip({"run": "run", what: "y", "sample": "sample"})
     span = {"x": quantity("x"), "x2": {"field": "end"}, "opacity": as_it_is("opacity")}
     text = {"x": quantity("x"), "y": as_it_is("top"), "text": {"field": "text"}}
     borders: list[Spec] = [{"x": at} for at in starts[1:-1]]
@@ -233,7 +233,7 @@ _SCREENFUL, _MOST_HIGH, _ROW_HIGH = 400, 800, 26
 
 
 class _Bar(NamedTuple):
-    stream: str
+    row: str
     name: str
     ready_ns: int | None
     start_ns: int
@@ -300,10 +300,10 @@ def _timeline_chart(title: str, total: int, bars: list[_Bar], most: int, simulat
     """
     bars = sorted(bars, key=lambda bar: bar.start_ns)[:most]
     zero = bars[0].start_ns
-    streams = sorted({bar.stream for bar in bars}, key=_by_number)
+    streams = sorted({bar.row for bar in bars}, key=_by_number)
     names = list(dict.fromkeys(bar.name for bar in bars))
     data: dict[str, list[Any]] = {
-        "row": [streams.index(bar.stream) for bar in bars],
+        "row": [streams.index(bar.row) for bar in bars],
         "name": [names.index(bar.name) for bar in bars],
         "ready": [None if bar.ready_ns is None else bar.ready_ns - zero for bar in bars],
         "start": [bar.start_ns - zero for bar in bars],
@@ -336,7 +336,7 @@ def _timeline_chart(title: str, total: int, bars: list[_Bar], most: int, simulat
     spec = view(
         mark("bar", wait, height=3, opacity=0.45, color=colour("soft"), **style),
         {
-            **mark("bar", {**bar, "tooltip": told(hints)}, height={"band": 0.7}, **style),
+            **mark("bar", {**bar, "tooltip": tooltip(hints)}, height={"band": 0.7}, **style),
             "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}}],
         },
         simulated=simulated, description=f"{title} ({total} kernels)",

@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +43,45 @@ if TYPE_CHECKING:
     from pytest_hwqueue.answers.versions.bisection import BisectState
     from pytest_hwqueue.answers.versions.variants import SideVariant
     from pytest_hwqueue.judge.verdict import GateSettings
+    from pytest_hwqueue.options.options import Settings
 
 
 _KEPT = {"rate", "min-effect", "detect", "fail-on", "allow-env", "on", "dir", "setup"}
 _NOT_HERE = tuple(OF_THE_COMPARISON - _KEPT)
 # With 3 pairs normal theory can decide; with fewer nothing can.
 _LEAST_PAIRS = 3
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """What `hwq ab` and `hwq bisect` are asked alike.
+
+    Attributes:
+        settings: the plugin's options among the command's.
+        gate: by which verdicts are given.
+        figures: names of those judged.
+        measuring: the options of `hwq run` that both sides share, by name.
+
+    """
+
+    settings: Settings
+    gate: GateSettings
+    figures: tuple[str, ...]
+    measuring: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], pairs: int) -> ComparisonOptions:
+        """Sort a command's options."""
+        from pytest_hwqueue.answers.versions.sides import with_median
+
+        settings = settings_of(given)
+        gate = replace(gate_settings(given), pairs=pairs, tau=0.0)
+        measuring = {
+            option.name: values
+            for option, values in given_options(given)
+            if option.name not in OF_THE_COMPARISON
+        }
+        return cls(settings, gate, with_median(settings.fail_on), measuring)
 
 
 def _pairs(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
@@ -108,7 +141,8 @@ def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **gi
             "REF_OR_PATH", " ".join(places),
             "name two sides, such as `hwq ab main .`, or vary something by --a and --b",
         )  # fmt: skip
-    common = SideVariant(_measuring_options(given), {}, click.get_current_context().meta[PASSED_ON])
+    asked = ComparisonOptions.of(given, pairs)
+    common = SideVariant(asked.measuring, {}, click.get_current_context().meta[PASSED_ON])
     own = [read_variant(f"--{name}", text) for name, text in zip("ab", variants, strict=True)]
     varied = varied_fields(own[0], own[1])
     for each in own:
@@ -118,17 +152,17 @@ def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **gi
         SideRequest(name, places[number] if places else None, own[number].over(common), text)
         for number, (name, text) in enumerate(zip("AB", variants, strict=True))
     )
-    settings, figures, allow = _judged_by(given, pairs)
     here = Path.cwd()
     # What names no side leaves no folder.
     found_places((a, b), here)
-    folder = session_folder(here / settings_of(given).dir)
+    folder = session_folder(here / asked.settings.dir)
     say(f"what is measured is kept in {folder}")
     judging = InterleavedJudging(
-        figures, settings, (a.label, b.label), folder.name, varied=varied, allow_environment=allow
-    )
+        asked.figures, asked.gate, (a.label, b.label), folder.name,
+        varied=varied, allow_environment=asked.settings.allow_env,
+    )  # fmt: skip
     measure = ProcessRuns(folder)
-    with open_sides((a, b), here, settings_of(given).setup, folder, say) as sides:
+    with open_sides((a, b), here, asked.settings.setup, folder, say) as sides:
         for side in sides:
             say(side.describe())
         same = is_same(*sides)
@@ -138,24 +172,7 @@ def ab(places: tuple[str, ...], variant_a: str, variant_b: str, pairs: int, **gi
             judgement = interleave(sides, judging, measure, say)
     click.echo(f"B: {b.label}{' (A/A: the same as A)' if same else ''}")
     click.echo(verdicts_text(judgement))
-    return comparison_status(judgement, settings_of(given).on)
-
-
-def _judged_by(given: dict[str, Any], pairs: int) -> tuple[GateSettings, tuple[str, ...], bool]:
-    """Return the gate's settings, the figures, and whether --allow-env is given."""
-    from pytest_hwqueue.answers.versions.sides import with_median
-
-    settings, asked = replace(gate_settings(given), pairs=pairs, tau=0.0), settings_of(given)
-    return settings, with_median(asked.fail_on), asked.allow_env
-
-
-def _measuring_options(given: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the options of `hwq run` that both sides share."""
-    return {
-        option.name: values
-        for option, values in given_options(given)
-        if option.name not in OF_THE_COMPARISON
-    }
+    return comparison_status(judgement, asked.settings.on)
 
 
 _STATUS = {"found": 0, "range": 1, "not-worse": UNDECIDED, "not-confirmed": UNDECIDED}
@@ -193,15 +210,15 @@ def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
     from pytest_hwqueue.answers.versions.session import CommitComparison
 
     here = Path.cwd()
-    settings, figures, allow = _judged_by(given, pairs)
-    setup = settings_of(given).setup
-    variant = _variant(name, here, given, click.get_current_context().meta[PASSED_ON])
-    state = _planned(here, name, good, bad, settings.rate)
+    asked = ComparisonOptions.of(given, pairs)
+    setup, figures, gate = asked.settings.setup, asked.figures, asked.gate
+    variant = _variant(name, here, asked, click.get_current_context().meta[PASSED_ON])
+    state = _planned(here, name, good, bad, gate.rate)
     # The same command finds its folder again, and another one, of other settings, another folder.
-    asked = [state.good, state.commits[-1].commit, name, str(here), setup, figures,
-             repr(settings), repr(variant)]  # fmt: skip
-    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
-    folder = here / settings_of(given).dir / f"bisect-{key}"
+    of_search = [state.good, state.commits[-1].commit, name, str(here), setup, figures,
+                 repr(gate), repr(variant)]  # fmt: skip
+    key = hashlib.sha256(json.dumps(of_search).encode()).hexdigest()[:8]
+    folder = here / asked.settings.dir / f"bisect-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / STATE_FILE
     if file.exists():
@@ -214,7 +231,7 @@ def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
     made = sum(each.is_dir() for each in folder.iterdir())
     asked_for = click.get_current_context().get_parameter_source("pairs")
     compare = CommitComparison(
-        here, folder, variant, setup, figures, settings, allow, say,
+        here, folder, variant, setup, figures, gate, asked.settings.allow_env, say,
         keep_pairs=asked_for is not ParameterSource.DEFAULT, made=made,
     )  # fmt: skip
     found = search(state, compare, pairs, lambda state: write_state(file, state), say)
@@ -222,16 +239,17 @@ def bisect(name: str, good: str, bad: str, pairs: int, **given: Any) -> int:
     return _STATUS[found.ending]
 
 
-def _variant(name: str, here: Path, given: dict[str, Any], extra: tuple[str, ...]) -> SideVariant:
+def _variant(
+    name: str, here: Path, asked: ComparisonOptions, extra: tuple[str, ...]
+) -> SideVariant:
     """Return how both sides are measured: a workload of the suite, or a test."""
     from pytest_hwqueue.answers.versions.variants import SideVariant
     from pytest_hwqueue.parts.workloads.registry import WORKLOADS
 
-    options = _measuring_options(given)
     if name in WORKLOADS:
-        return SideVariant({**options, "workload": (name,)}, {}, extra)
+        return SideVariant({**asked.measuring, "workload": (name,)}, {}, extra)
     if (here / name.partition("::")[0]).exists():
-        return SideVariant(options, {}, (name, *extra))
+        return SideVariant(asked.measuring, {}, (name, *extra))
     raise HwqError(f"{name!r} is neither a workload (see `hwq list`) nor a test in {here}")
 
 

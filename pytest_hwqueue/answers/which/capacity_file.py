@@ -18,7 +18,7 @@ from pytest_hwqueue.answers.which.search import (
     margin_of,
     others_of,
 )
-from pytest_hwqueue.answers.which.table import loss_of, records_of, told
+from pytest_hwqueue.answers.which.table import in_unit, loss_of, records_of
 from pytest_hwqueue.data.figures import of_requests as figures
 from pytest_hwqueue.data.figures import over_sessions
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
@@ -234,10 +234,10 @@ def _rate(search: CapacitySearch, found: CaseSearch, index: int) -> CapacityRate
         windows=found.windows[index],
         confirming=found.confirming.get(index, 0),
         starts=_starts(records_of(runs, run)),
-        p99_ms=told(p99, 1 / _NS_PER_MS, "ms"),
+        p99_ms=in_unit(p99, 1 / _NS_PER_MS, "ms"),
         goals=found.results[index],
         lost={
-            name: loss_of(told(_kept(runs, run, alone, solo)))
+            name: loss_of(in_unit(_kept(runs, run, alone, solo)))
             for name, solo in solos.items()
             if alone.found(solo)
         },

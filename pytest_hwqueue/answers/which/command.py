@@ -407,8 +407,7 @@ def _searched(
 
         search = CapacitySearch(
             [CaseSearch(case, grid, SearchBudget(time_s, scenario.warmup)) for case, grid in grids],
-            tenant, looks, measure_for, measurer.end_tenants,
-            progress.window_begins, progress.rate_is_decided,
+            tenant, looks, measure_for, measurer.end_tenants, progress,
         )  # fmt: skip
         with interruptible() as interrupted, measurer:
             search.begin()

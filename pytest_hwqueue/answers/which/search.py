@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pytest_hwqueue.answers.which.budget import CONFIRMING_STARTS, FITS_S, SearchBudget
 from pytest_hwqueue.answers.which.rates import (
@@ -388,6 +388,16 @@ def others_of(case: Case, tenant: str) -> list[Tenant]:
     return [each for each in others if each.priority < own.priority] or others
 
 
+class RateProgress(Protocol):
+    """Follows a search."""
+
+    def window_begins(self, case: Case, rate_per_s: float, number: int) -> None:
+        """Window ``number`` of a rate follows."""
+
+    def rate_is_decided(self, case: Case, rate_per_s: float, verdict: RateVerdict) -> None:
+        """A rate has its verdict."""
+
+
 class CapacitySearch:
     """Measures what it needs to find the capacity of each case."""
 
@@ -397,9 +407,8 @@ class CapacitySearch:
         tenant: str,
         looks: RateLooks,
         measure_for: Callable[[float], ResumingMeasurer],
-        start_anew: Callable[[], None] = lambda: None,
-        begins: Callable[[Case, float, int], None] = lambda *_: None,
-        decided: Callable[[Case, float, RateVerdict], None] = lambda *_: None,
+        start_anew: Callable[[], None],
+        progress: RateProgress,
     ) -> None:
         """Prepare a search.
 
@@ -409,13 +418,12 @@ class CapacitySearch:
             looks: how each rate is judged.
             measure_for: returns what measures windows of so many seconds.
             start_anew: lets the next window's tenants start anew.
-            begins: receives the case, the rate and the window's number before each.
-            decided: receives each verdict.
+            progress: is told of each window and verdict.
 
         """
         self.tenant, self.looks, self.found = tenant, looks, found
         self._measure_for, self._start_anew = measure_for, start_anew
-        self._begins, self._decided = begins, decided
+        self._progress = progress
         # By variant and rate, or what has no rate to change.
         self._runs: dict[tuple[str | None, int | str], RateRuns] = {}
 
@@ -521,7 +529,7 @@ class CapacitySearch:
         rate = found.grid.rate_per_s(index)
         case, runs = self.runs_at(found, index)
         number = found.windows.get(index, 0) + 1
-        self._begins(found.case, rate, number)
+        self._progress.window_begins(found.case, rate, number)
         own = own_run(case)
         self._share_peaks(found, runs, own)
         runs.confirms = index in found.verdicts
@@ -554,7 +562,7 @@ class CapacitySearch:
     def _decide(self, found: CaseSearch, index: int, verdict: RateVerdict) -> None:
         if found.verdicts.get(index) != verdict:
             found.verdicts[index] = verdict
-            self._decided(found.case, found.grid.rate_per_s(index), verdict)
+            self._progress.rate_is_decided(found.case, found.grid.rate_per_s(index), verdict)
 
     def _share_peaks(self, found: CaseSearch, runs: RateRuns, run: PlannedRun) -> None:
         """Give a rate's runs what has no rate: peaks, and tenants alone that goals need."""

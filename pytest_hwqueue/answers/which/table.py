@@ -169,11 +169,11 @@ def _tenant(
         failed=sum(result.failed or 0 for result in results),
         unserved=sum(result.unserved or 0 for result in results),
         failed_for=failed_for(results),
-        requests_per_s=told(over_sessions.absolute(figures.throughput, windows, CONFIDENCE)),
-        mean_ms=told(
+        requests_per_s=in_unit(over_sessions.absolute(figures.throughput, windows, CONFIDENCE)),
+        mean_ms=in_unit(
             over_sessions.absolute(figures.mean, windows, CONFIDENCE), 1 / _NS_PER_MS, "ms"
         ),
-        variation=told(over_sessions.absolute(figures.variation, windows, CONFIDENCE)),
+        variation=in_unit(over_sessions.absolute(figures.variation, windows, CONFIDENCE)),
         min_ms=_shortest(windows),
         p50_ms=_percentile(windows, 0.5),
         p90_ms=_percentile(windows, 0.9),
@@ -186,7 +186,7 @@ def _tenant(
         attained_within_ms=None if within_ns is None else within_ns / _NS_PER_MS,
         attainment=None
         if within_ns is None
-        else told(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
+        else in_unit(over_sessions.absolute(figures.attainment(within_ns), windows, CONFIDENCE)),
         unit=rates[0].unit if rates else "",
         throughput_items_per_s=_throughput(windows, items, f"{rates[0].unit}/s" if rates else ""),
         throughput_loss=None if kept is None else loss_of(kept),
@@ -222,7 +222,7 @@ def _tenant_use(entry: Entry, name: str, runs: WhichRuns) -> WhichUse:
         tenant=name,
         busy=_of_use(windows, figures.busy),
         wait_p99_ms=_percentile(windows, 0.99, "wait_ns"),
-        throughput_over_measured=told(over).told(unit="×"),
+        throughput_over_measured=in_unit(over).informative(unit="×"),
     )
 
 
@@ -230,7 +230,7 @@ def _of_use(windows: Sequence[Served] | str, estimator: Estimator, unit: str = "
     """Return a figure of traced windows; refused where their text says why there are none."""
     if isinstance(windows, str):
         return Estimate(refused=windows, unit=unit)
-    return told(over_sessions.absolute(estimator, windows, CONFIDENCE), unit=unit)
+    return in_unit(over_sessions.absolute(estimator, windows, CONFIDENCE), unit=unit)
 
 
 def _work(tenant: Tenant, results: Sequence[TenantResult]) -> str:
@@ -251,7 +251,7 @@ def _origin(results: Sequence[TenantResult]) -> ServerOrigin | None:
 
 def _percentile(windows: Sequence[Served], quantile: float, of: TimesOf = "latency_ns") -> Estimate:
     estimate = over_sessions.absolute(figures.percentile(quantile, of), windows, CONFIDENCE)
-    found = told(estimate, 1 / _NS_PER_MS, "ms")
+    found = in_unit(estimate, 1 / _NS_PER_MS, "ms")
     if estimate.n < minimum_samples(quantile):
         # What it is at least is known, and enough to miss a goal.
         refused = found.without_value(estimate.refused)
@@ -269,7 +269,7 @@ def _shortest(windows: Sequence[Served]) -> Estimate:
 
 def _longest(windows: Sequence[Served]) -> Estimate:
     """Return the longest latency, of these requests alone: without an interval."""
-    found = told(figures.longest(windows, CONFIDENCE), 1 / _NS_PER_MS, "ms")
+    found = in_unit(figures.longest(windows, CONFIDENCE), 1 / _NS_PER_MS, "ms")
     return found.model_copy(update={"low": -math.inf, "high": math.inf})
 
 
@@ -279,7 +279,7 @@ def _throughput(windows: Sequence[Served], items: Sequence[float], unit: str) ->
     if not items:
         reason = "no request was completed in time"
         return Estimate(value=0.0, low=0.0, unit=unit, refused=reason)
-    return told(estimate, items[0], unit)
+    return in_unit(estimate, items[0], unit)
 
 
 def _ratio(
@@ -302,9 +302,9 @@ def _ratio(
         return estimate.without_value(estimate.refused)
     if estimate.value is None:
         return estimate.without_value(f"{what} has nothing to divide by")
-    figure = told(estimate)
+    figure = in_unit(estimate)
     if estimator is not figures.throughput and figure.value is not None:
-        figure = figure.told(unit="×")
+        figure = figure.informative(unit="×")
         if figure.value is None:
             return figure
     measured = len({window.session for window in windows})
@@ -322,10 +322,10 @@ def loss_of(kept: Estimate) -> Estimate:
     found = kept.model_copy(update=lost)
     if found.interval is None:
         return found.without_value(found.refused or "its interval has no end on one side")
-    return found.told()
+    return found.informative()
 
 
-def told(estimate: Estimate, factor: float = 1.0, unit: str = "") -> Estimate:
+def in_unit(estimate: Estimate, factor: float = 1.0, unit: str = "") -> Estimate:
     """Return an estimate in a table's unit; an infinite value is refused."""
     scaled = estimate.scaled(factor, unit)
     if scaled.value is not None and math.isinf(scaled.value):

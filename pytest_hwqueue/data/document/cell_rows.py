@@ -209,7 +209,7 @@ class CellRows:
         parts = []
         for key in _WITH_INTERVAL:
             # What is too wide to be printed the gate, which compares runs, still has.
-            given: Estimate = getattr(ratio, key).told(unit="×")
+            given: Estimate = getattr(ratio, key).informative(unit="×")
             at = f"at {PERCENTILES[key]}"
             parts.append(f"{self._figure(f'{name} {at}', given, times)} {at}")
         parts[0] = f"{name} {parts[0]}"

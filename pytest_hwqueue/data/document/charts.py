@@ -130,7 +130,7 @@ def survival_chart(
         line["strokeDash"] = {"field": "legend", "scale": scale, "title": None}
     hints = {"of": "curve", f"{x}, {unit.name}": "x", "took at least as long, %": "percent",
             "n": "n"}  # fmt: skip
-    point = {"x": quantity("x"), "y": quantity("y"), "tooltip": told(hints)}
+    point = {"x": quantity("x"), "y": quantity("y"), "tooltip": tooltip(hints)}
     # Three quarters along the axis or more, a text stands to the left of its line.
     marks = [
         {"x": (at := ns / unit.ns), "top": 8 + 18 * row, "text": f"{name} {at:.4g} {unit.name}",
@@ -292,7 +292,7 @@ def pareto_chart(points: Sequence[Mapping[str, Any]], *, simulated: bool = False
         "color": coloured_by("goals", {name: colour(tone) for name, _, tone in kinds}),
         "shape": {"field": "goals", "title": None,
                   "scale": scale_of({name: shape for name, shape, _ in kinds})},
-        "tooltip": told(hints), "description": {"field": "case"},
+        "tooltip": tooltip(hints), "description": {"field": "case"},
     }  # fmt: skip
     wide = {**where, "x": quantity("loss_from"), "x2": {"field": "loss_to"}}
     high = {**where, "y": quantity("p99_from"), "y2": {"field": "p99_to"}}
@@ -337,7 +337,7 @@ def _shared_labels(points: Sequence[Mapping[str, Any]]) -> list[str]:
 def _points(rows: list[Spec], where: Spec, hints: Mapping[str, str], **others: Spec) -> Spec:
     """Return lines with intervals and marks."""
     bars = {**where, "y": quantity("y_from"), "y2": {"field": "y_to"}}
-    marks = {**where, **others, "fill": as_it_is("fill"), "tooltip": told(hints)}
+    marks = {**where, **others, "fill": as_it_is("fill"), "tooltip": tooltip(hints)}
     return {
         "data": {"values": rows},
         "transform": interval("y"),
@@ -439,8 +439,8 @@ def coloured_by(name: str, colours: Mapping[str, str], *, shown: bool = True) ->
     return {"field": name, "type": "nominal", "scale": scale_of(colours), "legend": legend}
 
 
-def told(fields: Mapping[str, str]) -> list[Spec]:
-    """Return what is told where somebody points: fields by title."""
+def tooltip(fields: Mapping[str, str]) -> list[Spec]:
+    """Return what is shown where somebody points: fields by title."""
     return [
         {"title": title, "field": name, "type": "nominal"}
         | ({"type": "quantitative", "format": _FORMATS[name]} if name in _FORMATS else {})

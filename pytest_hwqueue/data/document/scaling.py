@@ -34,7 +34,7 @@ from pytest_hwqueue.data.records.stored import gather
 from pytest_hwqueue.data.safe_files import write_text
 
 
-def _told(records: Sequence[RunRecord]) -> Iterator[tuple[list[RunRecord], Scaling | None, str]]:
+def _sweeps(records: Sequence[RunRecord]) -> Iterator[tuple[list[RunRecord], Scaling | None, str]]:
     """Return each sweep with its scaling, or with why that cannot be told."""
     for sweep in find_sweeps(records):
         try:
@@ -46,7 +46,7 @@ def _told(records: Sequence[RunRecord]) -> Iterator[tuple[list[RunRecord], Scali
 def saturated_from(records: Sequence[RunRecord]) -> list[tuple[Cell, str]]:
     """Return each sweep's first cell, and the least number of streams that saturates it."""
     found = []
-    for sweep, result, _ in _told(records):
+    for sweep, result, _ in _sweeps(records):
         least = None if result is None else result.saturation_streams
         # Why it is unknown its table says, which -v prints.
         none = "unknown" if result is None else f"none up to {sweep[-1].cell.streams}"
@@ -63,7 +63,7 @@ def scaling_parts(records: Sequence[RunRecord], readings: set[str]) -> list[Part
 
     """
     parts: list[Part] = []
-    for sweep, result, refused in _told(records):
+    for sweep, result, refused in _sweeps(records):
         what = "Scaling" if result is None else f"{result.kind} scaling".capitalize()
         parts.append(Heading(_title(sweep[0].cell, what)))
         if result is None:
@@ -180,7 +180,7 @@ def _measured(name: str, shown: Sequence[RunRecord]) -> str:
 def _charts(records: Sequence[RunRecord]) -> dict[str, list[tuple[str, Spec]]]:
     """Return by workload a chart for each device, size and unit."""
     curves = []
-    for sweep, scaling, _ in _told(records):
+    for sweep, scaling, _ in _sweeps(records):
         if scaling is None:
             # The table says why.
             continue

@@ -156,7 +156,7 @@ class Estimate(PlainData):
         }  # fmt: skip
         return self.model_copy(update=update)
 
-    def told(
+    def informative(
         self, *, least: float = -math.inf, most: float = math.inf, unit: str = "%"
     ) -> Estimate:
         """Return it, or refused if it says too little to be printed.

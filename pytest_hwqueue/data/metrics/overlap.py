@@ -92,7 +92,7 @@ def overlap_efficiency(
     efficiency = _estimate(shares, n[fewest], fewest, "")
     # With an interval its width says whether a cost above the shorter work was seen.
     least = LEAST_EFFICIENCY if efficiency.interval is None else -math.inf
-    efficiency = efficiency.told(least=least, most=MOST_EFFICIENCY)
+    efficiency = efficiency.informative(least=least, most=MOST_EFFICIENCY)
     times = {
         f"{name}_ms": _estimate(of_series / _NS_PER_MS, n[name], name, "ms")
         for name, of_series in medians.items()

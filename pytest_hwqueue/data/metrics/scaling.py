@@ -213,7 +213,7 @@ def _compare(
     noun = "iterations here and at the least count"
     speedup = block_estimate(rates[0] / rates[1], both, fewest, noun)
     share = base_streams / streams
-    speedup = speedup.told(most=MOST_EFFICIENCY / share, unit="×")
+    speedup = speedup.informative(most=MOST_EFFICIENCY / share, unit="×")
     return ScaledPoint(
         streams=streams, throughput=rates[0], speedup=speedup, efficiency=speedup.scaled(share, "")
     )

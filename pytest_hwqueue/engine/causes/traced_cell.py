@@ -27,10 +27,10 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
 
     What cannot be traced here is refused, without affecting the measurement.
     """
-    request, found = cell.request, cell.found
+    request, draft = cell.request, cell.draft
     beside = not request.passes.only_traced and plan.folder is None
     if beside and not cell.device.capabilities.virtual_time:
-        measured = found.samples
+        measured = draft.samples
         took_ns = sum(measured.host_ns or measured.pace_ns) if measured else 0
         plan = replace(plan, limit_ns=max(_LEAST_LIMIT_NS, took_ns))
     if request.workload.gradients and not cell.device.capabilities.host:
@@ -47,15 +47,15 @@ def find_causes(plan: TracePlan, cell: OpenCell, program: Program) -> None:
                 cell.device, cell.pool, program, plan, pause, request.plan.rank_sync
             )
             passed.telemetry = log.finish()
-        found.causes, attribution = causes_of_pass(cell.device, passed, found.kept)
+        draft.causes, attribution = causes_of_pass(cell.device, passed, draft.kept)
         if request.plan.rank_sync.ranks.rank == 0:
             # The record of several ranks has rank 0's causes, and the notes of all.
-            found.notes.append(causes_line(found.causes, "a traced pass of its own"))
-        found.notes += write_files(
+            draft.notes.append(causes_line(draft.causes, "a traced pass of its own"))
+        draft.notes += write_files(
             plan, request.cell.id, cell.device, cell.pool, passed, attribution
         )
     except (DeviceError, OSError) as error:
-        found.metrics = found.metrics.without("causes", str(error))
+        draft.metrics = draft.metrics.without("causes", str(error))
 
 
 def causes_of_pass(

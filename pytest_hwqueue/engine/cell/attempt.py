@@ -106,8 +106,8 @@ def _text_of(error: Exception) -> str:
 
 
 @dataclass
-class Found:
-    """What is known about a run so far; kept if the run fails."""
+class RunDraft:
+    """What is known about a run so far, for its record; kept if the run fails."""
 
     stage: str
     notes: list[str] = field(default_factory=list)
@@ -148,19 +148,19 @@ class Attempt:
         if self.interruption is not None:
             raise self.interruption
 
-    def head(self, found: Found, provenance: Provenance) -> dict[str, Any]:
+    def head(self, draft: RunDraft, provenance: Provenance) -> dict[str, Any]:
         """Return fields of a record's head (`Run`): what was found, how it went, by what code."""
-        failure, fingerprint = self.failure, found.fingerprint
+        failure, fingerprint = self.failure, draft.fingerprint
         return {
             **provenance.fields(),
             "status": failure.status if failure else "ok",
             "reason": failure.reason if failure else "",
-            "stage": found.stage if failure else "",
+            "stage": draft.stage if failure else "",
             "started": self.started,
             "fingerprint": fingerprint and provenance.stamped(fingerprint),
-            "noise": found.noise,
-            "timelines": found.timelines,
-            "notes": found.notes,
+            "noise": draft.noise,
+            "timelines": draft.timelines,
+            "notes": draft.notes,
         }
 
 

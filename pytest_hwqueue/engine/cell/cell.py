@@ -15,7 +15,7 @@ from pytest_hwqueue.data.records.noise import Causes, NoiseRound
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.telemetry import Telemetry
-from pytest_hwqueue.engine.cell.attempt import Found
+from pytest_hwqueue.engine.cell.attempt import RunDraft
 from pytest_hwqueue.engine.cell.closed_loop import Plan
 from pytest_hwqueue.engine.cell.program import Enqueue, Place, Program, SlowedLaunches
 from pytest_hwqueue.parts.devices.protocol import Device, StreamPool
@@ -108,7 +108,7 @@ class CellRequest:
 
 
 @dataclass
-class FoundOfCell(Found):
+class CellDraft(RunDraft):
     """What is known about the cell so far."""
 
     iterations: int = 0
@@ -134,7 +134,7 @@ class OpenCell:
         device: the measured device.
         pool: the cell's streams.
         request: what to measure.
-        found: receives what becomes known.
+        draft: receives what becomes known.
         progress: receives the cell's progress.
         spins_ns: of a planted fault, behind each launch of an iteration; none without one.
         flush_bytes: of the device's memory that the harness itself holds, to empty the cache.
@@ -144,14 +144,14 @@ class OpenCell:
     device: Device
     pool: StreamPool
     request: CellRequest
-    found: FoundOfCell
+    draft: CellDraft
     progress: Progress
     spins_ns: Mapping[Place, float] = field(default_factory=dict)
     flush_bytes: int = 0
 
     def stage(self, stage: str, done: int = 0, planned: int = 0) -> None:
         """Begin a stage, which a failure will name."""
-        self.found.stage = stage
+        self.draft.stage = stage
         self.progress(stage, done, planned)
 
     def set_up(self, workload: Workload) -> None:

@@ -100,7 +100,7 @@ def take_samples(
         confirm_scheduler: called after measuring; raises NotProven if the mode has ended.
 
     """
-    request, found, program = cell.request, cell.found, programs.program
+    request, draft, program = cell.request, cell.draft, programs.program
     workload = request.workload
     # Half of the references before, half after: a drift falls on both sides of a ratio. What is
     # traced comes last: once a profiler has run, launching takes longer.
@@ -120,10 +120,10 @@ def take_samples(
         refused["throughput"] = _NOT_NEEDED
     if traced:
         _measure_references(cell, programs, passes)
-    others = {tag for tag in workload.tags if contended is None or tag != found.primary.name}
+    others = {tag for tag in workload.tags if contended is None or tag != draft.primary.name}
     timed = traced and bool(others) and not (contended and request.passes.lean)
     if timed and request.plan.flush is not None:
-        if found.primary.per != "iteration" and contended is None:
+        if draft.primary.per != "iteration" and contended is None:
             raise InvalidMeasurement(
                 f"{_WARM_TAGS}: measure with --hwq-cache=hot, or fewer streams"
             )
@@ -135,9 +135,9 @@ def take_samples(
             enough = programs.contended.judged.iterations(others)
             plan = plan.of(min(plan.iterations, enough))
         result.tags_ns, result.tag_iterations = traced_latencies(
-            cell.pool, program, plan, primary=found.primary.per != "iteration" and not contended
+            cell.pool, program, plan, primary=draft.primary.per != "iteration" and not contended
         )
-        found.notes.append(f"tags timed in a traced pass: {program.no_events}")
+        draft.notes.append(f"tags timed in a traced pass: {program.no_events}")
         if not result.tags_ns:
             refused["tags"] = f"{program.no_events}, and a graph's kernels have no tags"
     _measure_references(cell, programs, passes)
@@ -145,24 +145,24 @@ def take_samples(
         refused["ratios"] = _NOT_NEEDED
     elif programs.references and not passes and workload.ratios:
         refused["ratios"] = "references need synchronised iterations"
-    found.samples = _samples(result, program, passes, workload.overlap or (), blocks)
+    draft.samples = _samples(result, program, passes, workload.overlap or (), blocks)
     if contended is not None:
-        tags_ns = {**found.samples.tags_ns, found.primary.name: contended.latencies_ns}
-        found.samples = found.samples.model_copy(
+        tags_ns = {**draft.samples.tags_ns, draft.primary.name: contended.latencies_ns}
+        draft.samples = draft.samples.model_copy(
             update={"tags_ns": tags_ns, "contended": contended.contention}
         )
         taken, needed = contended.contention.windows, contended.needed_windows
         if taken < needed:
-            found.notes.append(
+            draft.notes.append(
                 f"{taken} of {needed} windows fit into {plan.stop.time_ns / 1e9:.3g} s "
                 "(--hwq-max-time)"
             )
-    found.declared = Declared(
+    draft.declared = Declared(
         ratios=[*workload.ratios], overlap=workload.overlap, traffic=workload.traffic()
     )
-    work = {} if "throughput" in refused else found.work_per_iteration
-    metrics = summarise(found.samples, work, found.declared, found.primary, refused)
-    found.metrics = metrics.model_copy(
+    work = {} if "throughput" in refused else draft.work_per_iteration
+    metrics = summarise(draft.samples, work, draft.declared, draft.primary, refused)
+    draft.metrics = metrics.model_copy(
         update={"memory_bytes": memory_bytes, "apart": workload.measured_apart()}
     )
     _note(cell)
@@ -174,9 +174,9 @@ def _measure(
     log: TelemetryLog,
     confirm_scheduler: Callable[[], None],
 ) -> tuple[LoopResult, Plan, Contended | None]:
-    request, found = cell.request, cell.found
-    assert found.warm_up is not None
-    plan = replace(request.plan, iteration_ns=found.warm_up.iteration_ns)
+    request, draft = cell.request, cell.draft
+    assert draft.warm_up is not None
+    plan = replace(request.plan, iteration_ns=draft.warm_up.iteration_ns)
     if plan.samples is not None and programs.contended is None:
         iterations = plan.samples.iterations(
             plan.iterations, plan.iteration_ns, modelled=cell.device.capabilities.virtual_time
@@ -194,7 +194,7 @@ def _measure(
     counting = None if virtual else CpuCounting(lambda: cell.pool.launched)
     result = measure(cell.device, cell.pool, programs.program, plan, pause, counting)
     if counting is not None:
-        found.counters = counting.counters(result.lead_in + result.iterations)
+        draft.counters = counting.counters(result.lead_in + result.iterations)
     contended, taken = None, 0
     if programs.contended is not None:
         cell.stage("contention", 0, plan.iterations)
@@ -212,11 +212,11 @@ def _measure(
         taken = contended.contention.windows
     confirm_scheduler()
     # What was counted on the device is read when all its work has ended.
-    found.work_per_iteration = request.workload.work_per_iteration()
+    draft.work_per_iteration = request.workload.work_per_iteration()
     log.poll(result.iterations + taken, force=True)
-    found.telemetry = log.finish()
-    found.iterations = result.iterations
-    found.stopped = result.stopped
+    draft.telemetry = log.finish()
+    draft.iterations = result.iterations
+    draft.stopped = result.stopped
     return result, plan, contended
 
 
@@ -279,32 +279,32 @@ def _samples(
 
 def _note(cell: OpenCell) -> None:
     """Note what readers of the figures must know."""
-    request, found = cell.request, cell.found
-    assert found.telemetry is not None
-    assert found.samples is not None
-    contended = found.samples.contended
+    request, draft = cell.request, cell.draft
+    assert draft.telemetry is not None
+    assert draft.samples is not None
+    contended = draft.samples.contended
     if request.workload.decisions_drawn:
         drawn = ", ".join(request.workload.decisions_drawn)
-        found.notes.append(f"drawn from the seed instead of computed: {drawn}")
-    if found.telemetry.throttled:
-        tagged = found.telemetry.throttled_samples
+        draft.notes.append(f"drawn from the seed instead of computed: {drawn}")
+    if draft.telemetry.throttled:
+        tagged = draft.telemetry.throttled_samples
         windows = 0 if contended is None else contended.windows
-        of = f"{found.iterations + windows} {'iterations and windows' if windows else 'samples'}"
-        found.notes.append(f"{tagged} of {of} taken while throttled")
-    if errors := found.telemetry.xid_errors:
-        found.notes.append(f"the driver reported Xid {', '.join(map(str, errors))} meanwhile")
+        of = f"{draft.iterations + windows} {'iterations and windows' if windows else 'samples'}"
+        draft.notes.append(f"{tagged} of {of} taken while throttled")
+    if errors := draft.telemetry.xid_errors:
+        draft.notes.append(f"the driver reported Xid {', '.join(map(str, errors))} meanwhile")
     sync_mode = request.plan.sync_mode
     if sync_mode != "per_iteration":
-        found.notes.append(
+        draft.notes.append(
             f"sync mode {sync_mode} measures a pace, not a latency: P50 and P99 are of the time "
             "from one iteration's end to the next's"
         )
         disturbed = events_disturb(cell.device, request.cell.streams)
         if disturbed:
-            found.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")
+            draft.notes.append(f"sync mode {sync_mode} times by events: {disturbed}")
     if contended is not None and not contended.enough:
-        found.launch_bound = True
-        found.notes.append(
+        draft.launch_bound = True
+        draft.notes.append(
             f"{LAUNCH_BOUND}: {contended} while launches were timed, since this device's launch "
             "queues do not take the work of all; it is no latency of contention, and not judged as "
             "one; graph dispatch measures the hardware's queues"
@@ -312,12 +312,12 @@ def _note(cell: OpenCell) -> None:
             else f"{contended} while launches were timed: some got no work"
         )
     elif request.cell.dispatch == "eager" and not cell.device.capabilities.host:
-        bound = bound_by_launching(found.samples)
+        bound = bound_by_launching(draft.samples)
         if bound and contended is not None:
-            found.notes.append(f"iterations are {bound}; single launches are timed behind a gate")
+            draft.notes.append(f"iterations are {bound}; single launches are timed behind a gate")
         elif bound:
-            found.launch_bound = True
-            found.notes.append(bound)
+            draft.launch_bound = True
+            draft.notes.append(bound)
 
 
 _BLOCKS = LEAST_ITERATIONS
@@ -399,7 +399,7 @@ def planned_of(cell: OpenCell) -> int:
     Simulating without idle moments would take long: there it stays that of iterations waited for,
     as it does under noise, which is felt by a host that waits, and with a cold cache.
     """
-    request, warm_up = cell.request, cell.found.warm_up
+    request, warm_up = cell.request, cell.draft.warm_up
     assert warm_up is not None
     replayed = request.cell.dispatch == "graph" and request.plan.sync_mode == "per_iteration"
     if not replayed or cell.device.capabilities.virtual_time:

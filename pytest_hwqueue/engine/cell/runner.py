@@ -20,7 +20,7 @@ from pytest_hwqueue.data.records.files import file_name
 from pytest_hwqueue.data.records.fingerprint import Fingerprint
 from pytest_hwqueue.data.records.noise import NoiseRound
 from pytest_hwqueue.engine.cell.attempt import Failure, attempt
-from pytest_hwqueue.engine.cell.cell import CellRequest, FoundOfCell, OpenCell, Progress
+from pytest_hwqueue.engine.cell.cell import CellDraft, CellRequest, OpenCell, Progress
 from pytest_hwqueue.engine.cell.closed_loop import Plan, warm_up
 from pytest_hwqueue.engine.cell.contended_pass import (
     ContendedProgram,
@@ -116,12 +116,12 @@ class CellRunner:
         origin, primary = request.origin, PACE
         if request.plan.sync_mode == "per_iteration":
             primary = Primary(request.workload.primary.name, request.workload.primary.per)
-        found = FoundOfCell("set-up", [*origin.notes], primary=primary)
+        draft = CellDraft("set-up", [*origin.notes], primary=primary)
 
         def run() -> None:
             try:
                 with request.group(), ExitStack() as faults:
-                    self._measure(request, found, faults)
+                    self._measure(request, draft, faults)
             finally:
                 restore_precision()
 
@@ -129,11 +129,11 @@ class CellRunner:
         done.raise_interruption()
         if request.record_folder is not None:
             stem = file_name(request.cell.id).removesuffix(".json")
-            found.store(request.record_folder, stem)
-        if found.fingerprint is None:
-            found.fingerprint = self.device.fingerprint()
+            draft.store(request.record_folder, stem)
+        if draft.fingerprint is None:
+            draft.fingerprint = self.device.fingerprint()
         record = RunRecord(
-            **done.head(found, origin.provenance),
+            **done.head(draft, origin.provenance),
             run=origin.run,
             duration_s=done.seconds,
             seed=request.seed,
@@ -144,46 +144,46 @@ class CellRunner:
             nodeid=origin.nodeid,
             family=origin.family,
             mark=origin.mark,
-            iterations=found.iterations,
-            stopped=found.stopped,
-            primary=found.primary,
+            iterations=draft.iterations,
+            stopped=draft.stopped,
+            primary=draft.primary,
             definitions=definitions(primary.per, request.workload.version),
-            launch_bound=found.launch_bound,
-            work_per_iteration=found.work_per_iteration,
-            warm_up=found.warm_up,
-            samples=found.samples,
-            metrics=found.metrics,
-            scheduler_proof=found.scheduler_proof,
-            telemetry=found.telemetry,
-            counters=found.counters,
-            causes=found.causes,
-            declared=found.declared,
+            launch_bound=draft.launch_bound,
+            work_per_iteration=draft.work_per_iteration,
+            warm_up=draft.warm_up,
+            samples=draft.samples,
+            metrics=draft.metrics,
+            scheduler_proof=draft.scheduler_proof,
+            telemetry=draft.telemetry,
+            counters=draft.counters,
+            causes=draft.causes,
+            declared=draft.declared,
         )
         return record, done.failure
 
-    def _measure(self, request: CellRequest, found: FoundOfCell, faults: ExitStack) -> None:
+    def _measure(self, request: CellRequest, draft: CellDraft, faults: ExitStack) -> None:
         device, workload = self.device, request.workload
         if device.profiled:
-            found.notes.append(PROFILED)
+            draft.notes.append(PROFILED)
         no_peak = device.reset_memory()
         if no_peak is not None:
-            found.notes.append(f"no memory peak: {no_peak}")
+            draft.notes.append(f"no memory peak: {no_peak}")
         priorities = self.scheduler.priorities(request.urgency)
         partitions = cell_partitions(self.scheduler, request.urgency)
         with open_pool(device, priorities, partitions, gradients=workload.gradients) as pool:
-            cell = OpenCell(device, pool, request, found, self._progress)
+            cell = OpenCell(device, pool, request, draft, self._progress)
             cell.stage("set-up")
             torch.manual_seed(request.seed)
             cell.set_up(workload)
-            found.work_per_iteration = workload.work_per_iteration()
+            draft.work_per_iteration = workload.work_per_iteration()
             if request.cell.cache == "cold":
                 flush = cast("CachedDevice", device).cache_flush()
                 request = replace(request, plan=replace(request.plan, flush=flush))
                 cell = replace(cell, request=request, flush_bytes=flush.size_bytes)
-                found.notes.append(COLD)
+                draft.notes.append(COLD)
             judged = _judged(cell, workload.iterate)
             asked = request.plan.samples
-            if asked is not None and found.primary == PACE:
+            if asked is not None and draft.primary == PACE:
                 plan = request.plan.of(max(LEAST_ITERATIONS, asked.least))
                 request = replace(request, plan=plan)
                 cell = replace(cell, request=request)
@@ -209,14 +209,14 @@ class CellRunner:
             iteration = cell.iteration(workload)
             programs = _programs(cell, iteration, judged)
             program = programs.program
-            found.warm_up = warm_up(device, pool, program, request.plan)
-            shortfall = time_shortfall(request.plan, found.warm_up.iteration_ns)
+            draft.warm_up = warm_up(device, pool, program, request.plan)
+            shortfall = time_shortfall(request.plan, draft.warm_up.iteration_ns)
             if shortfall:
-                found.notes.append(shortfall)
+                draft.notes.append(shortfall)
                 self._progress(shortfall, 0, request.plan.iterations)
             # A scheduler may learn of a process only from its first work.
             replayed = request.cell.dispatch != "eager"
-            found.scheduler_proof = prove_cell(
+            draft.scheduler_proof = prove_cell(
                 self.scheduler, pool, request.urgency, replayed=replayed
             )
 
@@ -225,24 +225,24 @@ class CellRunner:
                 workload.check(lambda: _run_once(pool, program))
             else:
                 _run_once(pool, program)
-                found.notes.append("simulated: no values exist, so results were not checked")
+                draft.notes.append("simulated: no values exist, so results were not checked")
             if device.model is not None and (doubt := device.model.doubt(request.cell.name)):
-                found.notes.append(doubt)
+                draft.notes.append(doubt)
 
             with cell.telemetry() as log, _background_noise(request) as rounds:
                 take_samples(cell, programs, log, self._confirm_scheduler)
                 if planted is not None:
-                    found.notes.append(planted.words(found.metrics.judged))
+                    draft.notes.append(planted.words(draft.metrics.judged))
                 speed = None if request.noise is None else core_speed()
             # Now: what the workload has set in torch is set, and no profiler has run.
-            found.fingerprint = _fingerprint(device, pool)
-            found.notes += watched(found.fingerprint.hard)
-            if MPS_CLIENT in found.scheduler_proof.evidence:
-                found.notes.append(MPS_CLIENT)
+            draft.fingerprint = _fingerprint(device, pool)
+            draft.notes += watched(draft.fingerprint.hard)
+            if MPS_CLIENT in draft.scheduler_proof.evidence:
+                draft.notes.append(MPS_CLIENT)
             for round_ in rounds:
-                found.noise = round_.model_copy(update={"core_speed_per_s": speed})
+                draft.noise = round_.model_copy(update={"core_speed_per_s": speed})
                 if round_.status == "not applied":
-                    found.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
+                    draft.notes.append(f"noise {round_.noise} not applied: {round_.reason}")
             if not (request.passes.only_traced or request.passes.lean):
                 take_timeline(cell, program)
             elif request.passes.lean and request.origin.run == 1:
@@ -296,7 +296,7 @@ def _with_fault(
     # Beyond the hardware connections tags are timed under a tracer, after which launching takes
     # longer: there whole iterations are weighed.
     disturbed = events_disturb(device, request.cell.streams)
-    tagged = cell.found.primary.per != "iteration" and judged is None and disturbed is None
+    tagged = cell.draft.primary.per != "iteration" and judged is None and disturbed is None
 
     def judged_with(strength: float) -> list[int]:
         iterate = slowed(strength).iteration(workload)
@@ -306,7 +306,7 @@ def _with_fault(
                 return launches_ns(device, pool, contended, request.plan)
             program = _program(cell, iterate, tagged)
             return iterations_ns(
-                device, pool, program, request.plan, cell.found.primary.name if tagged else None
+                device, pool, program, request.plan, cell.draft.primary.name if tagged else None
             )
 
     def p99(latencies_ns: Sequence[int]) -> int:
@@ -316,7 +316,7 @@ def _with_fault(
     plain = p99(plain_ns)
     found = weighed(lambda strength: p99(judged_with(strength)) / plain - 1, asked)
     faults.enter_context(slowed_model(device, request.faults, found.strength))
-    whole = judged is None and not tagged and cell.found.primary.per != "iteration"
+    whole = judged is None and not tagged and cell.draft.primary.per != "iteration"
     return slowed(found.strength), Planted(asked, None if whole else plain_ns)
 
 

@@ -234,7 +234,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
 
     """
     cell.stage("timeline")
-    request, found, pool = cell.request, cell.found, cell.pool
+    request, draft, pool = cell.request, cell.draft, cell.pool
     pool.tags = None
     traced = _timeline_program(cell, program)
     try:
@@ -244,7 +244,7 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
         host = cell.device.capabilities.host
         ready_to_start = refused_on_host(passed.queue_switch, host=host)
         probe = probe_queue_switch(cell.device, pool)
-        found.metrics = found.metrics.model_copy(
+        draft.metrics = draft.metrics.model_copy(
             update={
                 "timeline": passed.summary,
                 "ready_to_start": ready_to_start,
@@ -252,15 +252,15 @@ def take_timeline(cell: OpenCell, program: Program) -> None:
             }
         )
         for what, held in (("work", passed), ("probe", probe)):
-            found.kept.add(f"{what} on all streams", held.many)
-            found.kept.add(f"{what} on one", held.one)
+            draft.kept.add(f"{what} on all streams", held.many)
+            draft.kept.add(f"{what} on one", held.one)
     except DeviceError as error:
-        found.metrics = found.metrics.without("timeline", str(error))
+        draft.metrics = draft.metrics.without("timeline", str(error))
     if request.passes.trace_folder is not None:
         request.passes.trace_folder.mkdir(parents=True, exist_ok=True)
         path = trace_path(request.passes.trace_folder, file_name(request.cell.id))
         pool.export_trace(lambda: program.enqueue(pool.streams), str(path))
-        found.notes.append(f"trace: {path}")
+        draft.notes.append(f"trace: {path}")
 
 
 def check_streams_alone(cell: OpenCell, program: Program) -> None:
@@ -281,7 +281,7 @@ def check_streams_alone(cell: OpenCell, program: Program) -> None:
         with translated(DeviceError, "the timeline cannot be read", ValueError):
             summary = summarise_timeline(timeline)
     except DeviceError as error:
-        cell.found.notes.append(f"not checked on which streams kernels ran: {error}")
+        cell.draft.notes.append(f"not checked on which streams kernels ran: {error}")
         return
     _check_streams(cell, summary)
 
@@ -295,7 +295,7 @@ def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
             "the work on the current stream"
         )
     if summary.elsewhere:
-        cell.found.notes.append(
+        cell.draft.notes.append(
             f"{summary.elsewhere} of {summary.kernels} kernels ran on streams that are not ours, "
             "such as NCCL's own or the default stream: they count for the stream that launched "
             "them, and have neither its queue nor its priority"
@@ -306,27 +306,27 @@ def _check_streams(cell: OpenCell, summary: TimelineSummary) -> None:
     text = f"{asked} streams were requested, but kernels ran on {used}"
     if cell.request.make_workload is not None:
         raise InvalidMeasurement(f"{text}: the figures are not those of {asked} streams")
-    cell.found.notes.append(text)
+    cell.draft.notes.append(text)
 
 
 def _count_kernels(cell: OpenCell, program: Program, of_an_iteration: int | None) -> None:
     """Give the counters the number of measured kernels; trace an iteration if it is unknown."""
-    found, pool = cell.found, cell.pool
-    if found.counters is None:
+    draft, pool = cell.draft, cell.pool
+    if draft.counters is None:
         return
     if of_an_iteration is None:
         pool.synchronize()
         try:
             of_an_iteration = len(pool.timeline(lambda: program.enqueue(pool.streams)).kernels)
         except DeviceError as error:
-            found.counters = found.counters.without_kernels(str(error))
+            draft.counters = draft.counters.without_kernels(str(error))
             return
-    found.counters = found.counters.with_kernels(of_an_iteration)
+    draft.counters = draft.counters.with_kernels(of_an_iteration)
 
 
 def _timeline_program(cell: OpenCell, program: Program) -> Program:
     """Return an iteration whose work can be held back as a whole, and runs on its streams."""
-    request, notes = cell.request, cell.found.notes
+    request, notes = cell.request, cell.draft.notes
     if program.whole:
         notes.append(
             "timeline taken in eager dispatch: one graph for all streams does not run on them"

@@ -22,7 +22,6 @@ from typing import Literal
 import psutil
 from pydantic import Field
 
-from pytest_hwqueue.data.errors import BadInput
 from pytest_hwqueue.data.noise_names import NOISES
 from pytest_hwqueue.data.records.noise import Done, Machine
 from pytest_hwqueue.engine.noise import pinning
@@ -49,24 +48,23 @@ _VERSION_WITHIN_S = 10
 _ADDRESS = "127.0.0.1"
 _TRIES, _TAKEN = 3, "Address already in use"
 
-LEAST_SIZE_BYTES = 1 << 20
+DISK_BYTES = 1 << 30
+"""Total size of fio's files. Direct writes pass by the page cache, however small they are."""
 _JOBS = 4
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True)
 class NoisePlaces:
-    """Folders and sizes that noises need.
+    """Folders that noises need.
 
     Attributes:
         folder: for fio's files; its file system decides which disk is loaded.
-        size_bytes: total size of fio's files.
         descriptions: folders to search for described commands.
 
     """
 
     folder: Path
-    size_bytes: int = 1 << 30
     descriptions: tuple[Path, ...] = ()
 
 
@@ -372,11 +370,7 @@ def _network(places: NoisePlaces) -> Neighbour:
 
 
 def _disk(places: NoisePlaces) -> Neighbour:
-    folder, size_bytes = places.folder.resolve(), places.size_bytes
-    if size_bytes < LEAST_SIZE_BYTES:
-        raise BadInput(
-            f"the size of fio's files must be {LEAST_SIZE_BYTES} bytes or more, is {size_bytes}"
-        )
+    folder = places.folder.resolve()
 
     def programs(order: NeighbourOrder) -> Sequence[NeighbourProgram]:
         own = folder / f"hwq-noise-{uuid.uuid4().hex}"
@@ -387,7 +381,7 @@ def _disk(places: NoisePlaces) -> Neighbour:
             # As processes, the jobs would each make a session: out of the process group, and
             # scheduled apart from what is measured.
             "--thread",
-            "--direct=1", f"--size={size_bytes // _JOBS}", "--time_based",
+            "--direct=1", f"--size={DISK_BYTES // _JOBS}", "--time_based",
             f"--runtime={order.seconds}", "--unlink=1",
         ]  # fmt: skip
         return [NeighbourProgram("fio", command, own)]
@@ -402,8 +396,8 @@ def _disk(places: NoisePlaces) -> Neighbour:
     )  # fmt: skip
     return Neighbour(
         "disk", "fio", programs, [wrote], _packaged("fio"),
-        lacks=partial(_no_disk, folder, size_bytes),
-        notes=[f"{size_bytes} bytes on {_file_system(folder)}"],
+        lacks=partial(_no_disk, folder),
+        notes=[f"{DISK_BYTES} bytes on {_file_system(folder)}"],
     )  # fmt: skip
 
 
@@ -412,7 +406,7 @@ _NEIGHBOURS: Mapping[str, Callable[[NoisePlaces], Neighbour]] = {
 }  # fmt: skip
 
 
-def _no_disk(folder: Path, size_bytes: int) -> str | None:
+def _no_disk(folder: Path) -> str | None:
     """Return why fio cannot write to a disk in a folder, or None."""
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return f"{folder} is no folder that can be written to; give fio another one"
@@ -420,10 +414,10 @@ def _no_disk(folder: Path, size_bytes: int) -> str | None:
     if kind in _IN_MEMORY:
         return f"{folder} is in memory ({kind}), not on a disk; give fio another folder"
     free = shutil.disk_usage(folder).free
-    if free < size_bytes:
+    if free < DISK_BYTES:
         return (
-            f"{folder} has {free} bytes free, fio's files would have {size_bytes}; make room, or "
-            "give another folder or a smaller size"
+            f"{folder} has {free} bytes free, fio's files would have {DISK_BYTES}; make room, or "
+            "give another folder"
         )
     return None
 

@@ -24,7 +24,7 @@ from pytest_hwqueue.engine.tenants.looks import Decided, Look, Looks
 from pytest_hwqueue.engine.tenants.open_loop import Window, invalid_reason, lateness_note
 from pytest_hwqueue.engine.tenants.servers import for_records, secrets_of_plan
 from pytest_hwqueue.engine.tenants.simulated_tenants import simulate
-from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
+from pytest_hwqueue.engine.tenants.tenant_processes import ColocationDraft
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, tenant_requests
 
 
@@ -92,14 +92,14 @@ class TenantSet(TenantSetting):
         return _Measurement(self, plan, run, looks, last=last).record()
 
     def serve(
-        self, plan: Colocation, found: FoundOfTenants, early: Sequence[Look], decided: Decided,
+        self, plan: Colocation, draft: ColocationDraft, early: Sequence[Look], decided: Decided,
         *, last: bool,
     ) -> Window:  # fmt: skip
         """Serve a window by tenants that are started if none live; end them if it fails.
 
         Args:
             plan: as `window` takes it.
-            found: receives what becomes known.
+            draft: receives what becomes known.
             early: looks at the window before its end.
             decided: whether a look ends it.
             last: as `window` takes it.
@@ -109,9 +109,9 @@ class TenantSet(TenantSetting):
             if self._living is None:
                 self.started = now()
                 own = record_path(self.folder, plan.id).with_suffix("")
-                self._living = LivingTenants(plan, self, own, found)
+                self._living = LivingTenants(plan, self, own, draft)
                 self._alive.enter_context(self._living.running())
-            window = self._living.window(plan, found, early, decided)
+            window = self._living.window(plan, draft, early, decided)
             if last:
                 self.end()
         except BaseException:
@@ -138,10 +138,10 @@ class _Measurement:
         self._simulated = capabilities_of(plan.device).simulated
         self._secrets, self._kept = secrets_of_plan(plan), for_records(plan)
         nothing = [TenantResult(name=tenant.name) for tenant in plan.tenants]
-        self._found = FoundOfTenants("start", duration_s=plan.duration_s, tenants=nothing)
+        self._draft = ColocationDraft("start", duration_s=plan.duration_s, tenants=nothing)
         self._looks = None if plan.servers or plan.counted else looks
         if self._looks is not None:
-            self._found.look_error = self._looks.planned[-1].error
+            self._draft.look_error = self._looks.planned[-1].error
 
     def record(self) -> ColocationRecord:
         """Measure the window; return its record, already written to disk."""
@@ -149,14 +149,14 @@ class _Measurement:
         folder.mkdir(parents=True, exist_ok=True)
         # Errors of a mode or of a device speak for themselves.
         done = attempt(self._measure, NotProven, DeviceError)
-        self._found.store(folder, self._path.stem)
-        record = self._recorded(self._found, done)
+        self._draft.store(folder, self._path.stem)
+        record = self._recorded(self._draft, done)
         write_colocation(self._path, record)
         done.raise_interruption()
         return record
 
     def _measure(self) -> None:
-        plan, found, tenants = self._plan, self._found, self._tenants
+        plan, draft, tenants = self._plan, self._draft, self._tenants
         scheduler = tenants.mode
         if not tenants.live:
             # Later, what a mode runs for its tenants would be found in their way.
@@ -165,14 +165,14 @@ class _Measurement:
             _refuse_to_trace(plan)
         if self._simulated:
             tenants.progress("simulate", 0, 0)
-            simulate(plan, found, traced=tenants.traced, looks=self._early(), decided=self._decided)
+            simulate(plan, draft, traced=tenants.traced, looks=self._early(), decided=self._decided)
             return
-        window = tenants.serve(plan, found, self._early(), self._decided, last=self._last)
+        window = tenants.serve(plan, draft, self._early(), self._decided, last=self._last)
         if tenants.traced:
             self._find_causes(window)
         else:
-            _refuse_unanswered(found)
-            _refuse_late(plan, found)
+            _refuse_unanswered(draft)
+            _refuse_late(plan, draft)
 
     def _early(self) -> list[Look]:
         """Return the looks before the window's end at which all are there: these can compare."""
@@ -181,43 +181,43 @@ class _Measurement:
 
     def _decided(self, look: Look, tenants: list[TenantResult]) -> bool:
         """Whether a look decides all that is asked; then the window is as long as it saw."""
-        found = self._found
+        draft = self._draft
         seen = replace(
-            found, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
+            draft, tenants=tenants, duration_s=look.window_ns / 1e9, look_error=look.error
         )
         if self._looks is None or not self._looks.decided(
             self._recorded(seen, Attempt(now(), 0.0))
         ):
             return False
-        found.duration_s, found.look_error = seen.duration_s, seen.look_error
+        draft.duration_s, draft.look_error = seen.duration_s, seen.look_error
         return True
 
     def _find_causes(self, window: Window) -> None:
         from pytest_hwqueue.engine.causes.explain import kept_causes, take_traces
 
-        plan, found = self._plan, self._found
-        found.stage = "causes"
-        traces = take_traces(self._path.with_suffix(""), [tenant.name for tenant in found.tenants])
+        plan, draft = self._plan, self._draft
+        draft.stage = "causes"
+        traces = take_traces(self._path.with_suffix(""), [tenant.name for tenant in draft.tenants])
         turns = in_time_slices(plan.placement, plan.scheduler, plan.device, len(plan.tenants))
-        found.device_use = device_use(
-            found.tenants, traces, window.begin_ns, round(found.duration_s * 1e9), turns
+        draft.device_use = device_use(
+            draft.tenants, traces, window.begin_ns, round(draft.duration_s * 1e9), turns
         )
-        found.tenants = kept_causes(
-            found.kept, found.tenants, traces,
-            begin_ns=window.begin_ns, notes=[*found.notes], turns=turns,
+        draft.tenants = kept_causes(
+            draft.kept, draft.tenants, traces,
+            begin_ns=window.begin_ns, notes=[*draft.notes], turns=turns,
         )  # fmt: skip
 
-    def _recorded(self, found: FoundOfTenants, done: Attempt) -> ColocationRecord:
+    def _recorded(self, draft: ColocationDraft, done: Attempt) -> ColocationRecord:
         plan, tenants = self._plan, self._tenants
         record = ColocationRecord(
-            **done.head(found, tenants.provenance),
+            **done.head(draft, tenants.provenance),
             id=plan.id,
             run=self._run,
-            duration_s=found.duration_s,
-            look_error=found.look_error,
-            proof=found.proof,
-            tenants=found.tenants,
-            device_use=found.device_use,
+            duration_s=draft.duration_s,
+            look_error=draft.look_error,
+            proof=draft.proof,
+            tenants=draft.tenants,
+            device_use=draft.device_use,
             plan=self._kept,
             device=plan.device,
             scheduler=plan.scheduler,
@@ -287,9 +287,9 @@ def _refuse_to_trace(plan: Colocation) -> None:
             )
 
 
-def _refuse_late(plan: Colocation, found: FoundOfTenants) -> None:
+def _refuse_late(plan: Colocation, draft: ColocationDraft) -> None:
     """Raise RunEnded if a tenant's load generator was too late for what is asked of it."""
-    for tenant in found.tenants:
+    for tenant in draft.tenants:
         if tenant.lateness is None:
             continue
         p99_ms = _p99_ms(tenant)
@@ -297,12 +297,12 @@ def _refuse_late(plan: Colocation, found: FoundOfTenants) -> None:
         if reason and plan.noise is not None:
             # The generator is a part of the tenant's process. What a neighbour does to it on
             # purpose is what was asked for, and latency from the scheduled arrival has it.
-            found.notes.append(f"under {plan.noise}, tenant {tenant.name}: {reason}")
+            draft.notes.append(f"under {plan.noise}, tenant {tenant.name}: {reason}")
         elif reason:
-            found.stage = "measure"
+            draft.stage = "measure"
             raise RunEnded("invalid", f"tenant {tenant.name}: {reason}")
         elif note := lateness_note(tenant.lateness, p99_ms):
-            found.notes.append(f"tenant {tenant.name}: {note}")
+            draft.notes.append(f"tenant {tenant.name}: {note}")
 
 
 def _p99_ms(tenant: TenantResult) -> float:
@@ -312,11 +312,11 @@ def _p99_ms(tenant: TenantResult) -> float:
     return (percentile(0.99)([whole], CONFIDENCE).value or math.inf) / 1e6
 
 
-def _refuse_unanswered(found: FoundOfTenants) -> None:
+def _refuse_unanswered(draft: ColocationDraft) -> None:
     """Raise RunEnded if a server answered no request in the window as it should."""
-    for tenant in found.tenants:
+    for tenant in draft.tenants:
         if tenant.server is not None and tenant.failures and tenant.completed == 0:
-            found.stage = "measure"
+            draft.stage = "measure"
             raise RunEnded(
                 "failed",
                 f"tenant {tenant.name}: none of {tenant.issued} requests to {tenant.server.url} "

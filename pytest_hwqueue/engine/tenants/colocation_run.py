@@ -29,7 +29,7 @@ from pytest_hwqueue.engine.tenants.looks import CAN_SHOW, Decided, Look, Watch, 
 from pytest_hwqueue.engine.tenants.open_loop import Window
 from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import NextWindow
-from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants, Limits, TenantProcesses
+from pytest_hwqueue.engine.tenants.tenant_processes import ColocationDraft, Limits, TenantProcesses
 from pytest_hwqueue.parts.devices.conditions import watched
 from pytest_hwqueue.parts.devices.fingerprint import of_processes
 from pytest_hwqueue.parts.devices.lease import lease
@@ -94,20 +94,20 @@ class LivingTenants:
         plan: who runs, and how, in the current window.
         setting: how they are run.
         folder: for the output of tenants and services, and their traces.
-        found: receives what becomes known in the current window.
+        draft: receives what becomes known in the current window.
 
     """
 
     plan: Colocation
     setting: TenantSetting
     folder: Path
-    found: FoundOfTenants
+    draft: ColocationDraft
 
     def __post_init__(self) -> None:
         self.scheduler, self.limits = self.setting.mode, self.setting.limits
-        self.servers = ServerProcesses(self.plan, self.scheduler, self.found)
+        self.servers = ServerProcesses(self.plan, self.scheduler, self.draft)
         self.tenants = TenantProcesses(
-            self.plan, self.scheduler, self.limits, self.found, self.servers
+            self.plan, self.scheduler, self.limits, self.draft, self.servers
         )
         self._is_first = True
         # What the probe saw once the tenants had started; None where none ran.
@@ -118,39 +118,39 @@ class LivingTenants:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Start the tenants for the ``with`` block; raise whatever goes wrong."""
-        found = self.found
-        found.stage = "open device"
+        draft = self.draft
+        draft.stage = "open device"
         identity = identify(self.plan.device)
-        found.fingerprint = identity.fingerprint
+        draft.fingerprint = identity.fingerprint
         assert identity.lease_key is not None, "simulated tenants are no processes"
         with lease(identity.lease_key, on_wait=lambda text: self.setting.progress(text, 0, 0)):
-            found.stage = "start services"
+            draft.stage = "start services"
             self.folder.mkdir(parents=True, exist_ok=True)
             with self.scheduler.services(self.folder):
-                found.stage = "start servers"
+                draft.stage = "start servers"
                 with self.servers.running(self.folder):
-                    found.stage = "start tenants"
+                    draft.stage = "start tenants"
                     trace = self.folder.absolute() if self.setting.traced else None
                     with self.tenants.running(self.folder, trace, self.setting.server):
                         yield
 
     def window(
-        self, plan: Colocation, found: FoundOfTenants, looks: Sequence[Look], decided: Decided
+        self, plan: Colocation, draft: ColocationDraft, looks: Sequence[Look], decided: Decided
     ) -> Window:
         """Measure a window; return it, or raise whatever went wrong.
 
         Args:
             plan: the tenants' own, or one that differs from it in load alone.
-            found: receives what becomes known.
+            draft: receives what becomes known.
             looks: at the window before its end.
             decided: takes over what a look sees, if that decides all that is asked; then the window
                 ends.
 
         """
-        self.plan, self.found = plan, found
-        self.tenants.begin(plan, found)
-        self.servers.begin(plan, found)
-        found.fingerprint = identify(plan.device).fingerprint
+        self.plan, self.draft = plan, draft
+        self.tenants.begin(plan, draft)
+        self.servers.begin(plan, draft)
+        draft.fingerprint = identify(plan.device).fingerprint
         looks = looks if CAN_SHOW else ()
         # Who works on the device; with a server, its tenant's process generates load.
         pids = {n: pid for n, pid in self.tenants.pids.items() if n not in self.servers.reached}
@@ -161,24 +161,24 @@ class LivingTenants:
             with self._background_noise(at_work or self.tenants.pids, longest_ns) as noise:
                 window = self._serve(longest_ns, looks, decided)
                 if noise is not None:
-                    found.noise = noise.end_round()
+                    draft.noise = noise.end_round()
         except RunEnded as ended:
             # A tenant may have died of what happened to a service: that is then the cause.
             self._add_cause(ended, self.tenants.pids)
             raise
-        found.stage = "proof"
+        draft.stage = "proof"
         self._prove(pids)
-        found.tenants = self.tenants.outcome()
+        draft.tenants = self.tenants.outcome()
         return window
 
     def stop(self) -> None:
         """Ask all tenants to exit, and note whoever does not."""
-        self.found.stage = "stop"
+        self.draft.stage = "stop"
         self.tenants.stop()
 
     def _warm_up(self, pids: Mapping[str, int], *, looked_at: bool) -> None:
         deadline = time.monotonic() + self.limits.ready_s
-        self.found.stage = "warm-up"
+        self.draft.stage = "warm-up"
         warmup_s = min(self.plan.warmup_s, _WARM_AGAIN_S)
         if self._is_first:
             warmup_s = self.plan.warmup_s
@@ -187,11 +187,11 @@ class LivingTenants:
             # What it leaves on the device and in the processes, the warm-up sees to.
             began = time.monotonic()
             self._effect = self._probe_priority()
-            self.found.stage = "warm-up"
+            self.draft.stage = "warm-up"
             deadline += time.monotonic() - began
         self._is_first = False
         self.scheduler.begin_window()
-        self.found.notes += self._probe_notes
+        self.draft.notes += self._probe_notes
         asked = NextWindow(replace(self.plan, warmup_s=warmup_s), looked_at)
         self.tenants.send("warm up", window=to_jsonable_python(asked))
 
@@ -205,19 +205,19 @@ class LivingTenants:
 
     def _prove(self, pids: Mapping[str, int]) -> None:
         """Prove the mode by what each tenant saw in this window, and add what the probe saw."""
-        found, told = self.found, self.tenants.are_ready
+        draft, told = self.draft, self.tenants.are_ready
         seen_by = {name: ready.fingerprint for name, ready in told.items()}
-        assert found.fingerprint is not None
+        assert draft.fingerprint is not None
         # A user's own server cannot be asked what watches it.
         asked = {name: each for name, each in seen_by.items() if each is not None}
         if asked:
-            found.notes += watched(of_processes(found.fingerprint, asked).hard)
-        found.fingerprint = of_processes(found.fingerprint, seen_by)
+            draft.notes += watched(of_processes(draft.fingerprint, asked).hard)
+        draft.fingerprint = of_processes(draft.fingerprint, seen_by)
         inside = {n: evidence for n in pids if (evidence := told[n].evidence) is not None}
-        found.proof = self.servers.proof(pids, inside)
-        if self._effect is not None and found.proof is not None:
+        draft.proof = self.servers.proof(pids, inside)
+        if self._effect is not None and draft.proof is not None:
             effective = self._effect.effective
-            found.proof = replace(found.proof, priority=self._effect, effective=effective)
+            draft.proof = replace(draft.proof, priority=self._effect, effective=effective)
 
     def _probe_priority(self) -> PriorityEffect | None:
         """Probe whether the mode orders by priority; None where it need not, or cannot."""
@@ -230,7 +230,7 @@ class LivingTenants:
         if not self.servers.reached.keys().isdisjoint((least.name, most.name)):
             self._probe_notes.append("priority not proven: a server takes no part in the probe")
             return None
-        self.found.stage = "priority probe"
+        self.draft.stage = "priority probe"
         self.setting.progress("priority probe", 0, 0)
         clients = [
             self.tenants.client(each.name, self.limits.finish_s, self._check)
@@ -247,11 +247,11 @@ class LivingTenants:
         longest_ns, name = min((told.longest_ns, n) for n, told in self.tenants.are_ready.items())
         if longest_ns >= planned_ns:
             return planned_ns
-        self.found.notes.append(
+        self.draft.notes.append(
             f"traced for at most {longest_ns / 1e9:.2g} s, not {planned_ns / 1e9:.2g} s: tenant "
             f"{name} runs too many kernels for its trace"
         )
-        self.found.duration_s = longest_ns / 1e9
+        self.draft.duration_s = longest_ns / 1e9
         if reason := self.plan.too_short(longest_ns / 1e9, FEWER_KERNELS):
             raise RunEnded("skipped", f"a trace holds no more: {reason}")
         return longest_ns
@@ -262,7 +262,7 @@ class LivingTenants:
         """Run the noise from when all tenants are warm until all have finished serving."""
         if self.setting.noise is None:
             return nullcontext()
-        self.found.stage = f"start noise {self.setting.noise.name}"
+        self.draft.stage = f"start noise {self.setting.noise.name}"
         logs = self.folder / "noise"
         logs.mkdir()
         # Tenants of one process share its id; the window has its lead, and a grace at its end.
@@ -270,7 +270,7 @@ class LivingTenants:
         return running(self.setting.noise, processes, logs, seconds_of_a_cell(window_ns / 1e9))
 
     def _serve(self, duration_ns: int, looks: Sequence[Look], decided: Decided) -> Window:
-        self.found.stage = "measure"
+        self.draft.stage = "measure"
         told = self.tenants.are_ready
         shown = {name: (pid, told[name].shown) for name, pid in self.tenants.pids.items()}
         looking = Watch(self.plan, looks, shown)
@@ -299,7 +299,7 @@ class LivingTenants:
         self.tenants.wait_for(self.tenants.results, over_s + self.limits.finish_s, watch)
         results = self.tenants.results
         served_ns = served_all_ns(self.plan, results)
-        self.found.counted(self.plan, served_ns, results)
+        self.draft.counted(self.plan, served_ns, results)
         if served_ns is not None:
             looking.end(served_ns)
         results.update({name: looking.counted(result) for name, result in results.items()})

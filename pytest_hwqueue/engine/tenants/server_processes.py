@@ -21,7 +21,7 @@ from pytest_hwqueue.data.records.plan import Colocation, Server
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import NOT_OURS, ServerOrigin
 from pytest_hwqueue.data.redaction import redacted, redacted_command, remove_known
-from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
+from pytest_hwqueue.engine.cell.attempt import RunDraft, RunEnded
 from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.engine.tenants.server_variables import expand
 from pytest_hwqueue.engine.tenants.servers import (
@@ -57,18 +57,18 @@ class ServerProcesses:
 
     """
 
-    def __init__(self, plan: Colocation, scheduler: Scheduler, found: Found) -> None:
+    def __init__(self, plan: Colocation, scheduler: Scheduler, draft: RunDraft) -> None:
         """Prepare to start the servers.
 
         Args:
             plan: who runs, and how.
             scheduler: the opened mode.
-            found: receives notes.
+            draft: receives notes.
 
         """
         self._plan = plan
         self._scheduler = scheduler
-        self._found = found
+        self._draft = draft
         self._specs = plan.servers
         self._services: dict[str, Service] = {}
         self.reached: dict[str, Server] = {}
@@ -76,9 +76,9 @@ class ServerProcesses:
             name: "url" for name, spec in self._specs.items() if not spec.ours
         }
 
-    def begin(self, plan: Colocation, found: Found) -> None:
+    def begin(self, plan: Colocation, draft: RunDraft) -> None:
         """Begin another window of the same tenants; notes are of it from now on."""
-        self._plan, self._found = plan, found
+        self._plan, self._draft = plan, draft
 
     @contextmanager
     def running(self, folder: Path) -> Iterator[None]:
@@ -102,7 +102,7 @@ class ServerProcesses:
                         self._start(name, self.reached[name], folder, stack)
                 yield
         finally:
-            self._found.notes += [
+            self._draft.notes += [
                 f"the server of tenant {name} did not end within {self._specs[name].stop_s:g} s of "
                 "SIGTERM, and was killed"
                 for name, service in self._services.items()
@@ -117,7 +117,7 @@ class ServerProcesses:
         try:
             folder.chmod(before & stat.S_IRWXU)
         except OSError as error:
-            self._found.notes.append(
+            self._draft.notes.append(
                 f"who may read {folder} could read secrets of servers in its logs while they ran, "
                 f"since it could not be closed to others ({error.strerror or error})"
             )
@@ -132,7 +132,7 @@ class ServerProcesses:
                 remove_known(log, secrets)
             except OSError as error:
                 removed = False
-                self._found.notes.append(
+                self._draft.notes.append(
                     f"{log.name} may hold secrets of servers, since it cannot be rewritten "
                     f"({error.strerror or error}): remove it"
                 )
@@ -259,7 +259,7 @@ class ServerProcesses:
             self.origins[name] = "container" if any(map(is_contained, found)) else "command"
         for name, origin in self.origins.items():
             if origin in NOT_OURS:
-                self._found.notes.append(
+                self._draft.notes.append(
                     f"the server of tenant {name} is {NOT_OURS[origin]}, so under which scheduler "
                     f"is not known ({redacted(self.reached[name].url)})"
                 )

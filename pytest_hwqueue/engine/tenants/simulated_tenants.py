@@ -22,7 +22,7 @@ from pytest_hwqueue.engine.tenants.device_use import device_use
 from pytest_hwqueue.engine.tenants.looks import Decided, Look, served_all_ns
 from pytest_hwqueue.engine.tenants.open_loop import Demand, Load, Window
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
-from pytest_hwqueue.engine.tenants.tenant_processes import FoundOfTenants
+from pytest_hwqueue.engine.tenants.tenant_processes import ColocationDraft
 from pytest_hwqueue.engine.tenants.tenant_window import (
     demand_of,
     needs_gradients,
@@ -57,7 +57,7 @@ class _Request(NamedTuple):
 
 def simulate(
     plan: Colocation,
-    found: FoundOfTenants,
+    draft: ColocationDraft,
     *,
     traced: bool = False,
     looks: Sequence[Look] = (),
@@ -67,7 +67,7 @@ def simulate(
 
     Args:
         plan: who runs, and how.
-        found: receives the model's results.
+        draft: receives the model's results.
         traced: also find out why tenants' slow requests were slow, from what the model did.
         looks: at the window before its end.
         decided: whether a look ends the window; told what a window of its length has measured.
@@ -80,22 +80,22 @@ def simulate(
     model = _model(plan)
     if traced:
         model = _short_enough(model)
-        found.duration_s = model.duration_ns / 1e9
+        draft.duration_s = model.duration_ns / 1e9
     ran: list[DeviceWork] | None = [] if traced else None
     served, window_ns = _run(model, ran, looks, decided)
     done_ns = model.all_served_ns(served)
     of_all = model.results(served, model.duration_ns)
-    found.counted(plan, done_ns, {one.name: one for one in of_all})
-    found.tenants = model.results(served, window_ns if done_ns is None else done_ns)
+    draft.counted(plan, done_ns, {one.name: one for one in of_all})
+    draft.tenants = model.results(served, window_ns if done_ns is None else done_ns)
     notes = _notes(model)
     if ran is not None:
-        notes += _explain(model, found, ran)
-    found.fingerprint = model.device.fingerprint()
-    found.notes = [*notes, *found.notes]
+        notes += _explain(model, draft, ran)
+    draft.fingerprint = model.device.fingerprint()
+    draft.notes = [*notes, *draft.notes]
 
 
 @dataclass(frozen=True)
-class _Model:
+class _ModelledPlan:
     """The model of a plan.
 
     Attributes:
@@ -131,7 +131,7 @@ class _Model:
         return served_all_ns(self.plan, {one.name: one for one in results})
 
 
-def _model(plan: Colocation) -> _Model:
+def _model(plan: Colocation) -> _ModelledPlan:
     """Return the model of a plan; RunEnded if its scheduler or a tenant of it has none."""
     device = SimulatedDevice(plan.device.removeprefix("sim:"))
     sharing = _sharing(plan)
@@ -142,11 +142,11 @@ def _model(plan: Colocation) -> _Model:
         tenant, one = _tenant(plan, spec, device, sharing, request.most_urgent)
         tenants.append(tenant)
         requests.append(one)
-    return _Model(plan, device, sharing, tenants, requests, plan.duration_ns)
+    return _ModelledPlan(plan, device, sharing, tenants, requests, plan.duration_ns)
 
 
 def _run(
-    model: _Model, ran: list[DeviceWork] | None, looks: Sequence[Look], decided: Decided
+    model: _ModelledPlan, ran: list[DeviceWork] | None, looks: Sequence[Look], decided: Decided
 ) -> tuple[list[RequestLog], int]:
     """Run a model; return what each tenant completed, and the length of the window."""
     plan, profile = model.plan, model.device.profile
@@ -185,7 +185,7 @@ def _run(
     return served, window_ns
 
 
-def _notes(model: _Model) -> list[str]:
+def _notes(model: _ModelledPlan) -> list[str]:
     """Say what a model's figures are not."""
     return [
         f"simulated: {model.device.name}; the scheduler is part of the model, so nothing is proven",
@@ -199,7 +199,7 @@ def _notes(model: _Model) -> list[str]:
     ]
 
 
-def _explain(model: _Model, found: FoundOfTenants, ran: Sequence[DeviceWork]) -> list[str]:
+def _explain(model: _ModelledPlan, draft: ColocationDraft, ran: Sequence[DeviceWork]) -> list[str]:
     """Add the device's use and the causes to a traced window; say what a trace did not hold."""
     short = []
     if model.duration_ns < model.plan.duration_ns:
@@ -207,11 +207,11 @@ def _explain(model: _Model, found: FoundOfTenants, ran: Sequence[DeviceWork]) ->
             f"traced for at most {model.duration_ns / 1e9:.2g} s, not {model.plan.duration_s:.2g} "
             "s: the tenants run too many kernels for a trace"
         )
-    tenants = found.tenants
+    tenants = draft.tenants
     traces = {one.name: _trace(one.name, ran) for one in tenants}
-    found.device_use = device_use(tenants, traces, 0, round(found.duration_s * 1e9), model.turns)
-    found.tenants = kept_causes(
-        found.kept, tenants, traces, begin_ns=0, notes=[*short], turns=model.turns
+    draft.device_use = device_use(tenants, traces, 0, round(draft.duration_s * 1e9), model.turns)
+    draft.tenants = kept_causes(
+        draft.kept, tenants, traces, begin_ns=0, notes=[*short], turns=model.turns
     )
     return short
 
@@ -231,7 +231,7 @@ def _result(
     return delivered(spec, load, window_ns, work.what)
 
 
-def _short_enough(model: _Model) -> _Model:
+def _short_enough(model: _ModelledPlan) -> _ModelledPlan:
     """Return a model with a window short enough for its tenants' kernels to fit into a trace.
 
     Raises:

@@ -16,7 +16,7 @@ from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.plan import FEWER_KERNELS, LONGER_WINDOW, Colocation
 from pytest_hwqueue.data.records.proof import Proof
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, DeviceUse, TenantResult
-from pytest_hwqueue.engine.cell.attempt import Found, RunEnded
+from pytest_hwqueue.engine.cell.attempt import RunDraft, RunEnded
 from pytest_hwqueue.engine.tenants.identified import tenant_environment
 from pytest_hwqueue.engine.tenants.server_processes import ServerProcesses
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready, Start, TenantCalls
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass
-class FoundOfTenants(Found):
+class ColocationDraft(RunDraft):
     """What is known about the tenants so far.
 
     Attributes:
@@ -126,7 +126,7 @@ class TenantProcesses(TenantCalls):
         plan: Colocation,
         scheduler: Scheduler,
         limits: Limits,
-        found: FoundOfTenants,
+        draft: ColocationDraft,
         servers: ServerProcesses,
     ) -> None:
         """Prepare to follow the tenants.
@@ -135,7 +135,7 @@ class TenantProcesses(TenantCalls):
             plan: who runs, and how.
             scheduler: the opened mode.
             limits: time limits.
-            found: receives what becomes known.
+            draft: receives what becomes known.
             servers: those of tenants whose processes only generate load.
 
         """
@@ -143,7 +143,7 @@ class TenantProcesses(TenantCalls):
         self._servers = servers
         self._scheduler = scheduler
         self._limits = limits
-        self._found = found
+        self._draft = draft
         self._requests = {request.name: request for request in tenant_requests(plan.tenants)}
         self._inbox: queue.SimpleQueue[tuple[Members, Message | None]] = queue.SimpleQueue()
         self._processes: dict[Members, MeasuredProcess] = {}
@@ -203,11 +203,11 @@ class TenantProcesses(TenantCalls):
                     self._exits[name] = process.how_it_ended()
                     if not process.ended_well:
                         self._outputs.setdefault(name, self._last_lines(name, process))
-            self._found.tenants = self.outcome()
+            self._draft.tenants = self.outcome()
 
-    def begin(self, plan: Colocation, found: FoundOfTenants) -> None:
+    def begin(self, plan: Colocation, draft: ColocationDraft) -> None:
         """Begin another window, whose load may differ; what becomes known is of it from now on."""
-        self._plan, self._found = plan, found
+        self._plan, self._draft = plan, draft
         self.are_ready.clear()
         self.results.clear()
 
@@ -228,7 +228,7 @@ class TenantProcesses(TenantCalls):
             if not process.ended_well:
                 names = ", ".join(members)
                 ended = process.how_it_ended()
-                self._found.notes.append(f"after the measuring, {names} {ended}")
+                self._draft.notes.append(f"after the measuring, {names} {ended}")
 
     def client(self, name: str, within_s: float, idle: Callable[[], None]) -> ProbeClient:
         """Return a tenant that is set up, for the priority probe.
@@ -323,8 +323,8 @@ class TenantProcesses(TenantCalls):
 
     def _died(self, members: Members) -> None:
         process = self._processes[members]
-        if self._found.stage == "warm-up":
-            self._found.stage = self._stages[members[-1]]
+        if self._draft.stage == "warm-up":
+            self._draft.stage = self._stages[members[-1]]
         how = f"tenant {' and '.join(members)} {process.how_it_ended()}"
         raise RunEnded("failed", with_advice(how, process.last_lines(_LAST_LINES)))
 
@@ -332,7 +332,7 @@ class TenantProcesses(TenantCalls):
         """End the run, and keep what the tenant has served."""
         members = self._members(tenant)
         process = self._processes[members]
-        self._found.stage = stage
+        self._draft.stage = stage
         if served is not None:
             self.results[tenant] = served
         if len(members) == 1:
@@ -353,10 +353,10 @@ class TenantProcesses(TenantCalls):
             if late:
                 self._outputs.update(dict.fromkeys(late, process.dump_stacks()))
         names = [name for name in self._requests if name in missing]
-        if self._found.stage == "measure":
+        if self._draft.stage == "measure":
             late_s = self._limits.finish_s
             text = f"{' and '.join(names)} not done {late_s:g} s after the window and its grace"
-        elif self._found.stage == "priority probe":
+        elif self._draft.stage == "priority probe":
             text = f"{' and '.join(names)} did not answer the priority probe"
         else:
             stages = [f"{name} (in {self._stages[name]})" for name in names]

@@ -214,23 +214,12 @@ def _models(
 ) -> list[TenantWork]:
     from pytest_hwqueue.parts.workloads.tenants.models import open_models
 
-    assert spec.model is not None
     if spec.streams != 1:
         raise NotApplicable(
             f"tenant {spec.name}: a model runs on 1 stream, not on {spec.streams}; set its field "
             "streams"
         )
-    models = open_models(
-        spec.model,
-        spec.batch or 1,
-        device,
-        [streams[0] for streams in each],
-        seed,
-        None if spec.weights is None else Path(spec.weights),
-        # Models are full or tiny: a small size only makes the window short.
-        "tiny" if resolve_size(spec.size, device.kind) == "tiny" else "full",
-        **spec.parameters,
-    )
+    models = open_models(spec, device, [streams[0] for streams in each], seed)
     return [_of_model(model, streams) for model, streams in zip(models, each, strict=True)]
 
 

@@ -32,8 +32,9 @@ def fleet(size: int = 16, seed: int = 1, repeats: int = 6) -> list[Gpu]:
     times = times + random.normal(0, 0.002, (size, len(FIGURES), repeats))
     return [
         Gpu(
-            f"node{at // 4}", f"cuda:{at % 4}", "H200", {"driver_version": "570"},
-            {name: tuple(row.tolist()) for name, row in zip(FIGURES, times[at], strict=True)},
+            f"node{at // 4}", f"cuda:{at % 4}", "H200",
+            conditions={"driver_version": "570"},
+            log_times=dict(zip(FIGURES, map(tuple, times[at].tolist()), strict=True)),
         )
         for at in range(size)
     ]  # fmt: skip

@@ -110,7 +110,7 @@ def test_every_option_of_the_plugin_is_a_sides_or_the_comparisons() -> None:
         "iterations",
         "samples", "warmup", "max-time", "priority", "workload", "seed", "timeout", "isolation",
         "sim-noise", "lease-timeout", "fault", "xsched-root", "preloads", "weights", "ranks",
-        "noise", "noise-dir", "noise-size", "commit", "until", "lean",
+        "noise", "noise-dir", "commit", "until", "lean",
     }  # fmt: skip
     assert {option.name for option in OPTIONS} <= of_a_side | OF_THE_COMPARISON
     assert not of_a_side & OF_THE_COMPARISON

@@ -30,7 +30,7 @@ def too_little(
     """Return why a figure is refused; empty if it is told, unchanged."""
     low, high = interval or ANY
     given = Estimate(value=value, low=low, high=high, n=9)
-    found = given.told(least=least, most=most)
+    found = given.informative(least=least, most=most)
     assert found == given if found.value is not None else found.n == 9
     return found.refused
 

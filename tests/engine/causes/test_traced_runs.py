@@ -19,7 +19,7 @@ from pytest_hwqueue.data.records.tracing import Refusal
 from pytest_hwqueue.engine.causes import traced_cell
 from pytest_hwqueue.engine.causes.seen import kernel_label
 from pytest_hwqueue.engine.causes.traced_pass import TracePlan, _enough
-from pytest_hwqueue.engine.cell.cell import FoundOfCell, Passes
+from pytest_hwqueue.engine.cell.cell import CellDraft, Passes
 from pytest_hwqueue.engine.cell.program import Program
 from pytest_hwqueue.options.options import Settings
 from pytest_hwqueue.parts.devices.launches import PICTURES
@@ -127,7 +127,7 @@ def test_beside_a_measured_pass_the_traced_one_is_no_longer(
                               plan=SimpleNamespace(rank_sync=None))  # fmt: skip
     cell: Any = SimpleNamespace(
         request=request, device=SimpleNamespace(capabilities=capabilities_of("cpu")), pool=None,
-        found=FoundOfCell("causes", samples=measured),
+        draft=CellDraft("causes", samples=measured),
         stage=lambda *_: None, telemetry=nullcontext,
     )  # fmt: skip
     for only_traced in (False, True):

@@ -7,7 +7,13 @@ import torch
 
 from pytest_hwqueue.data.errors import CheckFailed, DeviceError, InvalidMeasurement, OwnCodeFailed
 from pytest_hwqueue.data.records.provenance import Provenance
-from pytest_hwqueue.engine.cell.attempt import Failure, Found, RunEnded, attempt, describe_failure
+from pytest_hwqueue.engine.cell.attempt import (
+    Failure,
+    RunDraft,
+    RunEnded,
+    attempt,
+    describe_failure,
+)
 
 # Younger than the oldest torch supported.
 _ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", None)
@@ -86,7 +92,7 @@ def _own() -> OwnCodeFailed:
 def test_each_exception_is_a_status_a_reason_and_the_stage(
     error: BaseException, status: str, reason: str
 ) -> None:
-    found = Found("set-up")
+    found = RunDraft("set-up")
 
     def run() -> None:
         found.stage = "measure"
@@ -102,7 +108,7 @@ def test_each_exception_is_a_status_a_reason_and_the_stage(
 
 
 def test_a_run_that_went_well_has_no_reason_and_no_stage() -> None:
-    found = Found("set-up", ["a note"])
+    found = RunDraft("set-up", ["a note"])
     done = attempt(lambda: found.notes.append("another"))
     fields = done.head(found, Provenance())
     assert (fields["status"], fields["reason"], fields["stage"]) == ("ok", "", "")

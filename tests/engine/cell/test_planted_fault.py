@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.data.metrics.latency import summarise_latency
 from pytest_hwqueue.data.records.kinds import KINDS
-from pytest_hwqueue.engine.cell.cell import FoundOfCell, OpenCell
+from pytest_hwqueue.engine.cell.cell import CellDraft, OpenCell
 from pytest_hwqueue.engine.cell.planted_fault import Planted, weighed
 from pytest_hwqueue.parts.workloads.registry import workload_class
 from pytest_hwqueue.parts.workloads.workload import parameters_for
@@ -80,6 +80,6 @@ def test_work_that_fills_the_device_is_followed_by_a_spin_that_does(name: str) -
     workload_type = workload_class(name)
     workload = workload_type(parameters_for(workload_type, "tiny", {}))
     open_cell = cast("Callable[..., OpenCell]", OpenCell)
-    cell = open_cell(device, None, None, FoundOfCell("spins"), None, {(0, 0): 100.0})
+    cell = open_cell(device, None, None, CellDraft("spins"), None, {(0, 0): 100.0})
     cell.iteration(workload)
     assert set(device.filling) == {name == "large_gemm_only"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_hwqueue.engine.noise import neighbours
-from pytest_hwqueue.engine.noise.neighbours import LEAST_SIZE_BYTES, NoisePlaces, open_noise
+from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
 
 from .programs import write_stand_ins
 
@@ -24,11 +24,12 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> NoisePlaces:
-    """A folder for fio's files, on a disk."""
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NoisePlaces:
+    """A folder for fio's files, which are small, on a disk."""
+    monkeypatch.setattr(neighbours, "DISK_BYTES", 1 << 20)
     folder = tmp_path / "disk"
     folder.mkdir()
-    given = NoisePlaces(folder, LEAST_SIZE_BYTES, descriptions=(tmp_path / "described",))
+    given = NoisePlaces(folder, descriptions=(tmp_path / "described",))
     reason = open_noise("disk", given).unavailable()
     if reason is not None and "in memory" in reason:
         pytest.skip(reason)

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import psutil
 
+from pytest_hwqueue.engine.noise import neighbours
 from pytest_hwqueue.engine.noise.neighbours import NoisePlaces
 from tests.parts.schedulers.processes import has_ended, wait_for
 
 _OWNER = """
 import os, sys, time
 from pathlib import Path
-from pytest_hwqueue.engine.noise.neighbours import NoisePlaces, open_noise
+from pytest_hwqueue.engine.noise import neighbours
 from pytest_hwqueue.engine.noise.running import running
 name, folder, size, logs, settled = sys.argv[1:]
-noise = open_noise(name, NoisePlaces(Path(folder), int(size)))
+neighbours.DISK_BYTES = int(size)
+noise = neighbours.open_noise(name, neighbours.NoisePlaces(Path(folder)))
 with running(noise, os.getpid(), Path(logs), 60, settle_s=0.1):
     Path(settled).touch()
     time.sleep(600)
@@ -32,7 +34,7 @@ with running(noise, os.getpid(), Path(logs), 60, settle_s=0.1):
 def owning(name: str, places: NoisePlaces, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process with a session of its own that runs a noise, which has settled."""
     settled = folder / "settled"
-    arguments = [name, places.folder, places.size_bytes, folder / "logs", settled]
+    arguments = [name, places.folder, neighbours.DISK_BYTES, folder / "logs", settled]
     with subprocess.Popen(
         [sys.executable, "-c", _OWNER, *map(str, arguments)],
         start_new_session=True, stderr=subprocess.DEVNULL,

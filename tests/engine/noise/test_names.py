@@ -31,5 +31,3 @@ def test_what_is_built_in_opens_and_no_other(places: NoisePlaces, tmp_path: Path
     (tmp_path / "database.yaml").write_text("command: [sleep, '1']")
     with pytest.raises(BadInput, match=r"no noise 'cpuu'; there are none, cpu.*, database"):
         open_noise("cpuu", NoisePlaces(tmp_path, descriptions=(tmp_path,)))
-    with pytest.raises(ValueError, match="1048576 bytes or more, is 4096"):
-        open_noise("disk", NoisePlaces(tmp_path, size_bytes=4096))

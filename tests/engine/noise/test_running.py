@@ -202,15 +202,14 @@ def test_one_that_cannot_start_leaves_nothing(
 def test_what_a_noise_lacks_is_told_with_what_to_do(
     places: NoisePlaces, stand_ins: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def said(name: str, *given: object) -> str:
-        at = NoisePlaces(*given) if given else places  # type: ignore[arg-type]
-        return open_noise(name, at).unavailable() or ""
+    def said(name: str, folder: Path = places.folder) -> str:
+        return open_noise(name, NoisePlaces(folder)).unavailable() or ""
 
     assert "give fio another" in said("disk", Path("no/such/folder"))
     if Path("/dev/shm").is_dir():
         assert "is in memory (tmpfs), not on a disk; give fio" in said("disk", Path("/dev/shm"))
-    expected = "bytes free, fio's files would have 1152921504606846976"
-    assert expected in said("disk", places.folder, 1 << 60)
+    monkeypatch.setattr(neighbours, "DISK_BYTES", 1 << 60)
+    assert "bytes free, fio's files would have 1152921504606846976" in said("disk")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     reason = said("heavy")
     assert reason.startswith("noise heavy: stress-ng is not on PATH; install it: apt-get install ")

@@ -19,11 +19,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_hwqueue.data.errors import BadInput, CheckFailed, HwqError
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.parts.devices.host import HostDevice
 from pytest_hwqueue.parts.devices.simulated.device import SimulatedDevice
 from pytest_hwqueue.parts.workloads.numerics import require_close
 from pytest_hwqueue.parts.workloads.tenants.families import DecodeStep, TransformersFamily
-from pytest_hwqueue.parts.workloads.tenants.models import OpenModel, open_models, seeded_model
+from pytest_hwqueue.parts.workloads.tenants.models import (
+    OpenModel,
+    open_models,
+    seeded_model,
+)
 from pytest_hwqueue.parts.workloads.tenants.shapes import (
     MODEL_SIZES,
     MODELS,
@@ -82,10 +87,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def model_tenant(
+    name: str, batch: int, size: str = "full", weights: str | None = None, **given: Any
+) -> Tenant:
+    return Tenant("one", name, batch=batch, size=size, weights=weights, parameters=given)
+
+
 def tiny(name: str, seed: int = 3, **given: Any) -> OpenModel:
     stream: Any = given.pop("stream", None) or PlainStream()
     batch = given.pop("batch", 2)
-    return open_models(name, batch, HostDevice(), [stream], seed, size="tiny", **given)[0]
+    weights = given.pop("weights", None)
+    tenant = model_tenant(name, batch, "tiny", weights and str(weights), **given)
+    return open_models(tenant, HostDevice(), [stream], seed)[0]
 
 
 def output_of(model: OpenModel) -> torch.Tensor:
@@ -102,7 +115,7 @@ def output(model: OpenModel) -> torch.Tensor:
 def test_result_on_a_stream_is_that_of_a_plain_pass(name: str) -> None:
     device = HostDevice()
     with device.open_streams(2) as pool:
-        model = open_models(name, 2, device, [pool.streams[1]], 3, size="tiny")[0]
+        model = open_models(model_tenant(name, 2, "tiny"), device, [pool.streams[1]], 3)[0]
         model.check()
         model.request()
         model.request()
@@ -223,7 +236,7 @@ def test_deepest_sums_stay_within_float16() -> None:
 def test_networks_are_those_of_the_papers(name: str) -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        model = open_models(name, 1, device, [pool.streams[0]], 3)[0]
+        model = open_models(model_tenant(name, 1), device, [pool.streams[0]], 3)[0]
         works = device.costs.of(model.forward, ())
     assert model.parameters == WEIGHTS[name]
     count = Counter(getattr(work, "name", "") for work in works)
@@ -238,12 +251,11 @@ def test_networks_are_those_of_the_papers(name: str) -> None:
 )
 def test_models_run_on_the_simulated_device(name: str, dtype: Any, saved: Path) -> None:
     # Weights of a folder give it their shapes.
-    weights = saved if (name, dtype) == ("resnet18", "fp32") else None
+    weights = str(saved) if (name, dtype) == ("resnet18", "fp32") else None
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        (model,) = open_models(
-            name, 8, device, pool.streams, 3, size="tiny", dtype=dtype, weights=weights
-        )
+        tenant = model_tenant(name, 8, "tiny", weights, dtype=dtype)
+        (model,) = open_models(tenant, device, pool.streams, 3)
         model.request()
         enqueued_ns = device.clock_ns()
         pool.synchronize()
@@ -260,7 +272,7 @@ def test_simulated_batch_costs_what_its_arithmetic_does() -> None:
     # everybody has it now, makes them 4.1e9.
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        model = open_models("resnet50", 1024, device, [pool.streams[0]], 3)[0]
+        model = open_models(model_tenant("resnet50", 1024), device, [pool.streams[0]], 3)[0]
         works = device.costs.of(model.forward, ())
     products = [work for work in works if getattr(work, "name", "") == "aten.convolution"]
     ns = sum(getattr(work, "duration_ns", 0) for work in products)
@@ -300,21 +312,19 @@ def test_one_wrong_value_or_none_at_all_is_noticed(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"batch": 0}, "resnet18: batch is 0, must be an integer of at least 1"),
+        ({"batch": 0}, "tenant one: batch is 0; give at least 1"),
         ({"dtype": "fp64"}, "resnet18.dtype='fp64': Input should be 'fp32', 'tf32', 'bf16' or"),
         ({"image_size": 31}, "resnet18.image_size=31: Input should be greater than or equal"),
         (
             {"sequence_length": 9},
             r"resnet18 has no parameter 'sequence_length'; it has dtype, image_size",
         ),
-        ({"size": "small"}, "size is 'small', must be full or tiny"),
         ({"name": "resnet20"}, r"no model 'resnet20'; there are resnet18, resnet34"),
     ],
 )
 def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        open_models(**{"name": "resnet18", "batch": 1, "device": HostDevice(), "seed": 1,
-                       "streams": [PlainStream()], "size": "tiny", **given})  # fmt: skip
+        tiny(**{"name": "resnet18", **given})
 
 
 @pytest.mark.parametrize(
@@ -338,7 +348,7 @@ def test_a_model_has_the_shape_it_is_given_and_says_so(
 def test_requests_at_once_share_weights_and_nothing_else() -> None:
     streams: Any = [PlainStream(), PlainStream()]
     for name in SOME:
-        first, second = open_models(name, 2, HostDevice(), streams, 3, size="tiny")
+        first, second = open_models(model_tenant(name, 2, "tiny"), HostDevice(), streams, 3)
         assert first.parameters == second.parameters
         one, other = output(first).clone(), output(second)
         assert not torch.equal(one, other)

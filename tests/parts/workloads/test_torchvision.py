@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.errors import BadInput, HwqError
 from pytest_hwqueue.data.records.conditions import VERSION_FIELDS
+from pytest_hwqueue.data.records.plan import Tenant
 from pytest_hwqueue.data.records.tenants import read_colocation
 from pytest_hwqueue.engine.tenants.tenant_cells import tenant_records
 from pytest_hwqueue.parts.devices import conditions
@@ -50,10 +51,11 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def opened(name: str = NAME, seed: int = 3, **given: Any) -> OpenModel:
+def opened(name: str = NAME, seed: int = 3, weights: str | None = None, **given: Any) -> OpenModel:
+    tenant = Tenant("one", name, batch=2, size="tiny", weights=weights, parameters=given)
     device = HostDevice()
     with device.open_streams(1) as pool:
-        (model,) = open_models(name, 2, device, [pool.streams[0]], seed, size="tiny", **given)
+        (model,) = open_models(tenant, device, [pool.streams[0]], seed)
         model.check()
     return model
 
@@ -93,7 +95,7 @@ def test_what_blocks_add_is_scaled_as_in_the_other_resnets() -> None:
 def test_it_runs_on_the_simulated_device() -> None:
     device = SimulatedDevice("h200")
     with device.open_streams(1) as pool:
-        (model,) = open_models(NAME, 8, device, pool.streams, 3)
+        (model,) = open_models(Tenant("one", NAME, batch=8, size="full"), device, pool.streams, 3)
         model.request()
         enqueued_ns = device.clock_ns()
         pool.synchronize()
@@ -113,7 +115,7 @@ def test_a_name_that_torchvision_lacks_is_refused_with_what_was_meant() -> None:
 @pytest.mark.usefixtures("standin")
 def test_weights_from_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="its weights are seeded; leave --hwq-weights out"):
-        opened(weights=tmp_path)
+        opened(weights=str(tmp_path))
 
 
 def test_its_name_and_shape_are_read_without_torchvision() -> None:

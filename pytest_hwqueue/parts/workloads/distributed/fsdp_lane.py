@@ -91,14 +91,13 @@ class FsdpLane:
         blocks: Sequence[ParallelBlock],
         grid: RankGrid,
         streams: int,
-        inputs: torch.Tensor,
-        target: torch.Tensor,
+        batch: tuple[torch.Tensor, torch.Tensor],
         learning_rate: float,
     ) -> None:
+        inputs, self._target = batch
         self._number = number
         self.blocks = blocks
         self._inputs = inputs
-        self._target = target
         self._samples = grid.data_ranks * len(inputs)
         mesh = grid.mesh(inputs.device.type)
         self.sharded = [_Sharded(block, mesh, inputs.dtype, learning_rate) for block in blocks]

@@ -106,7 +106,7 @@ class FsdpTensorParallel(Workload, declared="fsdp_tp"):
                 self._blocks(),
                 self._grid,
                 own.stop - own.start,
-                *self._batch(lane, row),
+                self._batch(lane, row),
                 parameters.learning_rate,
             )
             for lane, own in enumerate(self._own)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from pytest_hwqueue.data.errors import BadInput, CheckFailed, HwqError, translated
+from pytest_hwqueue.data.records.plan import Tenant
+from pytest_hwqueue.parts.devices.kinds import resolve_size
 from pytest_hwqueue.parts.devices.protocol import Device, Stream
 from pytest_hwqueue.parts.devices.torch_settings import tf32_allowed
 from pytest_hwqueue.parts.workloads.numerics import TORCH_TYPES, require_close, set_precision
@@ -23,7 +25,6 @@ from pytest_hwqueue.parts.workloads.tenants.families import (
     transformers,
 )
 from pytest_hwqueue.parts.workloads.tenants.shapes import (
-    MODEL_SIZES,
     ModelSize,
     model_family,
     model_shape,
@@ -227,14 +228,7 @@ class OpenModel:
 
 
 def open_models(
-    name: str,
-    batch: int,
-    device: Device,
-    streams: Sequence[Stream],
-    seed: int,
-    weights: Path | None = None,
-    size: ModelSize = "full",
-    **parameters: Any,
+    tenant: Tenant, device: Device, streams: Sequence[Stream], seed: int
 ) -> list[OpenModel]:
     """Build a model with its weights on the device, and inputs for requests on each of the streams.
 
@@ -245,25 +239,24 @@ def open_models(
     ``dtype`` is ``fp32`` (they may not) or ``tf32``.
 
     Args:
-        name: as `shapes.find_model` takes it.
-        batch: items in one request.
+        tenant: whose model, of which size, batch and parameters, and whose weights.
         device: where it runs.
         streams: the stream on which the requests of each result are enqueued.
-        seed: of the inputs, and of the weights unless ``weights`` is given.
-        weights: folder with config.json and safetensors files; None for seeded weights.
-        size: ``full``, or ``tiny`` for a few ms on one core.
-        parameters: of the model's class in `shapes`, over those of the size.
+        seed: of the inputs, and of the weights unless it has a folder of them.
 
     Raises:
-        BadInput: if there is no model of that name, batch, size or a parameter is not valid, or
-            the folder lacks something.
+        BadInput: if there is no model of that name, a parameter is not valid, or the folder lacks
+            something.
         HwqError: if the library that makes it is not installed.
 
     """
+    assert tenant.model is not None
+    name, batch, weights = tenant.model, tenant.batch or 1, tenant.weights
+    # Models are full or tiny: a small size only makes the window short.
+    tiny = resolve_size(tenant.size, device.kind) == "tiny"
+    size: ModelSize = "tiny" if tiny else "full"
     family = model_family(name)
-    _require(batch >= 1, name, "batch", batch, "an integer of at least 1")
-    _require(size in MODEL_SIZES, name, "size", size, " or ".join(MODEL_SIZES))
-    shape = model_shape(name, size, parameters)
+    shape = model_shape(name, size, tenant.parameters)
     dtype = shape.dtype
     if weights is None:
         model = seeded_model(family, size, seed, TORCH_TYPES[dtype])
@@ -271,7 +264,7 @@ def open_models(
         raise BadInput(f"{name}: its weights are seeded; leave --hwq-weights out")
     else:
         values = device.capabilities.has_values
-        model = loaded_model(family, size, weights, TORCH_TYPES[dtype], values=values)
+        model = loaded_model(family, size, Path(weights), TORCH_TYPES[dtype], values=values)
     model.eval().requires_grad_(False)
     if device.torch_device.type != "cpu":
         model.to(device.torch_device)
@@ -292,11 +285,6 @@ def open_models(
         OpenModel(forward, stream, device, dtype, batch, description, count)
         for forward, stream in zip(forwards, streams, strict=True)
     ]
-
-
-def _require(valid: bool, name: str, parameter: str, value: object, wanted: str) -> None:
-    if not valid:
-        raise BadInput(f"{name}: {parameter} is {value!r}, must be {wanted}")
 
 
 def _precision() -> MatmulType:
