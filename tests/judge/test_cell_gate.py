@@ -412,3 +412,18 @@ def test_worse_is_never_weaker_however_few_runs(runs: int, stays: bool, failed: 
         # What the counts allow is convicted.
         possible = can_convict(runs, SETTINGS.last_look, SETTINGS, cells)
         assert (ranks[-1] == ORDER.index("regression")) == possible
+
+
+def test_only_the_first_judgement_calls_a_cell_improved() -> None:
+    """One that was flagged has had more than one test by the time it is acquitted."""
+    clear = CellGate(old(12), P99, SETTINGS, 1)
+    doubtful = CellGate(old(12), P99, SETTINGS, 1)
+    for run in new(4, 0.8):
+        clear.add(run)
+    for run in (*of(0.8, 1.1), *new(4, 0.75, seed=2)):
+        doubtful.add(run)
+    assert [look.decision for look in clear.history] == ["acquitted"]
+    assert [look.decision for look in doubtful.history] == ["flagged", "acquitted"]
+    assert doubtful.main is not None
+    assert doubtful.main.difference.p_below(SETTINGS.tau) <= SETTINGS.rate
+    assert (clear.improved, doubtful.improved) == (True, False)

@@ -76,6 +76,12 @@ def test_what_the_clock_does_not_explain_stays_a_regression(
     assert (verdict.state, verdict.reason) == ("regression", "worse")
 
 
+def test_a_clock_is_lower_from_one_percent_on() -> None:
+    assert not Clocks(2000.0, 1980.0).lower
+    assert Clocks(2000.0, 1979.0).lower
+    assert not Clocks(1979.0, 2000.0).lower
+
+
 def test_a_cell_that_the_clock_does_not_touch_passes_as_before() -> None:
     # Bound by launching or by memory: at a lower clock it takes fewer cycles.
     found = judged(runs(1, 15, 1e6, LOWER))

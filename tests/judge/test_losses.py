@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,13 +11,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_hwqueue.data.metrics.estimate import Estimate
-from pytest_hwqueue.judge.losses import paired_losses, won_back
+from pytest_hwqueue.data.records.cell import RunRecord
+from pytest_hwqueue.data.records.noise import Machine, NoiseRound
+from pytest_hwqueue.judge.losses import device_interrupts, paired_losses, waiting_share, won_back
 
 Figures = list[float | None]
 FIGURES = st.floats(1e-6, 1e9)
 ROUNDS = st.lists(st.tuples(*[st.floats(1e-3, 1e6)] * 3), min_size=2, max_size=8)
 WIDE = "is wider than 100 percentage points and than the figure itself"
 NEEDED, ONE_MORE = "needs at least 1 rounds", "needs at least 2 rounds, has 1 (1 missing)"
+
+
+def test_device_interrupts_are_a_rate_of_the_time_measured(
+    make_record: Callable[..., RunRecord],
+) -> None:
+    machine = Machine(pressure_share={}, softirqs={}, interrupts={"device": 30}, steal_s=None)
+    seen = NoiseRound(
+        noise="none", status="quiet", started="2026-01-01T00:00:00+00:00", duration_s=4.0,
+        autogroup_enabled=None, measured=None, measured_on_cpu_s=1.0, measured_run_delay_s=0.5,
+        core_speed_per_s=None, remedy=None, neighbours=[], machine=machine,
+    )  # fmt: skip
+    record = make_record(noise=seen)
+    assert device_interrupts(record) == 7.5
+    assert waiting_share(record) == 0.125
+    unseen = machine.model_copy(update={"missing": {"interrupts": "no /proc"}})
+    for change in ({"machine": unseen}, {"duration_s": 0.0}):
+        lacking = record.model_copy(update={"noise": seen.model_copy(update=change)})
+        assert device_interrupts(lacking) is None
+    assert device_interrupts(record.model_copy(update={"noise": None})) is None
 
 
 def one(quiet: Figures, noisy: Figures, *, higher_is_worse: bool = False) -> Estimate:

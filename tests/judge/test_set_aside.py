@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_hwqueue.judge.look import FigureEvidence, weigh
 from pytest_hwqueue.judge.runs import (
+    gaps_spread,
     isolated,
     least_spread,
     most_set_aside,
@@ -52,6 +53,8 @@ def test_a_whole_side_is_never_set_aside(runs: int, new_runs: int) -> None:
         ([*QUIET, 2.3, 2.4], 2, {11, 12}),
         ([*QUIET, 0.8, 2.4], 2, {11, 12}),
         ([*QUIET, 0.15, 2.4], 2, {12}),
+        # Exactly what is needed at least.
+        ([0.0] * 11 + [0.15], 1, set()),
         ([*WIDE, GAP - 0.01], 1, set()),
         ([*WIDE, GAP + 0.01], 1, {12}),
         ([0.0, 5.0], 1, set()),
@@ -97,6 +100,30 @@ def test_spread_does_not_see_a_shift(values: list[float], shift: float) -> None:
     shifted = [value + shift * (i % 2) for i, value in enumerate(values)]
     assert least_spread(shifted) <= 0.1 / math.sqrt(2)
     assert least_spread(values) == pytest.approx(least_spread([v + 9 for v in values]), abs=1e-6)
+
+
+def test_of_five_pairs_one_that_lies_apart_is_set_aside_and_of_four_none() -> None:
+    x, y = [0.0] * 5, [0.01, 0.0, 0.02, 0.01, 3.0]
+    paired = GateSettings(paired=True)
+    for pairs, aside in ((5, {("new", 5)}), (4, set())):
+        old, new = x[-pairs:], y[-pairs:]
+        found = weigh([*old, *new], ["s"] * 2 * pairs, pairs, paired)
+        assert {(each.side, each.number) for each in found.aside} == aside
+
+
+def test_one_pair_has_no_spread() -> None:
+    assert gaps_spread([]) == gaps_spread([0.3]) == 0.0
+    assert gaps_spread([0.0, 1.0]) == pytest.approx(0.5)
+
+
+def test_more_runs_than_the_last_look_are_never_futile() -> None:
+    settings = GateSettings(first_runs=2, looks=(4,), weights=(1.0,))
+    lower = [value - 0.5 for value in QUIET]
+    weighed = {
+        new: weigh([*QUIET, *lower[:new]], ["s"] * (11 + new), 11, settings).futile
+        for new in (2, 4, 6)
+    }
+    assert weighed == {2: True, 4: False, 6: False}
 
 
 def test_two_levels_are_so_many_standard_deviations_apart() -> None:

@@ -254,6 +254,8 @@ SHORTENED = "sm80_xmma_fprop_implicit_gemm_xx…x_execute_kernel 100352x2x1"
     [
         (SLOW[:2], "conv2d", SLOW[2:3], [], "40 % queued behind low's conv2d on stream 7; "
          "20 % descheduled: gave way to fio; 40 % unexplained"),
+        *[(SLOW, whole, (), [], f"80 % queued behind low's {shown} on stream 7; 20 % unexplained")
+          for whole, shown in (("k" * 48, "k" * 48), ("k" * 49, f"{'k' * 32}…{'k' * 16}"))],
         (SLOW, LONG, (), [], f"80 % queued behind low's {SHORTENED} on stream 7; 20 % unexplained"),
         ((), "", (), SLOW[:3], "100 % unexplained (60 % on the host, 40 % on the device)"),
     ],
@@ -280,7 +282,9 @@ def test_requests_without_a_tail_and_impossible_ones_are_refused() -> None:
     equal = attribute([closed(number, number * MS, US) for number in range(400)], [], {})
     assert equal.refused["p99"] == "no request is longer than it: the slowest are equal"
     assert attribute([], [], {}).tails == {}
-    with pytest.raises(ValueError, match="request 3: arrival"):
-        Request(3, 10, 5, 20, 30)
+    for times in ((10, 5, 20, 30), (5, 20, 10, 30), (5, 10, 30, 20)):
+        with pytest.raises(ValueError, match="request 3: arrival"):
+            Request(3, *times)
+    assert Request(3, 5, 5, 5, 5).finished_ns == 5
     with pytest.raises(ValueError, match="same number"):
         attribute([closed(1, 0, 1), closed(1, 5, 1)], [], {})

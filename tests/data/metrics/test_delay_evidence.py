@@ -78,15 +78,16 @@ def test_a_kernel_is_queued_behind_those_that_ran_while_it_was_ready() -> None:
     assert attribution.device_busy(work, "low") == [(0, 140)]
 
 
-def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only() -> None:
+@pytest.mark.parametrize("other", ["best", "low"])
+def test_a_kernel_slowed_by_another_tenant_owns_its_usual_time_only(other: str) -> None:
     work = [DeviceWork("high", 0, "gemm", at, at, at + 10, at) for at in (0, 100, 200, 300)]
     work.append(DeviceWork("high", 0, "gemm", 400, 400, 450, 400))
-    work.append(DeviceWork("low", 7, "conv2d", 0, 405, 460, None))
+    work.append(DeviceWork(other, 7, "conv2d", 0, 405, 460, None))
     # A larger kernel of another name is own work.
     work.append(DeviceWork("high", 0, "big", 500, 500, 550, 500))
     assert [one for one in attribution.device_evidence(work, "high") if one.end_ns > 400] == [
         Evidence("own work", 400, 410, "gemm", 400),
-        Evidence("queued", 410, 450, "low's conv2d on stream 7"),
+        Evidence("queued", 410, 450, f"{other}'s conv2d on stream 7"),
         Evidence("own work", 500, 550, "big", 500),
     ]
 

@@ -49,6 +49,8 @@ def too_little(
         (1.17, (1.07, 1.39), ANY, None),
         (1.05, (0.92, 1.81), ANY, None),
         (2.9, (2.0, 4.0), AT_MOST_3, None),  # may be possible
+        (3.4, (3.0, 4.0), AT_MOST_3, None),  # exactly
+        (-1.4, (-1.5, -1.25), (-1.25, math.inf), None),
         (0.95, None, (-math.inf, 1.25), None),
     ],
 )

@@ -84,3 +84,15 @@ def test_what_is_infinite_is_said_and_what_is_no_number_refused() -> None:
     for value, interval in ((math.nan, None), (1.0, (0.0, math.nan))):
         with pytest.raises(ValueError, match="not a number"):
             numbers.figure(value, interval)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"), (5, "5 s"), (9.4, "9.4 s"), (9.96, "10 s"), (45.4, "45 s"),
+        (59.6, "1 min"), (75, "1 min 15 s"), (3599, "59 min 59 s"), (3600, "1 h"),
+        (3900, "1 h 5 min"),
+    ],
+)  # fmt: skip
+def test_a_duration_has_two_units_at_most(seconds: float, text: str) -> None:
+    assert numbers.duration(seconds) == text

@@ -89,6 +89,23 @@ def test_tag_latencies_run_from_ready_to_done() -> None:
     }
 
 
+def test_a_request_lasts_from_its_first_launch_ready_to_its_last_done() -> None:
+    kernels = (
+        Kernel(0, 0, "k", "embed#a", 0, 5, 10),
+        Kernel(1, 1, "k", "#b", 2, 3, 30),
+        Kernel(0, 2, "k", "rank#a", 4, 12, 21),
+        # The same request's number in the next iteration of three launches is another request.
+        Kernel(0, 3, "k", "embed#a", 40, 45, 52),
+    )
+    timeline = Timeline(kernels, 2, None)
+    own = {"embed": [10, 12], "rank": [11]}
+    assert timelines.tag_latencies(timeline) == own
+    found = timelines.tag_latencies(timeline, "request", launches_per_iteration=3)
+    assert found == {**own, "request": [21, 28, 12]}
+    whole = timelines.tag_latencies(timeline, "request")
+    assert whole == {**own, "request": [52, 28]}
+
+
 # Interval arithmetic, against sets of whole nanoseconds
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple))
