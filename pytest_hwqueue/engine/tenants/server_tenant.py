@@ -92,6 +92,8 @@ async def _by_client(
     ready, common = Ready(None, plan.duration_ns), None
     if not client.lead_s:
         common = await asyncio.to_thread(link.wait_for_window, ready)
+        # All are told ahead of it, and what is sent until then does not count.
+        await asyncio.sleep(max(0.0, (common.begin_ns - time.monotonic_ns()) / 1e9))
     with running_client(server, client, plan.duration_s, Path(plan.folder)) as running:
         if common is None:
             await asyncio.to_thread(running.lead)
