@@ -21,6 +21,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from pytest_hwqueue.data.errors import HwqError
 from pytest_hwqueue.data.records.plan import Server
 from pytest_hwqueue.engine.tenants.open_loop import GREEDY, Window
 from pytest_hwqueue.engine.tenants.server_load import Client, generate
@@ -110,7 +111,7 @@ async def measure(server: Server, connections: int, seconds: float, to_server: C
     """Ask a server in closed loops for so long.
 
     Raises:
-        ValueError: if a request failed.
+        HwqError: if a request failed.
 
     """
 
@@ -128,7 +129,7 @@ async def measure(server: Server, connections: int, seconds: float, to_server: C
         load = await generate(client.request, GREEDY, window, connections)
         own_s, theirs_s = time.process_time() - before_s, servers_s() - theirs_s
     if load.failed:
-        raise ValueError(f"{len(load.failed)} requests failed: {load.failed[-1].reason}")
+        raise HwqError(f"{len(load.failed)} requests failed: {load.failed[-1].reason}")
     n = len(load.started_ns)
     took_s = max(load.finished_ns) / 1e9
     return Rate(n / took_s, own_s / n * 1e6, theirs_s / n * 1e6)

@@ -3,7 +3,7 @@
     python -m tools.server_figures [--streams FOLDER] [--seconds S]
 
 Starts ``uvicorn streaming:app`` (tools/streaming.py) on 127.0.0.1 and ::1, over TLS and at a unix
-socket, as the server of a scenario's tenant with up to 16 connections and 40 requests a second, and
+socket, as the server of a scenario's tenant with up to 16 connections and 36 requests a second, and
 then once for each stored stream. The server logs what it sent and when; which part is a stream's
 first token and which its last, its file says. Ours count from the scheduled time and hold the way
 there and back, the log does not: on a machine whose cores others use, too, P99 has their turns. A
@@ -42,7 +42,7 @@ STREAMS = Path(__file__).parents[1] / "tests" / "engine" / "tenants" / "streams"
 CONNECTIONS = 16
 WITHIN_MS = 2.0
 # Evenly, so that requests do not queue for the server before it can log them.
-_ARRIVAL = "constant: 40/s"
+_ARRIVAL = "constant: 36/s"
 # A window whose load generator was late is measured again.
 _ATTEMPTS = 5
 _QUANTILES = (0.5, 0.99)
