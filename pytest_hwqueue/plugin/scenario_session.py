@@ -14,7 +14,7 @@ import pytest
 from pytest_hwqueue.data.records.kinds import capabilities_of
 from pytest_hwqueue.engine.scenarios.own_functions import check_functions
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, SessionPlan, cases
-from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
+from pytest_hwqueue.engine.scenarios.runs import Decided, WindowRecord
 from pytest_hwqueue.engine.tenants import TENANTS
 from pytest_hwqueue.parts.devices.kinds import only_device
 from pytest_hwqueue.plugin import checks
@@ -68,7 +68,7 @@ class ScenarioMeasurer:
     def measure(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
         decided: Decided | None,
-    ) -> Stored:  # fmt: skip
+    ) -> WindowRecord:  # fmt: skip
         """Measure one run; the arguments are those of `scenarios.runs.Measure`."""
         with self.session.measuring(self.scenario, self.folder) as measurer:
             record, path = measurer(run, peaks_per_s, share, number, decided)
@@ -80,7 +80,7 @@ class ScenarioMeasurer:
 
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, traced_in: str
-    ) -> Stored:
+    ) -> WindowRecord:
         """Run tenants traced, as `scenarios.traced.Trace`, with separate records."""
         with self.session.measuring(self.scenario, self.folder) as measurer:
             return measurer.trace(run, peaks_per_s, self.session.at_most(duration_s), traced_in)

@@ -34,7 +34,7 @@ _RANKS, _CAUSES = "ranks", "causes"
 
 
 @dataclass(frozen=True)
-class Stored(Generic[Record]):
+class RecordFile(Generic[Record]):
     """A record, and the file it was read from; its timelines and traces lie next to it."""
 
     path: Path
@@ -55,10 +55,10 @@ class PageRecords:
 
     """
 
-    cells: list[Stored[RunRecord]] = field(default_factory=list)
-    traced: list[Stored[RunRecord]] = field(default_factory=list)
-    colocations: list[Stored[ColocationRecord]] = field(default_factory=list)
-    results: list[Stored[Result]] = field(default_factory=list)
+    cells: list[RecordFile[RunRecord]] = field(default_factory=list)
+    traced: list[RecordFile[RunRecord]] = field(default_factory=list)
+    colocations: list[RecordFile[ColocationRecord]] = field(default_factory=list)
+    results: list[RecordFile[Result]] = field(default_factory=list)
     judgements: dict[Path, list[Json]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
 
@@ -143,15 +143,15 @@ def _read(path: Path, found: PageRecords, *, named: bool) -> None:
         parts = data.keys() if isinstance(data, dict) else set()
         schema = str(data["schema"]) if "schema" in parts else ""
         if "schema_version" in parts and "plan" in parts:
-            found.colocations.append(Stored(path, read_colocation(path)))
+            found.colocations.append(RecordFile(path, read_colocation(path)))
         elif schema.startswith(SESSION_FILES):
             file, _ = read_sealed(path, SessionFiles, "a session's file")
             found.judgements[path] = file.judgements
         elif "schema_version" in parts and "cell_id" in parts:
             cells = found.traced if _within(path, _CAUSES) else found.cells
-            cells.append(Stored(path, read_record(path)))
+            cells.append(RecordFile(path, read_record(path)))
         elif (result := read_result(schema, path)) is not None:
-            found.results.append(Stored(path, result))
+            found.results.append(RecordFile(path, result))
         elif named:
             raise RecordError(
                 f"{path} is neither a record nor a table of `hwq which` or `hwq capacity`; "
@@ -298,6 +298,6 @@ def _of_tenants(found: PageRecords) -> Iterator[PageCell]:
         yield cell
 
 
-def _what_ran(stored: Stored[ColocationRecord]) -> tuple[Path, str, str, str, str]:
+def _what_ran(stored: RecordFile[ColocationRecord]) -> tuple[Path, str, str, str, str]:
     record, session = stored.record, session_folder(stored.path.parent)
     return session, record.plan.name, record.device, record.scheduler, record.placement

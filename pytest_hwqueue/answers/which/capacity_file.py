@@ -239,9 +239,9 @@ def _rate(search: CapacitySearch, found: CaseSearch, index: int) -> CapacityRate
         lost={
             name: loss_of(in_unit(_kept(runs, run, alone, solo)))
             for name, solo in solos.items()
-            if alone.found(solo)
+            if alone.records_so_far(solo)
         },
-        records=[path.name for _, path in runs.stored(run)],
+        records=[path.name for _, path in runs.window_records(run)],
     )
 
 

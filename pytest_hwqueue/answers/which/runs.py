@@ -32,7 +32,7 @@ from pytest_hwqueue.engine.scenarios.planned_runs import (
     runs_needed,
     solo_run,
 )
-from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns, Stored
+from pytest_hwqueue.engine.scenarios.runs import NotMeasured, ScenarioRuns, WindowRecord
 from pytest_hwqueue.engine.tenants.servers import for_records
 
 
@@ -90,7 +90,7 @@ class WhichRuns(ScenarioRuns):
             runs._traced[key] = [each for each in stored if self._session(*each) == session]
         return runs
 
-    def _all(self) -> Iterable[Stored]:
+    def _all(self) -> Iterable[WindowRecord]:
         return chain.from_iterable(self._stored.values())
 
     def _session(self, record: ColocationRecord, path: Path) -> Session:
@@ -102,10 +102,10 @@ class WhichRuns(ScenarioRuns):
             device = next(filter(None, here), "")
         return Session(device, str(folder))
 
-    def found(self, run: PlannedRun) -> list[Stored]:
-        """Return what is `stored` of a run, which may be nothing yet."""
+    def records_so_far(self, run: PlannedRun) -> list[WindowRecord]:
+        """Return the `window_records` of a run, which may be nothing yet."""
         try:
-            return self.stored(run)
+            return self.window_records(run)
         except NotMeasured:
             return []
 
@@ -281,5 +281,5 @@ def _check_alike(
             )
 
 
-def _refuse_to_measure(*_: object) -> Stored:
+def _refuse_to_measure(*_: object) -> WindowRecord:
     raise AssertionError("records that were read are not measured again")

@@ -60,7 +60,7 @@ from pytest_hwqueue.engine.scenarios.runs import (
     Measure,
     PeakUnknown,
     ScenarioRuns,
-    Stored,
+    WindowRecord,
 )
 from pytest_hwqueue.engine.tenants.arrivals import Arrival, at_peak, parse_arrival
 from pytest_hwqueue.engine.tenants.looks import Look, planned_looks
@@ -185,7 +185,7 @@ class RateRuns(WhichRuns):
 
     def missing(self, case: Case) -> list[PlannedRun]:
         """Return the runs that the case's goals are compared with and that were not measured."""
-        return [run for run in runs_needed(case) if not self.found(run)]
+        return [run for run in runs_needed(case) if not self.records_so_far(run)]
 
     def measure_compared(self, case: Case, run: PlannedRun) -> None:
         """Measure a run that goals are compared with until they are decided, or it is sharp."""
@@ -286,7 +286,7 @@ class ResumingMeasurer:
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
         decided: Decided | None,
-    ) -> Stored:  # fmt: skip
+    ) -> WindowRecord:  # fmt: skip
         """Return a window's record and file; the arguments are those of `Measurer`."""
         window_s = self._window_s * share
         plan = self._measurer.plan(run, peaks_per_s, window_s, number)
@@ -572,8 +572,8 @@ class CapacitySearch:
     def _share(self, found: CaseSearch, runs: RateRuns, run: PlannedRun) -> None:
         _, alone = self.alone(found)
         alone.measure_window(run, 1)
-        if not runs.found(run):
-            for record, path in alone.stored(run):
+        if not runs.records_so_far(run):
+            for record, path in alone.window_records(run):
                 runs.add(run, record, path)
 
     def _compare(self, found: CaseSearch) -> bool:

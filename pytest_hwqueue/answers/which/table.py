@@ -89,7 +89,7 @@ def _cases_of(entries: Sequence[Entry], runs: WhichRuns) -> list[WhichCase]:
 
 def _case(entry: Entry, runs: WhichRuns) -> WhichCase:
     try:
-        stored = runs.found(entry.run)
+        stored = runs.records_so_far(entry.run)
         records = [record for record, _ in stored]
         status, reason = _status(records)
     except PeakUnknown as error:

@@ -15,7 +15,7 @@ from pytest_hwqueue.data.records.provenance import Provenance
 from pytest_hwqueue.data.records.tenants import ColocationRecord
 from pytest_hwqueue.engine.scenarios.file import Scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, SessionPlan, colocation
-from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
+from pytest_hwqueue.engine.scenarios.runs import Decided, WindowRecord
 from pytest_hwqueue.engine.tenants.colocation import TenantSet
 from pytest_hwqueue.engine.tenants.colocation_run import Progress as RunProgress
 from pytest_hwqueue.engine.tenants.looks import Look, Looks, planned_looks
@@ -127,7 +127,7 @@ class Measurer:
     def __call__(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
         decided: Decided | None,
-    ) -> Stored:  # fmt: skip
+    ) -> WindowRecord:  # fmt: skip
         """Measure a run; the arguments are those of `scenarios.runs.Measure`."""
         duration_s = share * self._settings.duration_s
         planned = planned_looks(round(duration_s * 1e9), number, round(1 / share))
@@ -136,7 +136,7 @@ class Measurer:
 
     def trace(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], duration_s: float, folder: str
-    ) -> Stored:
+    ) -> WindowRecord:
         """Run tenants traced, as `scenarios.traced.Trace`, into a separate record."""
         plan = self.plan(run, peaks_per_s, duration_s, 1)
         return self.window(run, plan, 1, (), None, traced_in=folder)
@@ -158,7 +158,7 @@ class Measurer:
     def window(
         self, run: PlannedRun, plan: Colocation, number: int, planned: Sequence[Look],
         decided: Decided | None, *, traced_in: str = "",
-    ) -> Stored:  # fmt: skip
+    ) -> WindowRecord:  # fmt: skip
         """Measure a window of a run, looked at as planned until it is decided.
 
         Args:

@@ -69,12 +69,12 @@ class NotMeasured(PeakUnknown):
 
 
 # A record and its file.
-Stored = tuple["ColocationRecord", Path]
+WindowRecord = tuple["ColocationRecord", Path]
 # Whether a look at a run decides all that is asked of it, by its record and the file it will have.
 Decided = Callable[["ColocationRecord", Path], bool]
 # Measures a run: peaks by tenant, share of the scenario's duration, number of the round, and what
 # ends its window early; None measures it to its end.
-Measure = Callable[[PlannedRun, Mapping[str, float], float, int, Decided | None], Stored]
+Measure = Callable[[PlannedRun, Mapping[str, float], float, int, Decided | None], WindowRecord]
 _MENDED_FIRST: tuple[EndedBy, ...] = ("duration", "requests", "trace")
 # Of a figure by which others are divided: how far its interval may reach from its middle.
 _SHARP = 0.05
@@ -85,8 +85,8 @@ class ScenarioRuns:
 
     def __init__(self, measure: Measure) -> None:
         self._attempt = measure
-        self._stored: dict[str, list[Stored]] = {}
-        self._traced: dict[str, list[Stored]] = {}
+        self._stored: dict[str, list[WindowRecord]] = {}
+        self._traced: dict[str, list[WindowRecord]] = {}
         self._run: int | None = None
         # The tests whose goals end windows early; None measures all windows to their end.
         self._asked: Sequence[Case] | None = None
@@ -356,10 +356,10 @@ class ScenarioRuns:
         return noisy or any(len(runs_needed(case)) > 1 for case in wanted)
 
     def records(self, run: PlannedRun) -> list[ColocationRecord]:
-        """Return the records of a run, one for each round; raises what `stored` does."""
-        return [record for record, _ in self.stored(run)]
+        """Return the records of a run, one for each round; raises what `window_records` does."""
+        return [record for record, _ in self.window_records(run)]
 
-    def stored(self, run: PlannedRun) -> list[Stored]:
+    def window_records(self, run: PlannedRun) -> list[WindowRecord]:
         """Return the records of a run, one for each round, and their files.
 
         Raises:
@@ -380,7 +380,7 @@ class ScenarioRuns:
 
     def sessions(self, run: PlannedRun) -> list[Session]:
         """Return the session of each of `records`."""
-        return [self._session(*each) for each in self.stored(run)]
+        return [self._session(*each) for each in self.window_records(run)]
 
     def _session(self, _record: ColocationRecord, _path: Path) -> Session:
         """Return a record's session: all were measured in one, on one device."""
@@ -526,7 +526,7 @@ class ScenarioRuns:
 
     def _measure(
         self, run: PlannedRun, peaks: Mapping[str, float], share: float, number: int
-    ) -> Stored:
+    ) -> WindowRecord:
         """Measure a window, and an invalid one again with the same arrivals.
 
         What made it invalid is the generator or the scheduler, never a latency: no result is

@@ -8,10 +8,10 @@ from pytest_hwqueue.data.metrics.latency import minimum_samples
 from pytest_hwqueue.data.records.files import TRACED, TRACED_AGAIN
 from pytest_hwqueue.data.records.noise import Causes, causes_line
 from pytest_hwqueue.engine.scenarios.planned_runs import Case, PlannedRun
-from pytest_hwqueue.engine.scenarios.runs import PeakUnknown, ScenarioRuns, Stored
+from pytest_hwqueue.engine.scenarios.runs import PeakUnknown, ScenarioRuns, WindowRecord
 from pytest_hwqueue.engine.scenarios.traced_windows import MOST_S, enough_s, time_for
 
-Trace = Callable[[PlannedRun, Mapping[str, float], float, str], Stored]
+Trace = Callable[[PlannedRun, Mapping[str, float], float, str], WindowRecord]
 """Runs tenants traced: peaks by tenant as for any run, for how many seconds, and in which folder
 of the session's the record is."""
 

@@ -14,7 +14,7 @@ from pytest_hwqueue.answers.which.table import table
 from pytest_hwqueue.data.records.tenants import LOOK_ERROR, ColocationRecord
 from pytest_hwqueue.engine.scenarios.file import read_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun, cases
-from pytest_hwqueue.engine.scenarios.runs import Decided, Stored
+from pytest_hwqueue.engine.scenarios.runs import Decided, WindowRecord
 from pytest_hwqueue.engine.tenants.looks import Look, planned_looks
 from tests.answers.which.conftest import SCENARIO, TRUTH, WINDOW_S, case, hwq, record, served
 
@@ -37,7 +37,7 @@ class Session:
     def measure(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
         decided: Decided | None,
-    ) -> Stored:  # fmt: skip
+    ) -> WindowRecord:  # fmt: skip
         path = Path("records") / f"{run.name}-{run.placement}-{run.scheduler}-{number}.json"
         looks = planned_looks(round(WINDOW_S * share * 1e9), number, ROUNDS)
         for look in looks:

@@ -18,7 +18,7 @@ from pytest_hwqueue.data.records.tenants import (
 )
 from pytest_hwqueue.engine.scenarios.file import parse_scenario
 from pytest_hwqueue.engine.scenarios.planned_runs import Case, PlannedRun, cases, own_run, related
-from pytest_hwqueue.engine.scenarios.runs import Decided, PeakUnknown, ScenarioRuns, Stored
+from pytest_hwqueue.engine.scenarios.runs import Decided, PeakUnknown, ScenarioRuns, WindowRecord
 
 SUITE = Path(__file__).parents[3] / "benchmarks" / "scenarios"
 TEXT = """\
@@ -63,7 +63,7 @@ class Session:
     def _measure(
         self, run: PlannedRun, peaks_per_s: Mapping[str, float], share: float, number: int,
         decided: Decided | None,
-    ) -> Stored:  # fmt: skip
+    ) -> WindowRecord:  # fmt: skip
         words = [run.name.removeprefix("mine").removeprefix("."), run.placement, run.scheduler]
         words += [] if run.noise is None else [f"beside {run.noise}"]
         self.measured.append((" ".join(filter(None, words)), share, number))
