@@ -25,6 +25,24 @@ FEWER_KERNELS = "give work of fewer kernels"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """A file of prompts and lengths of answers.
+
+    Attributes:
+        file: its name, from the scenario's folder.
+        sha256: of its bytes, when the scenario was read.
+        requests: how many it holds.
+
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = PlainData.model_config
+
+    file: str
+    sha256: str
+    requests: int
+
+
 ClientFormat = Literal["aiperf", "guidellm", "vllm"]
 
 
@@ -72,6 +90,8 @@ class Server:
         method: of each request.
         headers: of each request.
         body: of each request; None for none.
+        prompts: what each request asks for, in place of a prompt in `body`; None for that alone.
+        most_tokens: the most in an answer, whatever `prompts` says; None for no such limit.
         status: the expected one; any other is a failure.
         ttft_ms: latest first token of a good request, for goodput; None for no bound.
         tbt_ms: longest mean time between tokens of a good request, likewise.
@@ -92,6 +112,8 @@ class Server:
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: str | None = None
+    prompts: Prompts | None = None
+    most_tokens: int | None = None
     status: int = 200
     ttft_ms: float | None = None
     tbt_ms: float | None = None

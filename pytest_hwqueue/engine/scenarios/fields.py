@@ -24,12 +24,19 @@ from pydantic import (
 
 from pytest_hwqueue.data.errors import nearest, shortened, within
 from pytest_hwqueue.data.noise_names import NOISES, NONE, noise_file
-from pytest_hwqueue.data.records.plan import ClientCommand, ClientFormat, Server, ServerProtocol
+from pytest_hwqueue.data.records.plan import (
+    ClientCommand,
+    ClientFormat,
+    Prompts,
+    Server,
+    ServerProtocol,
+)
 from pytest_hwqueue.data.redaction import REDACTED, REFERENCE, redacted
 from pytest_hwqueue.engine.noise.neighbours import described
 from pytest_hwqueue.engine.scenarios.goals import RESERVED, Goal, parse_goal
 from pytest_hwqueue.engine.tenants.arrivals import CLIENT, at_peak, parse_arrival
-from pytest_hwqueue.engine.tenants.servers import FOLDER, MOST_PATH_BYTES, PORT, SOCKET
+from pytest_hwqueue.engine.tenants.prompts import prompts_of
+from pytest_hwqueue.engine.tenants.servers import CHAT, FOLDER, MOST_PATH_BYTES, PORT, SOCKET
 from pytest_hwqueue.parts.schedulers.syntax import parse_entry
 from pytest_hwqueue.parts.workloads.own_function import PATTERN, find
 from pytest_hwqueue.parts.workloads.registry import WORKLOADS
@@ -96,6 +103,12 @@ def _read_arrival(value: object, info: ValidationInfo) -> str:
     with within(remedy="a rate may also be a share, such as 20% of peak"):
         parse_arrival(arrival, info.context["folder"])
     return text
+
+
+def _read_prompts(value: object, info: ValidationInfo) -> Prompts:
+    name = _text(value, "the name of a file, such as prompts.jsonl")
+    assert info.context is not None
+    return prompts_of(name, info.context["folder"])
 
 
 def _read_scheduler(value: object) -> str:
@@ -216,14 +229,17 @@ GoalText = Annotated[
 SocketPath = Annotated[
     str, BeforeValidator(_read_socket), _written(".", "server.sock", "/run/server.sock")
 ]
+PromptsFile = Annotated[
+    Prompts, BeforeValidator(_read_prompts), _written(".", "prompts.jsonl", "sharegpt.json")
+]
 ModelName = Annotated[str, AfterValidator(_read_model)]
 WorkloadField = Annotated[str, _known("workload", WORKLOADS)]
 
 
 _HOST = f"http://127.0.0.1:{PORT}"
 _HOST_OF_SOCKET = "http://localhost"
-_COMPLETIONS, _CHAT = "/v1/completions", "chat/completions"
-_OF_OPENAI = ("model", "prompt", "max_tokens", "ttft_ms", "tbt_ms")
+_COMPLETIONS = "/v1/completions"
+_OF_OPENAI = ("model", "prompt", "prompts", "max_tokens", "ttft_ms", "tbt_ms")
 _SENT = "POST"
 
 
@@ -281,7 +297,9 @@ _CLIENTS_RECORDS: Mapping[ClientFormat, str] = {
     "aiperf": "profile_export.jsonl", "guidellm": "benchmarks.json", "vllm": "result.json",
 }  # fmt: skip
 # What only our own requests have.
-_OF_REQUESTS = ("method", "headers", "body", "status", "model", "prompt", "max_tokens")
+_OF_REQUESTS = (
+    "method", "headers", "body", "status", "model", "prompt", "prompts", "max_tokens",
+)  # fmt: skip
 
 
 class ServerFields(BaseModel):
@@ -332,6 +350,12 @@ class ServerFields(BaseModel):
         description="text; or a table or list, sent as JSON. For openai a table of further fields "
         "of the request",
     )
+    prompts: PromptsFile | None = Field(
+        None,
+        description="for openai: file of prompts and lengths of answers, in place of prompt: JSON "
+        "lines of prompt and max_tokens, ShareGPT's conversations, or Mooncake's trace; drawn by "
+        "the seed, or in its order where arrival is a trace of the same file",
+    )
     status: int = Field(200, ge=100, le=599, description="the expected one; others are failures")
     model: str | None = Field(None, description="for openai: its name for the server")
     prompt: str | None = Field(
@@ -378,6 +402,8 @@ class ServerFields(BaseModel):
             method=self.method or ("GET" if body is None else _SENT),
             headers=headers,
             body=body,
+            prompts=self.prompts,
+            most_tokens=self.max_tokens if self.prompts is not None else None,
             status=self.status,
             ttft_ms=self.ttft_ms,
             tbt_ms=self.tbt_ms,
@@ -402,9 +428,9 @@ class ServerFields(BaseModel):
         fields: dict[str, Any] = {"stream": True}
         if self.model is not None:
             fields["model"] = self.model
-        if self.max_tokens is not None:
+        if self.max_tokens is not None and self.prompts is None:
             fields["max_tokens"] = self.max_tokens
-        if self.prompt is not None and self._url().endswith(_CHAT):
+        if self.prompt is not None and self._url().endswith(CHAT):
             fields["messages"] = [{"role": "user", "content": self.prompt}]
         elif self.prompt is not None:
             fields["prompt"] = self.prompt
@@ -473,5 +499,10 @@ class ServerFields(BaseModel):
             yield "body: for openai, give a table of further fields of the request"
         if self.client is not None:
             yield from self._problems_of_client(self.client)
+        elif self.prompts is not None:
+            of_prompts = ("prompt", "messages", "max_tokens")
+            given = [name for name in of_prompts if name in (self.body or {})]
+            if self.prompt is not None or given:
+                yield f"{given[0] if given else 'prompt'} is what each line of prompts has"
         elif self.protocol == "openai" and self.prompt is None and self.body is None:
-            yield "openai: give a prompt, or the request's fields as body"
+            yield "openai: give a prompt or prompts, or the request's fields as body"

@@ -6,6 +6,7 @@ change what its distributions draw between releases (NEP 19); a test pins the va
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -198,11 +199,12 @@ def _read_trace(file: Path) -> list[int]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        offset_s = _number(line)
+        offset_s = _timestamp_s(line) if line.lstrip().startswith("{") else _number(line)
         if offset_s is None or not 0 <= offset_s <= _LONGEST_S:
             raise BadInput(
                 f"{file}, line {number}: {shortened(line.strip())!r} is no offset; give seconds "
-                "from the window's start, of at most a year, one on each line"
+                "from the window's start, of at most a year, one on each line, or tables of JSON "
+                "with a timestamp in milliseconds, as Mooncake's trace has"
             )
         when_ns = round(offset_s * _NS_PER_S)
         if times and when_ns < times[-1]:
@@ -214,6 +216,16 @@ def _read_trace(file: Path) -> list[int]:
     if not times:
         raise BadInput(f"the trace {file} holds no offset; give one in seconds on each line")
     return times
+
+
+def _timestamp_s(line: str) -> float | None:
+    """Return when a line of JSON says that a request is due; None if it does not."""
+    try:
+        stamp = json.loads(line)["timestamp"]
+    except (ValueError, KeyError, RecursionError):
+        return None
+    stamp_ms = None if isinstance(stamp, bool) else _number(f"{stamp}")
+    return None if stamp_ms is None else stamp_ms / 1000
 
 
 def _rate(text: str, whole: str) -> float:

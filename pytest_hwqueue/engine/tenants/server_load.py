@@ -15,7 +15,9 @@ import json
 import math
 import resource
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import aiohttp
 
@@ -34,8 +36,9 @@ from pytest_hwqueue.engine.tenants.open_loop import (
     Window,
     require_early,
 )
+from pytest_hwqueue.engine.tenants.prompts import PromptRequest, text_of
 from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
-from pytest_hwqueue.engine.tenants.servers import host_and_port, ready_url, secrets_of
+from pytest_hwqueue.engine.tenants.servers import CHAT, host_and_port, ready_url, secrets_of
 
 _POLL_S = 0.05
 _ONE_POLL_S = 5.0
@@ -101,9 +104,12 @@ class Client:
         self._secrets = secrets_of(spec)
         self._sent_to = expand_url(spec.url)
         self._headers = {name: expand(value) for name, value in spec.headers.items()}
-        self._body = None if spec.body is None else spec.body.encode()
-        # Of the first request, which finds out whether the server takes it.
-        self._asking_body = _with_usage(spec.body) if spec.protocol == "openai" else None
+        # What each request asks for, where it is not the same for all.
+        self._prompts: Iterator[PromptRequest] | None = None
+        # Whether the server takes being asked for a count of tokens: the first request finds out.
+        self._asks_usage = spec.protocol == "openai" and _may_ask_usage(spec.body)
+        self._found_out = not self._asks_usage
+        self._body = self._encoded()
         self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
 
     async def __aenter__(self) -> Client:
@@ -142,7 +148,7 @@ class Client:
         spec = self._spec
         try:
             async with self._session.request(
-                spec.method, self._sent_to, data=self._body, headers=self._headers,
+                spec.method, self._sent_to, data=self._next_body(), headers=self._headers,
                 allow_redirects=False,
             ) as response:  # fmt: skip
                 if response.status != spec.status:
@@ -162,16 +168,43 @@ class Client:
             HwqError: as `request` does.
 
         """
-        asking, self._asking_body = self._asking_body, None
-        if asking is not None:
-            plain, self._body = self._body, asking
+        if not self._found_out:
+            self._found_out = True
             try:
                 await self.request()
                 return
             except RequestFailed:
                 # Some take no field that they don't know.
-                self._body = plain
+                self._asks_usage = False
+                self._body = self._encoded()
         await self.request()
+
+    def ask(self, prompts: Iterator[PromptRequest]) -> None:
+        """Take what each request from now on asks for from here."""
+        self._prompts = prompts
+
+    def _next_body(self) -> bytes | None:
+        if self._prompts is None:
+            return self._body
+        asked, most = next(self._prompts), self._spec.most_tokens
+        fields: dict[str, Any] = {}
+        if self._spec.url.partition("?")[0].endswith(CHAT):
+            fields["messages"] = [{"role": "user", "content": text_of(asked)}]
+        else:
+            fields["prompt"] = text_of(asked)
+        lengths = [each for each in (asked.max_tokens, most) if each is not None]
+        if lengths:
+            fields["max_tokens"] = min(lengths)
+        return self._encoded(fields)
+
+    def _encoded(self, more: Mapping[str, Any] = MappingProxyType({})) -> bytes | None:
+        """Return the body of a request with further fields, and the asking for a count."""
+        body = self._spec.body
+        if self._asks_usage:
+            more = {**more, "stream_options": _USAGE}
+        if more:
+            body = json.dumps({**json.loads(body or "{}"), **more})
+        return None if body is None else body.encode()
 
     async def wait_until_ready(self) -> None:
         """Wait until the server is ready; one that runs already and states no URL must be.
@@ -218,15 +251,13 @@ class Client:
 _USAGE = {"include_usage": True}
 
 
-def _with_usage(body: str | None) -> bytes | None:
-    """Return a request that asks for a count of tokens; None if it cannot, or says so itself."""
+def _may_ask_usage(body: str | None) -> bool:
+    """Whether a request can ask for a count of tokens, and does not say itself what it wants."""
     try:
         fields = json.loads(body or "")
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict) or "stream_options" in fields:
-        return None
-    return json.dumps({**fields, "stream_options": _USAGE}).encode()
+        return False
+    return isinstance(fields, dict) and "stream_options" not in fields
 
 
 async def _start_of(response: aiohttp.ClientResponse, secrets: Collection[str]) -> str:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pytest_hwqueue.data.errors import HwqError, translated
-from pytest_hwqueue.data.records.plan import ClientCommand, Colocation, Server, Tenant
+from pytest_hwqueue.data.records.plan import ClientCommand, Colocation, Prompts, Server, Tenant
 from pytest_hwqueue.data.records.tenants import ServerLoad, TenantResult, TokenTimes
 from pytest_hwqueue.data.redaction import redacted
+from pytest_hwqueue.engine.tenants.arrivals import parse_arrival
 from pytest_hwqueue.engine.tenants.external_client import running_client
 from pytest_hwqueue.engine.tenants.open_loop import GREEDY, Load, StoppedServing, Window, lateness
+from pytest_hwqueue.engine.tenants.prompts import PromptRequest, drawn, read_prompts
 from pytest_hwqueue.engine.tenants.server_load import Client, allow_files, generate
 from pytest_hwqueue.engine.tenants.servers import secrets_of
 from pytest_hwqueue.engine.tenants.tenant_calls import Ready
@@ -54,6 +58,8 @@ async def _live(spec: Tenant, server: Server, link: Link) -> None:
         link.set_up()
         # Elsewhere, so that the connections are looked after meanwhile.
         while (asked := await asyncio.to_thread(link.next_window)) is not None:
+            if server.prompts is not None:
+                client.ask(_prompts(asked.plan, spec, server.prompts))
             await _serve(asked.plan, spec, client, server, link)
 
 
@@ -74,6 +80,9 @@ async def _serve(
     gc.collect()
     gc.freeze()
     gc.disable()
+    if server.prompts is not None:
+        # The window's own begin with it, whatever the warm-up took.
+        client.ask(_prompts(plan, spec, server.prompts))
     common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
     within = demand.within(common.duration_ns)
     opened = client.opened
@@ -83,6 +92,16 @@ async def _serve(
         link.served = _served(spec, stopped.load, client, server, common, opened)
         raise
     link.finish(_served(spec, load, client, server, common, opened))
+
+
+def _prompts(plan: Colocation, spec: Tenant, prompts: Prompts) -> Iterator[PromptRequest]:
+    """Return what the requests of a window ask for, which its plan decides."""
+    file = Path(plan.folder) / prompts.file
+    if sha256(file.read_bytes()).hexdigest() != prompts.sha256:
+        raise HwqError(f"{file} has changed since the scenario was read: run it again")
+    arrival = parse_arrival(plan.tenant(spec.name).arrival, Path(plan.folder))
+    in_order = arrival.file is not None and arrival.file.resolve() == file.resolve()
+    return drawn(read_prompts(file), plan.tenant_seed(spec.name), in_order=in_order)
 
 
 async def _by_client(

@@ -33,6 +33,9 @@ from pytest_hwqueue.parts.processes.process_table import Place, TcpPort, UnixSoc
 PORT, PYTHON, SOCKET = "{port}", "{python}", "{socket}"
 """In a command: the chosen port (in its URL, too), pytest's own Python, and the unix socket."""
 
+CHAT = "chat/completions"
+"""How the path of a URL ends whose requests have messages in place of a prompt."""
+
 URL, FOLDER, SECONDS = "{url}", "{folder}", "{seconds}"
 """In a client's command: where requests go, its folder, and the window's length."""
 

@@ -1,0 +1,181 @@
+"""Prompts and lengths of answers from a file, for requests to a server.
+
+Three forms of a request, told apart by their fields: one's own lines of JSON (``prompt``,
+``max_tokens``); conversations of ShareGPT (``conversations``, of which the first two turns count,
+as in vLLM's benchmark); and the trace of Mooncake (``timestamp``, ``input_length``,
+``output_length``, ``hash_ids``; Qin et al., FAST 2025), which has lengths and no text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_hwqueue.data.errors import BadInput, shortened, translated
+from pytest_hwqueue.data.records.plan import Prompts
+
+# They are kept in memory, as text.
+_MOST_BYTES = 64 << 20
+_MOST_TOKENS = 10_000_000
+# Of Mooncake's: so many tokens have one id.
+_BLOCK_TOKENS = 512
+# No tokenizer is at hand: a token is three quarters of an English word, OpenAI's rule of thumb.
+_TOKENS_PER_WORD = 4 / 3
+# Common words, of one token each in most vocabularies.
+_WORDS = (
+    "the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by",
+    "on", "not", "he", "his", "but", "at", "are", "this", "have", "from", "or", "had", "an",
+    "they", "which", "one", "you", "were", "all", "her", "she", "there", "would", "their", "we",
+    "him", "been", "has", "when", "who", "will", "no", "more", "if", "out", "so", "up", "said",
+    "what", "its", "about", "than", "into", "them", "can", "only", "other", "time", "new", "some",
+    "could", "these",
+)  # fmt: skip
+
+
+class PromptRequest(NamedTuple):
+    """What one request asks for.
+
+    Attributes:
+        text: the prompt; empty if only its length is known.
+        words: of a prompt that is made up.
+        blocks: ids of its parts of 512 words: equal ids stand for equal text; empty if nobody says.
+        max_tokens: the most in its answer; None if nobody says.
+
+    """
+
+    text: str
+    words: int
+    blocks: tuple[int, ...]
+    max_tokens: int | None
+
+
+def read_prompts(file: Path) -> list[PromptRequest]:
+    """Read the requests of a file, in its order.
+
+    Raises:
+        BadInput: with file and line, or place in the list, if it cannot be read or used.
+
+    """
+    with translated(BadInput, f"the prompts in {file} cannot be read", OSError, ValueError):
+        if (size := file.stat().st_size) > _MOST_BYTES:
+            raise BadInput(
+                f"{file} has {size:,} bytes, and prompts are kept in memory: give at most "
+                f"{_MOST_BYTES:,}, such as its first lines"
+            )
+        text = file.read_text(encoding="utf-8")
+    found = [
+        request
+        for place, fields in _entries(file, text)
+        if (request := _request(f"{file}, {place}", fields)) is not None
+    ]
+    if not found:
+        raise BadInput(f"{file} has no prompt; give one in a line, such as {_EXAMPLE}")
+    return found
+
+
+_EXAMPLE = '{"prompt": "Why is the sky blue?", "max_tokens": 64}'
+
+
+def _entries(file: Path, text: str) -> Iterator[tuple[str, Any]]:
+    if text.lstrip().startswith("["):
+        with translated(BadInput, f"{file} is no list of JSON", ValueError, RecursionError):
+            for number, fields in enumerate(json.loads(text), start=1):
+                yield f"entry {number}", fields
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            with translated(
+                BadInput, f"{file}, line {number}: no line of JSON", ValueError, RecursionError
+            ):
+                yield f"line {number}", json.loads(line)
+
+
+def _request(place: str, fields: Any) -> PromptRequest | None:
+    """Return what an entry asks for; None for a conversation without an answer."""
+    if not isinstance(fields, Mapping):
+        raise BadInput(f"{place}: {shortened(str(fields))!r} is no table of fields")
+    if "conversations" in fields:
+        return _of_conversation(place, fields["conversations"])
+    if "prompt" in fields:
+        prompt, most = fields["prompt"], fields.get("max_tokens")
+        if not isinstance(prompt, str) or not prompt:
+            raise BadInput(f"{place}: prompt is {shortened(repr(prompt))}; give text")
+        most = None if most is None else _count(f"{place}: max_tokens", most)
+        return PromptRequest(prompt, 0, (), most)
+    if "input_length" in fields:
+        words = _count(f"{place}: input_length", fields["input_length"])
+        most = _count(f"{place}: output_length", fields.get("output_length", 1))
+        blocks = fields.get("hash_ids") or ()
+        if not isinstance(blocks, list | tuple) or not all(type(each) is int for each in blocks):
+            raise BadInput(f"{place}: hash_ids is {shortened(repr(blocks))}; give whole numbers")
+        return PromptRequest("", words, tuple(blocks), most)
+    raise BadInput(
+        f"{place}: has neither prompt, conversations nor input_length; give such as {_EXAMPLE}"
+    )
+
+
+def _of_conversation(place: str, turns: Any) -> PromptRequest | None:
+    if not isinstance(turns, list) or not all(isinstance(each, Mapping) for each in turns):
+        raise BadInput(f"{place}: conversations is {shortened(repr(turns))}; give a list of turns")
+    texts = [each.get("value", each.get("content")) for each in turns]
+    if len(texts) < 2 or not all(isinstance(each, str) and each.strip() for each in texts[:2]):
+        return None
+    prompt, answer = texts[:2]
+    return PromptRequest(prompt, 0, (), math.ceil(len(answer.split()) * _TOKENS_PER_WORD))
+
+
+def _count(what: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _MOST_TOKENS:
+        raise BadInput(
+            f"{what} is {shortened(repr(value))}; give a whole number from 1 to {_MOST_TOKENS:,}"
+        )
+    return value
+
+
+def prompts_of(name: str, folder: Path) -> Prompts:
+    """Return what a plan holds of a file of prompts; BadInput as `read_prompts` says."""
+    file = folder / name
+    number = len(read_prompts(file))
+    return Prompts(name, sha256(file.read_bytes()).hexdigest(), number)
+
+
+def drawn(requests: list[PromptRequest], seed: int, *, in_order: bool) -> Iterator[PromptRequest]:
+    """Yield requests without end: those of a file in its order, again and again, or drawn from it.
+
+    Args:
+        requests: of the file.
+        seed: of the draws, with replacement.
+        in_order: whether the file's order is kept.
+
+    """
+    if in_order:
+        yield from cycle(requests)
+    draw = random.Random(seed)
+    while True:
+        yield draw.choice(requests)
+
+
+def text_of(request: PromptRequest) -> str:
+    """Return a prompt's text; where only its length is known, as many common English words."""
+    if request.text:
+        return request.text
+    blocks = request.blocks or range(-(-request.words // _BLOCK_TOKENS))
+    words: list[str] = []
+    for block in blocks:
+        words += _block(block)
+    # Behind the blocks that have ids, each is its own.
+    while len(words) < request.words:
+        words += _block(len(words))
+    return " ".join(words[: request.words])
+
+
+@lru_cache(maxsize=4096)
+def _block(number: int) -> tuple[str, ...]:
+    return tuple(random.Random(number).choices(_WORDS, k=_BLOCK_TOKENS))
