@@ -43,6 +43,7 @@ def example(folder: Path, name: str, **replaced: str) -> Path:
             "http", "high", {}, ("connections opened, ", "of requests connected, at most"),
             marks=pytest.mark.slow,
         ),
+        pytest.param("prompts", "chat", {}, ("first token P50",), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_the_examples_run_on_any_machine(
