@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,13 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Launched:
-    """Each command that would have been started, and the status it pretends to end with."""
+    """Each command that would have been started, and the status it pretends to end with.
+
+    ``runs`` is called in its place, if given, and returns the status.
+    """
 
     def __init__(self) -> None:
+        self.runs: Callable[[list[str], dict[str, str]], int] | None = None
         self.commands: list[list[str]] = []
         self.environment: dict[str, str] = {}
         self.status = 0
@@ -79,7 +84,7 @@ class Launched:
     def __call__(self, command: list[str], environment: dict[str, str]) -> int:
         self.commands.append(command)
         self.environment = environment
-        return self.status
+        return self.status if self.runs is None else self.runs(command, environment)
 
     @property
     def command(self) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import ClassVar
+
 from pydantic import Field
 
 from pytest_hwqueue.options.listing import facts_of, parameters_of
@@ -18,13 +19,17 @@ class Declared(Parameters):
     async_op: bool = False
 
 
-def test_types_bounds_and_defaults_and_whether_several_processes_are_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(LargeGemmOnly, "parameter_model", Declared)
-    sizes = {"tiny": {"mm_dim": 2}, "small": {"mm_dim": 4}, "full": {"mm_dim": 8}}
-    monkeypatch.setattr(LargeGemmOnly, "sizes", sizes)
-    rows = parameters_of(LargeGemmOnly)
+class Listed(LargeGemmOnly):
+    parameter_model = Declared
+    sizes: ClassVar = {"tiny": {"mm_dim": 2}, "small": {"mm_dim": 4}, "full": {"mm_dim": 8}}
+
+
+class Collective(Listed):
+    collective = True
+
+
+def test_types_bounds_and_defaults_and_whether_several_processes_are_needed() -> None:
+    rows = parameters_of(Listed)
     assert [(row.name, row.type, row.by_size) for row in rows] == [
         ("mm_dim", "int ≥ 1 < 9", "tiny 2, small 4, full 8"),
         ("share", "float > 0 ≤ 1", "default 0.5"),
@@ -32,7 +37,6 @@ def test_types_bounds_and_defaults_and_whether_several_processes_are_needed(
         ("limit", "int ≥ 1", "default not set"),
         ("async_op", "bool", "default False"),
     ]
-    for collective in (False, True):
-        monkeypatch.setattr(LargeGemmOnly, "collective", collective)
-        facts = "; ".join(facts_of(LargeGemmOnly))
-        assert ("several processes" in facts) is collective is not ("one process" in facts)
+    for listed in (Listed, Collective):
+        facts = "; ".join(facts_of(listed))
+        assert ("several processes" in facts) is listed.collective is not ("one process" in facts)

@@ -55,10 +55,9 @@ _LOOK_S = 0.3
 
 # Ranks leave a collective of gloo within 10 µs of each other at P50, within 300 at P99. A rank that
 # comes too late for what it agreed to asks for twice as long from then on.
-_LEAD_NS, _LONGEST_LEAD_NS = 500_000, 8_000_000
+LEAD_NS, LONGEST_LEAD_NS = 500_000, 8_000_000
 # So much of the lead is spent looking at the clock: a sleep ends late by the timer's slack.
 _SPIN_NS = 200_000
-_BOOT, _CLOCK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
 
 
 def open_group_of_one(device: Device) -> None:
@@ -100,6 +99,43 @@ def group_of_one(device: Device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+class AgreedBegin:
+    """Lets ranks begin at one time of their common clock.
+
+    Ranks leave a barrier one after the other, and those that left first would wait for the last in
+    the first collective they measure.
+
+    Attributes:
+        lead_ns: how long after it has come this rank proposes to begin.
+
+    """
+
+    def __init__(
+        self, latest: Callable[[int], int], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Take what exchanges proposals.
+
+        Args:
+            latest: returns the latest time (ns) that any rank proposes, given this one's.
+            sleep: waits for so many seconds, or a little longer.
+
+        """
+        self._latest, self._sleep = latest, sleep
+        self.lead_ns = LEAD_NS
+
+    def wait(self, clock_ns: Callable[[], int]) -> int:
+        """Return at the latest time that any rank proposes; at once if this one comes too late."""
+        begin_ns = self._latest(clock_ns() + self.lead_ns)
+        left_ns = begin_ns - clock_ns()
+        if left_ns < 0:
+            self.lead_ns = min(2 * self.lead_ns, LONGEST_LEAD_NS)
+        elif left_ns > _SPIN_NS:
+            self._sleep((left_ns - _SPIN_NS) / 1e9)
+        while clock_ns() < begin_ns:
+            pass
+        return begin_ns
+
+
 class RankGroup(RankSynchronisation):
     """This rank among those that measure a cell."""
 
@@ -124,8 +160,8 @@ class RankGroup(RankSynchronisation):
         self._settled = threading.Event()
         # Until all ranks have come to a good end.
         self._broken = True
-        self._one_clock = False
-        self._lead_ns = _LEAD_NS
+        # With a common clock.
+        self._agreed_begin: AgreedBegin | None = None
 
     @contextmanager
     def watched(self, on_failure: Callable[[str, str], None]) -> Iterator[None]:
@@ -166,7 +202,8 @@ class RankGroup(RankSynchronisation):
         )
         self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._check_devices()
-        self._one_clock = len(set(self._of_each("clock", clock_in_use(self.ranks.rank)))) == 1
+        if len(set(self._of_each("clock", clock_in_use(self.ranks.rank)))) == 1:
+            self._agreed_begin = AgreedBegin(self._latest)
         yield
 
     def agreed(self, value: int) -> int:
@@ -180,25 +217,17 @@ class RankGroup(RankSynchronisation):
         dist.barrier(group=self._control)
 
     def begin(self, clock_ns: Callable[[], int]) -> int | None:
-        """Return at a time that all ranks agreed on, once all are here; None after a barrier.
+        """Return at a time that all ranks agreed on, once all are here; None after a barrier."""
+        if self._agreed_begin is not None:
+            return self._agreed_begin.wait(clock_ns)
+        self.barrier()
+        return None
 
-        The time is the latest that any proposes. Ranks leave a barrier one after the other, and
-        those that left first would wait for the last in the first collective they measure.
-        """
-        if not self._one_clock:
-            self.barrier()
-            return None
-        shared = torch.tensor(clock_ns() + self._lead_ns)
+    def _latest(self, proposed_ns: int) -> int:
+        """Return the latest time that any rank proposes."""
+        shared = torch.tensor(proposed_ns)
         dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._control)
-        begin_ns = int(shared)
-        left_ns = begin_ns - clock_ns()
-        if left_ns < 0:
-            self._lead_ns = min(2 * self._lead_ns, _LONGEST_LEAD_NS)
-        elif left_ns > _SPIN_NS:
-            time.sleep((left_ns - _SPIN_NS) / 1e9)
-        while clock_ns() < begin_ns:
-            pass
-        return begin_ns
+        return int(shared)
 
     def settle(
         self, record: RunRecord, failure: Failure | None
@@ -288,13 +317,14 @@ class RankGroup(RankSynchronisation):
                 return
 
 
-def clock_in_use(rank: int) -> str:
+def clock_in_use(rank: int, proc: Path = Path("/proc")) -> str:
     """Return what processes that read the same clock have in common: host, boot, time namespace.
 
     Where that is not known, each rank has a clock of its own.
     """
     try:
-        return f"{_BOOT.read_text(encoding='ascii').strip()} {os.readlink(_CLOCK)}"
+        boot = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink(proc / 'self/ns/time')}"
     except OSError:
         return f"unknown clock of rank {rank}"
 

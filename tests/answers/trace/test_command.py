@@ -10,7 +10,6 @@ from click.testing import Result
 
 from pytest_hwqueue.answers.trace.command import words_of_cell
 from pytest_hwqueue.data.records.cell import Cell
-from pytest_hwqueue.options import suite
 from pytest_hwqueue.parts.devices.launches import PICTURES
 from tests.cli.conftest import Launched, hwq
 
@@ -55,9 +54,7 @@ def test_options_win_over_the_id(launched: Launched) -> None:
     assert launched.environment[PICTURES] == "csv"
 
 
-def test_the_files_are_named(
-    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_are_named(launched: Launched, tmp_path: Path) -> None:
     old = tmp_path / "trace-old.json"
     old.write_text("{}", encoding="utf-8")
     os.utime(old, (1, 1))
@@ -65,9 +62,9 @@ def test_the_files_are_named(
     def writes(command: list[str], environment: dict[str, str]) -> int:
         for name in ("trace-new.json", "trace-new.csv", "other.json"):
             (tmp_path / name).write_text("{}", encoding="utf-8")
-        return launched(command, environment)
+        return 0
 
-    monkeypatch.setattr(suite, "run_pytest", writes)
+    launched.runs = writes
     result = trace("moe", "--profile-dir", str(tmp_path))
     assert launched.environment[PICTURES] != "csv"
     assert f"trace: {tmp_path / 'trace-new.json'} (open in Perfetto" in result.output
@@ -75,7 +72,7 @@ def test_the_files_are_named(
     assert "old.json" not in result.output
     assert "other.json" not in result.output
     # The other name of the command says too if there is none.
-    monkeypatch.setattr(suite, "run_pytest", launched)
+    launched.runs = None
     none = hwq("profile", "moe", "--profile-dir", str(tmp_path / "none"))
     assert "no trace was written" in none.output
 

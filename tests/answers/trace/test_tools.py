@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_hwqueue.options import suite
 from pytest_hwqueue.parts.devices.accelerator import AcceleratorStream, RangedStream
 from tests.cli.conftest import Launched, finished, hwq, real
 
@@ -84,7 +83,7 @@ def test_the_other_tool_has_its_own_words_and_each_rank_a_file(
         words = [*command[: command.index(sys.executable)], sys.executable, "-c", ""]
         return subprocess.run(words, env=environment, check=False).returncode
 
-    monkeypatch.setattr(suite, "run_pytest", runs)
+    launched.runs = runs
     found = hwq("trace", "tiny_kernel_stress", "--tool", "rocprofv3", "--device", "cpu",
                 "--streams", "2", "--profile-dir", "traces")  # fmt: skip
 
@@ -96,7 +95,7 @@ def test_the_other_tool_has_its_own_words_and_each_rank_a_file(
     written = "trace: traces/tiny_kernel_stress-s2_results.pftrace (open in Perfetto"
     assert written in found.output
     # Each rank has a file of its own.
-    monkeypatch.setattr(suite, "run_pytest", launched)
+    launched.runs = None
     monkeypatch.setenv("RANK", "1")
     hwq("trace", "hetero_kernels", "--tool", "nsys", "--streams", "2,4")
     assert "--output=hwq-profiles/hetero_kernels-s2_4-rank1" in launched.command

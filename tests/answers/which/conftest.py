@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,27 @@ from pytest_hwqueue.engine.tenants.open_loop import Load
 from pytest_hwqueue.engine.tenants.servers import for_records
 from pytest_hwqueue.engine.tenants.tenant_cells import WorkDone, delivered
 from pytest_hwqueue.options.options import OPTIONS
+
+
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, owner: type[object], method: str, call: int
+) -> Callable[[], int]:
+    """Interrupt the ``call``-th call of a method, once, as Ctrl-C does; return who counts them."""
+    original: Callable[..., Any] = getattr(owner, method)
+    counted = itertools.count(1)
+    done = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal done
+        if next(counted) == call:
+            raise KeyboardInterrupt
+        found = original(*arguments)
+        done += 1
+        return found
+
+    monkeypatch.setattr(owner, method, interrupted)
+    return lambda: done
+
 
 SCENARIO = """\
 name: mix

@@ -22,6 +22,7 @@ from pytest_hwqueue.engine.scenarios.measurer import Measurer
 from pytest_hwqueue.engine.scenarios.planned_runs import PlannedRun
 from pytest_hwqueue.engine.scenarios.runs import ATTEMPTS
 from pytest_hwqueue.options.options import OPTIONS
+from tests.answers.which.conftest import interrupt
 from tests.conftest import slow
 
 SCENARIO = """\
@@ -128,41 +129,22 @@ def test_reports_hold_every_rate_and_the_goal(measured: Measured) -> None:
 def test_interrupted_search_continues_and_ends_alike(
     measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    window: Callable[..., Any] = Measurer.window
-    measured_windows = 0
-
-    def interrupted(*arguments: Any) -> Any:
-        nonlocal measured_windows
-        if measured_windows == 5:
-            raise KeyboardInterrupt
-        measured_windows += 1
-        return window(*arguments)
-
-    monkeypatch.setattr(Measurer, "window", interrupted)
+    windows = interrupt(monkeypatch, Measurer, "window", call=6)
     _, first = search(tmp_path, SCENARIO, status=2)
     assert "INCOMPLETE: interrupted; the same command continues." in first.stdout
-    measured_windows = -1000
+    assert windows() == 5
     found, second = search(tmp_path)
     assert "5 windows of it reused" in second.stderr
-    assert measured_windows + 1000 == len(list(tmp_path.glob("d/*/shared*.json"))) - 5
+    assert windows() - 5 == len(list(tmp_path.glob("d/*/shared*.json"))) - 5
     assert found == measured[1]
 
 
 def test_one_interrupted_while_it_judges_has_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict: Callable[..., Any] = RateRuns.verdict
-    judged = []
-
-    def interrupted(*arguments: Any) -> Any:
-        judged.append(arguments)
-        if len(judged) == 3:
-            raise KeyboardInterrupt
-        return verdict(*arguments)
-
     # It judges too, while a window is measured.
     monkeypatch.setattr(RateRuns, "_decides", lambda *_: False)
-    monkeypatch.setattr(RateRuns, "verdict", interrupted)
+    interrupt(monkeypatch, RateRuns, "verdict", call=3)
     _, result = search(tmp_path, SCENARIO, status=2)
     assert "INCOMPLETE: interrupted; the same command continues." in result.stdout
 

@@ -20,6 +20,7 @@ from pytest_hwqueue.cli.main import main
 from pytest_hwqueue.data.figures.served import served
 from pytest_hwqueue.data.records.tenants import ColocationRecord, read_colocation
 from pytest_hwqueue.engine.scenarios.goals import GoalResult, evaluate, parse_goal
+from tests.answers.which.conftest import interrupt
 from tests.answers.which.test_capacity import SCENARIO
 from tests.engine.tenants.test_colocation import FAULTY
 
@@ -265,20 +266,11 @@ def test_an_interrupted_search_ends_its_tenants_and_goes_on_with_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, only = real(tmp_path), ("--schedulers", "threads-native")
-    verdict: Callable[..., Any] = RateRuns.verdict
-    judged: list[object] = []
-
-    def interrupted(self: RateRuns, case: Any) -> Any:
-        judged.append(case)
-        if len(judged) == 2:
-            raise KeyboardInterrupt
-        return verdict(self, case)
-
+    # It judges too, while a window is measured.
     monkeypatch.setattr(RateRuns, "_decides", lambda *_: False)
-    monkeypatch.setattr(RateRuns, "verdict", interrupted)
+    interrupt(monkeypatch, RateRuns, "verdict", call=2)
     _, before, result = search(tmp_path, text, *ON_CPU, *only, status=2)
     assert "INCOMPLETE: interrupted; the same command continues." in result.stdout
-    monkeypatch.setattr(RateRuns, "verdict", verdict)
     (case,), records, _ = search(tmp_path, text, *ON_CPU, *only)
     assert case.capacity_per_s.low == 40
     assert records[: len(before)] == before

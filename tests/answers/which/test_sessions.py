@@ -18,7 +18,7 @@ from click.testing import Result
 from pytest_hwqueue.answers.which.file import WhichFile
 from pytest_hwqueue.data.records.tenants import ColocationRecord, write_colocation
 from pytest_hwqueue.engine.scenarios.measurer import Measurer
-from tests.answers.which.conftest import SCENARIO, case, hwq
+from tests.answers.which.conftest import SCENARIO, case, hwq, interrupt
 from tests.conftest import slow
 
 SIMULATED = ("--device", "sim:h200", "--size", "tiny", "--duration", "1s", "--until=end")
@@ -226,16 +226,7 @@ def test_interrupted_it_prints_the_table_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = small(tmp_path, "[native, mps]", ", priority: 1", "")
-    measure: Callable[..., tuple[ColocationRecord, Path]] = Measurer.__call__
-    measured: list[tuple[ColocationRecord, Path]] = []
-
-    def interrupted(*window: Any) -> tuple[ColocationRecord, Path]:
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        measured.append(measure(*window))
-        return measured[-1]
-
-    monkeypatch.setattr(Measurer, "__call__", interrupted)
+    interrupt(monkeypatch, Measurer, "__call__", call=4)
     result = hwq(file, *DEVICE, "--dir", tmp_path / "d", "--json", tmp_path / "w.json")
     assert result.exit_code == 2
     assert_table_so_far(file, tmp_path, result.stdout)
