@@ -398,7 +398,9 @@ def test_the_log_agrees_with_the_requests_own_clock_failures_in_their_places(
     assert failed == sorted({*failed})
     assert len(failed) == len(log.started_ns) - log.completed > 0
     assert {failure.reason for failure in log.failed} == {"ValueError: planted"}
-    assert log.scheduled_ns == (log.started_ns if schedule is None else schedule)
+    # A machine that is busy for a second leaves the last ones unserved.
+    due = log.started_ns if schedule is None else schedule[: len(log.started_ns)]
+    assert log.scheduled_ns == due
     assert schedule is not None or [*log.started_ns] == sorted(log.started_ns)
     times = zip(log.started_ns, log.finished_ns, strict=True)
     spans = [(*each, index in failed) for index, each in enumerate(times)]
