@@ -152,6 +152,34 @@ def test_a_function_has_six_parameters_at_most() -> None:
     assert found == LONG
 
 
+# What patches a module, or reads what another object keeps to itself, breaks with every refactoring
+# and says nothing of behaviour. These only fall: a new test injects what it needs.
+MOST_PATCHED, MOST_PRIVATE = 179, 75
+# Public, or another project's, whatever their first letter.
+PUBLIC = {"_asdict", "_exit", "_obj", "_replace"}
+
+
+def test_tests_patch_and_read_privates_no_more_often_than_before() -> None:
+    patched, private = 0, set()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            place = f"{path.name}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                patched += called.endswith((".setattr", "patch.object", "mock.patch"))
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+                if _is_private(node.attr) and not ast.unparse(node).startswith("torch."):
+                    private.add(f"{place} {ast.unparse(node)}")
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                private |= {f"{place} {each.name}" for each in node.names if _is_private(each.name)}
+    assert patched <= MOST_PATCHED
+    assert len(private) <= MOST_PRIVATE, sorted(private)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
+
+
 def test_no_class_name_stands_twice() -> None:
     package = PAGE.parents[1] / "pytest_hwqueue"
     places = defaultdict(list)
