@@ -77,12 +77,30 @@ def read_client_log(file: Path, written_by: ClientFormat) -> ClientLog:
     problem = f"{file} is no file of requests that {written_by} writes"
     # What a format lacks shows as a missing key, a null, or a value of another type.
     with translated(
-        RecordError, problem, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError
-    ):
+        RecordError, problem,
+        OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+    ):  # fmt: skip
         text = file.read_text(encoding="utf-8")
         # A request that was sent as soon as it could be may be due a moment later.
         found = [each._replace(due_ns=min(each.due_ns, each.started_ns)) for each in read(text)]
+    for each in found:
+        _refuse_disorder(each, file)
     return ClientLog(sorted(found, key=lambda each: each.due_ns), clock)
+
+
+def _refuse_disorder(request: ClientRequest, file: Path) -> None:
+    """Raise RecordError for times that cannot be: such figures would be no one's."""
+    tokens = request.tokens
+    times = [request.started_ns, request.finished_ns]
+    if tokens is not None:
+        times = [request.started_ns, tokens.first_ns, tokens.last_ns]
+        if tokens.number < 1:
+            raise RecordError(f"{file}: a request has {tokens.number} tokens and their times")
+    if times != sorted(times) or request.finished_ns < request.started_ns:
+        raise RecordError(
+            f"{file}: a request sent at {request.started_ns} ns ended, or had its tokens, before "
+            f"that or in another order: {times[1:]}"
+        )
 
 
 def _aiperf(text: str) -> Iterator[ClientRequest]:

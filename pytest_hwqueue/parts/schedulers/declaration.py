@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pytest_hwqueue.data.errors import BadInput, nearest
 from pytest_hwqueue.data.extensions import Registry, origin
 from pytest_hwqueue.data.records.kinds import Capabilities, capabilities_of
+from pytest_hwqueue.data.redaction import secrets_in
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -271,13 +272,18 @@ _FAMILIES_SET_ELSEWHERE = {
 
 
 def check_variables(parameters: Mapping[str, str]) -> None:
-    """Raise BadInput for what is no name of a variable, and for variables of other modes."""
-    for name in parameters:
+    """Raise BadInput for no name of a variable, for variables of other modes, and for secrets."""
+    for name, value in parameters.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise BadInput(f"env: {name!r} is no name of an environment variable")
         families = (by for begins, by in _FAMILIES_SET_ELSEWHERE.items() if name.startswith(begins))
         if by := _SET_ELSEWHERE.get(name) or next(families, None):
             raise BadInput(f"env: {name} is set by {by}: use that")
+        if next(secrets_in(f"{name}={value}"), None) is not None:
+            raise BadInput(
+                f"env: {name} may be a secret, and a mode's text stands in every record: set it "
+                "where pytest is started"
+            )
 
 
 _PACKAGE = "pytest_hwqueue.parts.schedulers"

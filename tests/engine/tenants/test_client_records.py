@@ -152,3 +152,30 @@ def test_a_request_without_a_token_failed_where_others_have_them() -> None:
     # Whole answers, not streamed: nobody has tokens, and nobody failed.
     whole = load_of(ClientLog([kept._replace(tokens=None)], "wall"), 0, WINDOW)
     assert (list(whole.failed), list(whole.replies)) == ([], [None])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"start_times": [float("inf")]},
+        {"start_times": [float("nan")]},
+        {"ttfts": [-0.5]},
+        {"latencies": [-1.0], "errors": ["reset"]},
+        {"output_lens": [0]},
+        {"itls": [[-1.0]]},
+    ],
+    ids=str,
+)
+def test_times_and_numbers_that_cannot_be_are_refused(
+    changed: dict[str, list[object]], tmp_path: Path
+) -> None:
+    whole = {
+        "start_times": [100.0], "latencies": [0.5], "queue_times": [0.0], "ttfts": [0.1],
+        "itls": [[0.1]], "output_lens": [2], "errors": [""],
+    }  # fmt: skip
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(whole))
+    assert len(read_client_log(file, "vllm").requests) == 1
+    file.write_text(json.dumps({**whole, **changed}))
+    with pytest.raises(RecordError, match=f"{file}"):
+        read_client_log(file, "vllm")

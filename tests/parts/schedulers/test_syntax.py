@@ -111,6 +111,7 @@ _MANY = "mps-partition:" + ",".join(f"{name}=1%|2%" for name in "abcdefghi")
         ("env:2=1", "'2' is no name of an environment variable"),
         ("env:A", "'A' is not NAME=VALUE"),
         ("env:A=\x07", "give text of one line"),
+        ("env:API_KEY=abcdefgh", "API_KEY may be a secret"),
         ("env:LD_PRELOAD=x.so", "LD_PRELOAD is set by the mode preload:NAME: use that"),
         ("env:CUDA_MPS_PIPE_DIRECTORY=/tmp", "is set by the modes mps, mps-priority"),
         (_MANY, " for more than 256 "),
