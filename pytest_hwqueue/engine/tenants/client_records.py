@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pytest_hwqueue.data.errors import RecordError, shortened, translated
+from pytest_hwqueue.data.errors import RecordError, translated
 from pytest_hwqueue.data.records.plan import ClientFormat
 
 _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "sec": 1e9, "s": 1e9, "seconds": 1e9}
@@ -185,13 +185,13 @@ def _ns(seconds: float) -> int:
 
 
 def _failure(error: Any) -> str:
-    """Return an error in one line; empty for none."""
+    """Return an error's last line, whole, since it may hold a secret; empty for none."""
     if isinstance(error, Mapping):
         parts = (str(error.get(name) or "") for name in ("code", "type", "message"))
         error = " ".join(filter(None, parts)) or "failed"
     lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
     # A traceback's last line says what it was.
-    return shortened(lines[-1]) if lines else ""
+    return lines[-1] if lines else ""
 
 
 _READERS: Mapping[

@@ -245,7 +245,9 @@ def _without_secrets(record: ColocationRecord, secrets: Collection[str]) -> Colo
         tenant.model_copy(
             update={
                 "failures": [
-                    failure.model_copy(update={"reason": shown(failure.reason)})
+                    failure.model_copy(
+                        update={"reason": shown(failure.reason), "kind": shown(failure.kind)}
+                    )
                     for failure in tenant.failures
                 ],
                 "exit": shown(tenant.exit),

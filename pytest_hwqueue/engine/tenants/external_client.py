@@ -5,18 +5,27 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement
+from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement, shortened
 from pytest_hwqueue.data.records.plan import ClientCommand, Server
 from pytest_hwqueue.data.records.tenants import RequestFailure
+from pytest_hwqueue.data.redaction import without_known
 from pytest_hwqueue.engine.tenants.client_records import ClientLog, ClientRequest, read_client_log
 from pytest_hwqueue.engine.tenants.open_loop import Load, Reply, Window
 from pytest_hwqueue.engine.tenants.server_variables import expand, expand_url
-from pytest_hwqueue.engine.tenants.servers import FOLDER, PORT, PYTHON, SECONDS, URL, host_and_port
+from pytest_hwqueue.engine.tenants.servers import (
+    FOLDER,
+    PORT,
+    PYTHON,
+    SECONDS,
+    URL,
+    host_and_port,
+    secrets_of,
+)
 from pytest_hwqueue.parts.processes.guardian import Order, Stop
 from pytest_hwqueue.parts.processes.services import Service, run_service, service_environment
 
@@ -46,14 +55,17 @@ def running_client(
     with TemporaryDirectory(prefix="hwq-client-") as folder:
         order = _order(client, server, seconds, Path(folder), within)
         with run_service("the client", Path(folder) / "client.log", order) as service:
-            yield RunningClient(service, client, Path(folder))
+            yield RunningClient(service, client, Path(folder), secrets_of(server))
 
 
 class RunningClient:
     """A client that runs."""
 
-    def __init__(self, service: Service, client: ClientCommand, folder: Path) -> None:
+    def __init__(
+        self, service: Service, client: ClientCommand, folder: Path, secrets: Collection[str]
+    ) -> None:
         self._service, self._client, self._folder = service, client, folder
+        self._secrets = secrets
         self._ahead_ns = _wall_ahead_ns()
 
     def lead(self) -> None:
@@ -96,6 +108,10 @@ class RunningClient:
                 f"the wall clock was set by {stepped_ns / 1e6:.3g} ms while the client ran, and "
                 "its records go by it: keep it from being stepped, and measure again"
             )
+        # Before it is shortened: half a secret is one, too.
+        log = log._replace(
+            requests=[_without_secrets(each, self._secrets) for each in log.requests]
+        )
         return load_of(log, self._ahead_ns if log.clock == "wall" else 0, window)
 
     def _has_ended(self) -> bool:
@@ -151,6 +167,10 @@ def load_of(log: ClientLog, ahead_ns: int, window: Window) -> Load:
         replies=[_reply(each, ahead_ns) for each in kept],
         most_at_once=_most_at_once(kept),
     )
+
+
+def _without_secrets(request: ClientRequest, secrets: Collection[str]) -> ClientRequest:
+    return request._replace(failure=shortened(without_known(request.failure, secrets)))
 
 
 def _reply(request: ClientRequest, ahead_ns: int) -> Reply | None:

@@ -37,6 +37,9 @@ def main(url: str, folder: str, requests: str, how: str) -> None:
                 "output_sequence_length": {"value": number, "unit": "tokens"},
             },
         })  # fmt: skip
+    if how.startswith("tells "):
+        # Long enough that a message that is shortened ends within it.
+        lines[0] |= {"metrics": {}, "error": {"message": 108 * "x" + how.removeprefix("tells ")}}
     if how == "forgets":
         return
     records = "".join(f"{json.dumps(line)}\n" for line in lines)

@@ -102,3 +102,16 @@ def test_what_it_sends_before_the_window_does_not_count(tmp_path: Path) -> None:
     record = run(tmp_path, "works", requests=1, duration_s=0.5, lead_s=30.0)
     assert record.status == "failed"
     assert "the client sent none of its 1 requests within the window of 0.5 s" in record.reason
+
+
+def test_a_secret_that_its_errors_repeat_is_nowhere_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_TESTS", "supersecretvalue1")
+    record = run(tmp_path, "tells ${KEY_OF_TESTS}", requests=3)
+    assert record.status == "ok", record.reason
+    (tenant,) = record.tenants
+    (failure,) = tenant.failures
+    assert failure.reason.startswith("xxx")
+    (path,) = tmp_path.glob("*.json")
+    assert "supersec" not in path.read_text(encoding="utf-8")
