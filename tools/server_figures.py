@@ -30,6 +30,7 @@ from pathlib import Path
 
 import trustme
 
+from pytest_hwqueue.data.figures.served import between_tokens_ns
 from pytest_hwqueue.data.metrics.numbers import figure
 from pytest_hwqueue.data.records.plan import Colocation, Server, Tenant
 from pytest_hwqueue.data.records.tenants import TenantResult
@@ -265,10 +266,8 @@ def compare(result: TenantResult, log: Log) -> Row:
     ]
     if tokens is None or not good:
         return Row(counts)
-    between_ns = [
-        (last - first) / max(1, number - 1)
-        for first, last, number in zip(tokens.ttft_ns, tokens.last_ns, tokens.tokens, strict=True)
-    ]
+    # One of a single token has none.
+    between_ns = [each or 0.0 for each in between_tokens_ns(tokens)]
     return Row(
         counts,
         _quantiles_ms([each.first_ns for each in good], tokens.ttft_ns),

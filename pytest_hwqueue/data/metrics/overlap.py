@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pytest_hwqueue.data.metrics.estimate import Estimate, PlainData
 from pytest_hwqueue.data.metrics.latency import LEAST_ITERATIONS, block_count, block_estimate
-from pytest_hwqueue.data.metrics.timeline import Kernel, Span, Timeline, length, union
+from pytest_hwqueue.data.metrics.timeline import Span, Timeline, length, union
 
 if TYPE_CHECKING:
     import numpy as np
@@ -240,15 +240,14 @@ def summarise_timeline(timeline: Timeline) -> TimelineSummary:
         busy_ms=[time / _NS_PER_MS for time in busy],
         span_ms=span / _NS_PER_MS,
         in_flight_mean=in_flight,
-        in_flight_max=_most_at_once(kernels),
+        in_flight_max=most_at_once((each.start_ns, each.end_ns) for each in kernels),
         overlap_efficiency=overlap,
         elsewhere=timeline.elsewhere,
     )
 
 
-def _most_at_once(kernels: Sequence[Kernel]) -> int:
-    """Return the most kernels that ran at once, as half-open intervals [start, end)."""
+def most_at_once(spans: Iterable[tuple[int, int]]) -> int:
+    """Return the most of these half-open intervals [start, end) that overlap; at least one."""
     # At one instant ends (-1) sort before starts (+1): back to back is not together.
-    starts = [(kernel.start_ns, 1) for kernel in kernels]
-    changes = sorted([*starts, *((kernel.end_ns, -1) for kernel in kernels)])
+    changes = sorted(change for start, end in spans for change in ((start, 1), (end, -1)))
     return max(accumulate(change for _, change in changes))

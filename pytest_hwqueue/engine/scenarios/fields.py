@@ -260,6 +260,11 @@ def _shown_url(url: str) -> str:
     return f"{REDACTED}@{place}" if before else place
 
 
+def _words(command: str | Sequence[str]) -> list[str]:
+    """Return program and arguments; ValueError if they cannot be told apart."""
+    return shlex.split(command) if isinstance(command, str) else list(command)
+
+
 class ClientFields(BaseModel):
     """A load generator of another project that sends the tenant's requests."""
 
@@ -277,7 +282,6 @@ class ClientFields(BaseModel):
         description="file below {folder} that it writes them to; by default profile_export.jsonl "
         "for aiperf, benchmarks.json for guidellm, result.json for vllm",
     )
-
     lead: Seconds = Field(
         0.0,
         description="it starts so long before the window; what it sends until then does not count",
@@ -290,7 +294,7 @@ class ClientFields(BaseModel):
 
     def words(self) -> list[str]:
         """Return program and arguments; ValueError if they cannot be told apart."""
-        return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
+        return _words(self.command)
 
 
 _CLIENTS_RECORDS: Mapping[ClientFormat, str] = {
@@ -368,7 +372,6 @@ class ServerFields(BaseModel):
     tbt_ms: float | None = Field(
         None, gt=0, description="for openai: a good request's mean time between tokens is within it"
     )
-
     client: ClientFields | None = Field(
         None,
         description="sends the requests, in place of ours; for openai, whose tokens its records "
@@ -411,9 +414,7 @@ class ServerFields(BaseModel):
         )
 
     def _command(self) -> list[str]:
-        if isinstance(self.command, str):
-            return shlex.split(self.command)
-        return list(self.command or ())
+        return _words(self.command or ())
 
     def _socket(self) -> str | None:
         takes_one = any(SOCKET in part for part in self._command())

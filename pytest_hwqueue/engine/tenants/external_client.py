@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pytest_hwqueue.data.errors import HwqError, InvalidMeasurement, shortened
+from pytest_hwqueue.data.metrics.overlap import most_at_once
 from pytest_hwqueue.data.records.plan import ClientCommand, Server
 from pytest_hwqueue.data.records.tenants import RequestFailure
 from pytest_hwqueue.data.redaction import without_known
@@ -165,7 +166,7 @@ def load_of(log: ClientLog, ahead_ns: int, window: Window) -> Load:
             if each.failure
         ],
         replies=[_reply(each, ahead_ns) for each in kept],
-        most_at_once=_most_at_once(kept),
+        most_at_once=most_at_once((each.started_ns, each.finished_ns) for each in kept),
     )
 
 
@@ -187,17 +188,6 @@ def _reply(request: ClientRequest, ahead_ns: int) -> Reply | None:
         counted="client",
         done_ns=request.finished_ns - ahead_ns,
     )
-
-
-def _most_at_once(requests: Sequence[ClientRequest]) -> int:
-    # What ends as another begins is not in flight with it.
-    changes = [(each.started_ns, 1) for each in requests]
-    changes += [(each.finished_ns, -1) for each in requests]
-    most = now = 0
-    for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
 
 
 def _wall_ahead_ns() -> int:
