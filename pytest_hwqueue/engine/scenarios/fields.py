@@ -35,7 +35,7 @@ from pytest_hwqueue.data.redaction import REDACTED, REFERENCE, redacted
 from pytest_hwqueue.engine.noise.neighbours import described
 from pytest_hwqueue.engine.scenarios.goals import RESERVED, Goal, parse_goal
 from pytest_hwqueue.engine.tenants.arrivals import CLIENT, at_peak, parse_arrival
-from pytest_hwqueue.engine.tenants.prompts import prompts_of
+from pytest_hwqueue.engine.tenants.prompts import read_prompts
 from pytest_hwqueue.engine.tenants.servers import CHAT, FOLDER, MOST_PATH_BYTES, PORT, SOCKET
 from pytest_hwqueue.parts.schedulers.syntax import parse_entry
 from pytest_hwqueue.parts.workloads.own_function import PATTERN, find
@@ -108,7 +108,8 @@ def _read_arrival(value: object, info: ValidationInfo) -> str:
 def _read_prompts(value: object, info: ValidationInfo) -> Prompts:
     name = _text(value, "the name of a file, such as prompts.jsonl")
     assert info.context is not None
-    return prompts_of(name, info.context["folder"])
+    prompts, _ = read_prompts(name, info.context["folder"])
+    return prompts
 
 
 def _read_scheduler(value: object) -> str:

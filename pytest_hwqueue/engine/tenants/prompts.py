@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,20 +56,22 @@ class PromptRequest(NamedTuple):
     max_tokens: int | None
 
 
-def read_prompts(file: Path) -> list[PromptRequest]:
-    """Read the requests of a file, in its order.
+def read_prompts(name: str, folder: Path) -> tuple[Prompts, list[PromptRequest]]:
+    """Read a file once: what a plan holds of it, and its requests in their order.
 
     Raises:
         BadInput: with file and line, or place in the list, if it cannot be read or used.
 
     """
+    file = folder / name
     with translated(BadInput, f"the prompts in {file} cannot be read", OSError, ValueError):
         if (size := file.stat().st_size) > _MOST_BYTES:
             raise BadInput(
                 f"{file} has {size:,} bytes, and prompts are kept in memory: give at most "
                 f"{_MOST_BYTES:,}, such as its first lines"
             )
-        text = file.read_text(encoding="utf-8")
+        content = file.read_bytes()
+        text = content.decode("utf-8")
     found = [
         request
         for place, fields in _entries(file, text)
@@ -77,7 +79,7 @@ def read_prompts(file: Path) -> list[PromptRequest]:
     ]
     if not found:
         raise BadInput(f"{file} has no prompt; give one in a line, such as {_EXAMPLE}")
-    return found
+    return Prompts(name, sha256(content).hexdigest(), len(found)), found
 
 
 _EXAMPLE = '{"prompt": "Why is the sky blue?", "max_tokens": 64}'
@@ -139,15 +141,8 @@ def _count(what: str, value: Any) -> int:
     return value
 
 
-def prompts_of(name: str, folder: Path) -> Prompts:
-    """Return what a plan holds of a file of prompts; BadInput as `read_prompts` says."""
-    file = folder / name
-    number = len(read_prompts(file))
-    return Prompts(name, sha256(file.read_bytes()).hexdigest(), number)
-
-
 def drawn(requests: list[PromptRequest], seed: int, *, in_order: bool) -> Iterator[PromptRequest]:
-    """Yield requests without end: those of a file in its order, again and again, or drawn from it.
+    """Return requests without end: those of a file in its order, again and again, or drawn from it.
 
     Args:
         requests: of the file.
@@ -156,10 +151,9 @@ def drawn(requests: list[PromptRequest], seed: int, *, in_order: bool) -> Iterat
 
     """
     if in_order:
-        yield from cycle(requests)
+        return cycle(requests)
     draw = random.Random(seed)
-    while True:
-        yield draw.choice(requests)
+    return (draw.choice(requests) for _ in count())
 
 
 def text_of(request: PromptRequest) -> str:
@@ -170,7 +164,7 @@ def text_of(request: PromptRequest) -> str:
     words: list[str] = []
     for block in blocks:
         words += _block(block)
-    # Behind the blocks that have ids, each is its own.
+    # Behind the blocks that have ids it is the same text for all.
     while len(words) < request.words:
         words += _block(len(words))
     return " ".join(words[: request.words])

@@ -107,7 +107,12 @@ class Client:
         # What each request asks for, where it is not the same for all.
         self._prompts: Iterator[PromptRequest] | None = None
         # Whether the server takes being asked for a count of tokens: the first request finds out.
-        self._asks_usage = spec.protocol == "openai" and _may_ask_usage(spec.body)
+        self._fields = _fields_of(spec.body)
+        self._asks_usage = (
+            spec.protocol == "openai"
+            and self._fields is not None
+            and "stream_options" not in self._fields
+        )
         self._found_out = not self._asks_usage
         self._body = self._encoded()
         self._read = {"http": _read_all, "openai": _read_tokens}[spec.protocol]
@@ -203,7 +208,7 @@ class Client:
         if self._asks_usage:
             more = {**more, "stream_options": _USAGE}
         if more:
-            body = json.dumps({**json.loads(body or "{}"), **more})
+            body = json.dumps({**(self._fields or {}), **more})
         return None if body is None else body.encode()
 
     async def wait_until_ready(self) -> None:
@@ -251,13 +256,13 @@ class Client:
 _USAGE = {"include_usage": True}
 
 
-def _may_ask_usage(body: str | None) -> bool:
-    """Whether a request can ask for a count of tokens, and does not say itself what it wants."""
+def _fields_of(body: str | None) -> dict[str, Any] | None:
+    """Return the fields of a body that is a table of JSON; None if it is something else."""
     try:
         fields = json.loads(body or "")
     except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and "stream_options" not in fields
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 async def _start_of(response: aiohttp.ClientResponse, secrets: Collection[str]) -> str:

@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -57,19 +56,23 @@ async def _live(spec: Tenant, server: Server, link: Link) -> None:
         await client.wait_until_ready()
         link.set_up()
         # Elsewhere, so that the connections are looked after meanwhile.
+        prompts: _Prompts | None = None
         while (asked := await asyncio.to_thread(link.next_window)) is not None:
-            if server.prompts is not None:
-                client.ask(_prompts(asked.plan, spec, server.prompts))
-            await _serve(asked.plan, spec, client, server, link)
+            if server.prompts is not None and prompts is None:
+                prompts = _Prompts(asked.plan, server.prompts)
+            await _serve(asked.plan, spec, client, server, link, prompts)
 
 
 async def _serve(
-    plan: Colocation, spec: Tenant, client: Client, server: Server, link: Link
-) -> None:
+    plan: Colocation, spec: Tenant, client: Client, server: Server, link: Link,
+    prompts: _Prompts | None,
+) -> None:  # fmt: skip
     if server.client is not None:
         link.finish(await _by_client(plan, spec, server, server.client, link))
         return
     demand = demand_of(plan, spec.name)
+    if prompts is not None:
+        client.ask(prompts.of_window(plan, spec.name))
     with translated(HwqError, f"the first request to {redacted(server.url)} failed", HwqError):
         await client.first_request()
     begin_ns = time.monotonic_ns() + _AHEAD_NS
@@ -80,9 +83,9 @@ async def _serve(
     gc.collect()
     gc.freeze()
     gc.disable()
-    if server.prompts is not None:
+    if prompts is not None:
         # The window's own begin with it, whatever the warm-up took.
-        client.ask(_prompts(plan, spec, server.prompts))
+        client.ask(prompts.of_window(plan, spec.name))
     common = await asyncio.to_thread(link.wait_for_window, Ready(None, plan.duration_ns))
     within = demand.within(common.duration_ns)
     opened = client.opened
@@ -94,14 +97,25 @@ async def _serve(
     link.finish(_served(spec, load, client, server, common, opened))
 
 
-def _prompts(plan: Colocation, spec: Tenant, prompts: Prompts) -> Iterator[PromptRequest]:
-    """Return what the requests of a window ask for, which its plan decides."""
-    file = Path(plan.folder) / prompts.file
-    if sha256(file.read_bytes()).hexdigest() != prompts.sha256:
-        raise HwqError(f"{file} has changed since the scenario was read: run it again")
-    arrival = parse_arrival(plan.tenant(spec.name).arrival, Path(plan.folder))
-    in_order = arrival.file is not None and arrival.file.resolve() == file.resolve()
-    return drawn(read_prompts(file), plan.tenant_seed(spec.name), in_order=in_order)
+class _Prompts:
+    """What the requests to a server ask for, read once; each window's plan decides in which order.
+
+    Raises:
+        HwqError: if the file is not the one that the scenario was checked with.
+
+    """
+
+    def __init__(self, plan: Colocation, planned: Prompts) -> None:
+        self._file = Path(plan.folder) / planned.file
+        found, self._requests = read_prompts(planned.file, Path(plan.folder))
+        if found != planned:
+            raise HwqError(f"{self._file} has changed since the scenario was read: run it again")
+
+    def of_window(self, plan: Colocation, name: str) -> Iterator[PromptRequest]:
+        """Return those of a window, of which the first is its first request's."""
+        arrival = parse_arrival(plan.tenant(name).arrival, Path(plan.folder))
+        in_order = arrival.file is not None and arrival.file.resolve() == self._file.resolve()
+        return drawn(self._requests, plan.tenant_seed(name), in_order=in_order)
 
 
 async def _by_client(

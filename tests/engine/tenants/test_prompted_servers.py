@@ -55,7 +55,7 @@ def test_drawn_by_the_seed_and_limited(tmp_path: Path) -> None:
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     planned = plan(tmp_path, "prompts: prompts.jsonl, max_tokens: 6", "constant: 20/s")
     record = run(tmp_path, planned)
-    draws = drawn(read_prompts(file), planned.tenant_seed("chat"), in_order=False)
+    draws = drawn(read_prompts(file.name, tmp_path)[1], planned.tenant_seed("chat"), in_order=False)
     assert tokens_of(record) == [min(6, each.max_tokens or 0) for each in islice(draws, 20)]
     (server,) = record.plan.servers.values()
     assert server.prompts is not None

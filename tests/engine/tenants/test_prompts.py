@@ -18,7 +18,6 @@ from pytest_hwqueue.engine.tenants.arrivals import parse_arrival, schedule
 from pytest_hwqueue.engine.tenants.prompts import (
     PromptRequest,
     drawn,
-    prompts_of,
     read_prompts,
     text_of,
 )
@@ -35,6 +34,10 @@ MOONCAKE = [
 ]
 
 
+def requests_of(file: Path) -> list[PromptRequest]:
+    return read_prompts(file.name, file.parent)[1]
+
+
 def write(folder: Path, lines: list[Any]) -> Path:
     file = folder / "prompts.jsonl"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
@@ -47,7 +50,7 @@ def test_own_lines_are_read_as_they_are_written(
 ) -> None:
     file = write(tmp_path_factory.mktemp("own"), lines)
     expected = [PromptRequest(each["prompt"], 0, (), each.get("max_tokens")) for each in lines]
-    assert read_prompts(file) == expected
+    assert requests_of(file) == expected
     assert [text_of(each) for each in expected] == [each["prompt"] for each in lines]
 
 
@@ -63,13 +66,13 @@ def test_conversations_count_by_their_first_two_turns(tmp_path: Path, as_list: b
     if as_list:
         file.write_text(json.dumps(entries, indent=1))
     # Three words of an answer are four tokens.
-    assert read_prompts(file) == [
+    assert requests_of(file) == [
         PromptRequest("Hi there", 0, (), 4), PromptRequest("x", 0, (), math.ceil(4 / 3)),
     ]  # fmt: skip
 
 
 def test_a_trace_has_lengths_and_equal_blocks_are_equal_text(tmp_path: Path) -> None:
-    first, second = read_prompts(write(tmp_path, MOONCAKE))
+    first, second = requests_of(write(tmp_path, MOONCAKE))
     assert (first.max_tokens, second.max_tokens) == (500, 20)
     texts = [text_of(each).split(" ") for each in (first, second)]
     assert [len(words) for words in texts] == [1030, 1024]
@@ -113,23 +116,23 @@ def test_what_is_wrong_is_named_by_its_line(tmp_path: Path, text: str, said: str
     file = tmp_path / "prompts.jsonl"
     file.write_text(text)
     with pytest.raises(BadInput) as refused:
-        read_prompts(file)
+        requests_of(file)
     assert f"{file}" in str(refused.value)
     assert said in str(refused.value)
 
 
 def test_a_file_that_is_missing_or_too_large_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere.jsonl cannot be read"):
-        read_prompts(tmp_path / "nowhere.jsonl")
+        requests_of(tmp_path / "nowhere.jsonl")
     large = tmp_path / "large.jsonl"
     with large.open("wb") as file:
         file.truncate((64 << 20) + 1)
     with pytest.raises(BadInput, match="has 67,108,865 bytes, and prompts are kept in memory"):
-        read_prompts(large)
+        requests_of(large)
 
 
 def test_draws_are_the_seeds_or_the_files(tmp_path: Path) -> None:
-    requests = read_prompts(write(tmp_path, [{"prompt": name} for name in "abcd"]))
+    requests = requests_of(write(tmp_path, [{"prompt": name} for name in "abcd"]))
 
     def taken(seed: int, count: int, *, in_order: bool = False) -> list[str]:
         return [each.text for each in islice(drawn(requests, seed, in_order=in_order), count)]
@@ -143,7 +146,7 @@ def test_draws_are_the_seeds_or_the_files(tmp_path: Path) -> None:
 
 def test_a_plan_holds_which_file_it_was(tmp_path: Path) -> None:
     write(tmp_path, [{"prompt": "a"}, {"prompt": "b"}])
-    before = prompts_of("prompts.jsonl", tmp_path)
+    before = read_prompts("prompts.jsonl", tmp_path)[0]
     assert (before.file, before.requests, len(before.sha256)) == ("prompts.jsonl", 2, 64)
     write(tmp_path, [{"prompt": "a"}, {"prompt": "c"}])
-    assert prompts_of("prompts.jsonl", tmp_path).sha256 != before.sha256
+    assert read_prompts("prompts.jsonl", tmp_path)[0].sha256 != before.sha256
