@@ -314,14 +314,27 @@ def loaded_files(process: str = "self") -> list[str]:
     return list(dict.fromkeys(f[5] for f in fields if len(f) == 6 and f[5].startswith("/")))
 
 
+def started_with(process: Path) -> dict[str, str]:
+    """Return the variables that a process was started with; what it set later is not among them.
+
+    Args:
+        process: its folder in /proc.
+
+    Raises:
+        OSError: if it has ended, or is another user's.
+
+    """
+    text = (process / "environ").read_bytes().decode(errors="surrogateescape")
+    found: dict[str, str] = {}
+    for name, _, value in (entry.partition("=") for entry in text.split("\0") if entry):
+        # Of two of one name, getenv finds the first.
+        found.setdefault(name, value)
+    return found
+
+
 def _started_with(variable: str) -> list[str]:
-    """Return the entries of a loader's variable; what the process set later has no effect."""
-    text = Path("/proc/self/environ").read_bytes().decode(errors="surrogateescape")
-    for entry in text.split("\0"):
-        name, _, value = entry.partition("=")
-        if name == variable:
-            return value.replace(":", " ").split()
-    return []
+    """Return the entries of a loader's variable, which counts as it was at the start."""
+    return started_with(Path("/proc/self")).get(variable, "").replace(":", " ").split()
 
 
 def _system_preloads() -> list[str]:

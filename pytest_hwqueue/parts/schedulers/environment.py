@@ -8,6 +8,7 @@ from pathlib import Path
 from pytest_hwqueue.data.errors import NotProven, translated
 from pytest_hwqueue.data.records.placement import TenantPlacement
 from pytest_hwqueue.data.records.proof import Proof
+from pytest_hwqueue.parts.devices.conditions import started_with
 from pytest_hwqueue.parts.schedulers.inside_evidence import InsideEvidence, refuse_interceptors
 from pytest_hwqueue.parts.schedulers.syntax import Scheduler, TenantRequest, shared_by_mps
 
@@ -66,10 +67,6 @@ class Environment(Scheduler):
 
 
 def _environment_of(mode: str, name: str, pid: int) -> dict[str, str]:
-    with translated(
-        NotProven, f"{mode}: what tenant {name} (process {pid}) was started with cannot be read",
-        OSError,
-    ):  # fmt: skip
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
-    pairs = (each.partition("=") for each in text.split("\0") if each)
-    return {variable: value for variable, _, value in pairs}
+    said = f"{mode}: what tenant {name} (process {pid}) was started with cannot be read"
+    with translated(NotProven, said, OSError):
+        return started_with(Path(f"/proc/{pid}"))

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_hwqueue.parts.devices.conditions import started_with
+
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -68,7 +70,8 @@ def running(proc: Path = Path("/proc")) -> list[Daemon]:
     found = []
     for process in proc.glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            command = _strings(process / "cmdline")
+            text = (process / "cmdline").read_text(encoding="utf-8", errors="surrogateescape")
+            command = text.rstrip("\0").split("\0")
             name = Path(command[0]).name
             # Without arguments the control program only passes a question on.
             if name == _SERVER or (name == CONTROL and command[1:]):
@@ -76,18 +79,12 @@ def running(proc: Path = Path("/proc")) -> list[Daemon]:
     return found
 
 
-def _strings(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\0").split("\0")
-
-
 def _environment(process: Path) -> dict[str, str] | None:
     """Return a process's variables; None if they are another user's to see."""
     try:
-        variables = _strings(process / "environ")
+        return started_with(process) or None
     except (PermissionError, FileNotFoundError):
         return None
-    named = (each.partition("=") for each in variables if each)
-    return {name: value for name, _, value in named} or None
 
 
 def _pipes(environment: Mapping[str, str]) -> str:
